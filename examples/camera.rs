@@ -1,4 +1,5 @@
-//! Camera fan-out: a camera fills frames into a small pool of blocks; fast, slow and crashing subscribers look at them.
+//! Camera fan-out: a camera fills frames into a small pool of blocks; fast, slow and crashing
+//! subscribers look at them.
 //!
 //! ```text
 //! cargo run --example camera -- [--backend host|cuda|hip] [--rounds 20]
@@ -12,9 +13,10 @@
 //! | window | at once, and keeps the last two; is killed in each tenth round and replaced | a grant of its own |
 //! | slow | one at a time, for four ticks each; the rest wait in its queue | a ticket that one process may claim |
 //!
-//! When the slow one has the whole pool in its queue, the camera drops frames; it never waits and never writes into a
-//! frame that somebody may still look at. Every pixel carries the number of its frame, and every subscriber compares
-//! all of them when it gets a frame and again before it lets go: none is ever torn.
+//! When the slow one has the whole pool in its queue, the camera drops frames; it never waits and
+//! never writes into a frame that somebody may still look at. Every pixel carries the number of its
+//! frame, and every subscriber compares all of them when it gets a frame and again before it lets
+//! go: none is ever torn.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -24,8 +26,8 @@ use std::time::Duration;
 
 use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{
-    After, BackendKind, Claims, Descriptor, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session, State,
-    Stream, To, Wait, detect,
+    After, BackendKind, Claims, Descriptor, Gpu, Participant, ParticipantId, ReceivedBlock,
+    SentBlock, Session, State, Stream, To, Wait, detect,
 };
 
 /// Bytes of a frame: pixels of four bytes.
@@ -65,7 +67,10 @@ struct Options {
 
 impl Options {
     fn parse(args: &[String]) -> Result<Options, Box<dyn Error>> {
-        let mut options = Options { backend: "host".into(), rounds: 20 };
+        let mut options = Options {
+            backend: "host".into(),
+            rounds: 20,
+        };
         for pair in args.chunks(2) {
             match pair {
                 [name, value] if name == "--backend" => options.backend.clone_from(value),
@@ -78,7 +83,9 @@ impl Options {
 }
 
 fn open(backend: &str) -> Result<Gpu, Box<dyn Error>> {
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
+    let kind = BackendKind::ALL
+        .into_iter()
+        .find(|kind| kind.name() == backend);
     Ok(detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?)
 }
 
@@ -92,8 +99,12 @@ fn picture(number: u32) -> Vec<u8> {
 fn camera(options: &Options) -> Result<(), Box<dyn Error>> {
     let gpu = open(&options.backend)?;
     let stream = Stream::create(&gpu)?;
-    let session = Session::builder(gpu).region_bytes(POOL * FRAME as u64).open()?;
-    let pool = (0..POOL).map(|_| session.alloc(FRAME as u64)).collect::<Result<Vec<_>, _>>()?;
+    let session = Session::builder(gpu)
+        .region_bytes(POOL * FRAME as u64)
+        .open()?;
+    let pool = (0..POOL)
+        .map(|_| session.alloc(FRAME as u64))
+        .collect::<Result<Vec<_>, _>>()?;
     let start = |manner| Subscriber::start(&options.backend, &session, manner);
     let (mut fast, mut window, mut slow) = (start("fast")?, start("window")?, start("slow")?);
     let (mut number, mut dropped, mut killed) = (0, 0, 0);
@@ -106,7 +117,9 @@ fn camera(options: &Options) -> Result<(), Box<dyn Error>> {
                 killed += 1;
             }
             // The question costs nothing and waits for nothing.
-            let free = pool.iter().find(|block| block.wait_released(Some(Duration::ZERO)).is_ok());
+            let free = pool
+                .iter()
+                .find(|block| block.wait_released(Some(Duration::ZERO)).is_ok());
             let Some(block) = free else {
                 dropped += 1;
                 slow.tell("tick")?;
@@ -119,7 +132,8 @@ fn camera(options: &Options) -> Result<(), Box<dyn Error>> {
                 (block, To::Ticket(Claims::Once)),
             ];
             let frames = shoot(&session, &stream, &grants, number)?;
-            for (subscriber, frame) in [&mut fast, &mut window, &mut slow].into_iter().zip(&frames) {
+            for (subscriber, frame) in [&mut fast, &mut window, &mut slow].into_iter().zip(&frames)
+            {
                 subscriber.told += 1;
                 subscriber.tell(&hex(frame.as_bytes()))?;
             }
@@ -128,19 +142,24 @@ fn camera(options: &Options) -> Result<(), Box<dyn Error>> {
             window.expect(u64::from(number))?;
         }
         let published = u64::from(number - before);
-        // The slow one gave back at most one frame in `SLOWNESS` ticks, and the camera has only the pool: if it
-        // published more, it wrote into a frame that was being read.
+        // The slow one gave back at most one frame in `SLOWNESS` ticks, and the camera has only the
+        // pool: if it published more, it wrote into a frame that was being read.
         if !(POOL..=POOL + TICKS / SLOWNESS).contains(&published) {
-            return Err(format!("round {round}: {published} of {TICKS} frames were published").into());
+            return Err(
+                format!("round {round}: {published} of {TICKS} frames were published").into(),
+            );
         }
         for subscriber in [&mut fast, &mut window, &mut slow] {
             subscriber.tell("end")?;
             subscriber.expect(subscriber.told)?;
         }
-        // Everybody has let go, the dead too: their frames come back when their death is proven and their quarantine
-        // over. A camera need not wait for that; this one does so that each round begins with a whole pool.
+        // Everybody has let go, the dead too: their frames come back when their death is proven and
+        // their quarantine over. A camera need not wait for that; this one does so that each round
+        // begins with a whole pool.
         for block in &pool {
-            block.wait_released(Some(PATIENCE)).map_err(|e| format!("round {round}: {e}"))?;
+            block
+                .wait_released(Some(PATIENCE))
+                .map_err(|e| format!("round {round}: {e}"))?;
         }
     }
     drop(pool);
@@ -172,7 +191,11 @@ fn shoot(
     // The frame's number travels in the descriptor: a subscriber knows what it is about to see.
     let mut user = [0; 64];
     user[..4].copy_from_slice(&number.to_le_bytes());
-    Ok(session.share_many(grants, After::Stream(stream), &ShareOptions::default().user(user))?)
+    Ok(session.share_many(
+        grants,
+        After::Stream(stream),
+        &ShareOptions::default().user(user),
+    )?)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -199,25 +222,38 @@ impl Subscriber {
             .spawn()?;
         let to = child.stdin.take().ok_or("a subscriber has no input")?;
         let from = BufReader::new(child.stdout.take().ok_or("a subscriber has no output")?);
-        let mut subscriber = Subscriber { id: ParticipantId(0), told: 0, child, to, from };
+        let mut subscriber = Subscriber {
+            id: ParticipantId(0),
+            told: 0,
+            child,
+            to,
+            from,
+        };
         subscriber.id = ParticipantId(subscriber.answer()?);
         Ok(subscriber)
     }
 
     fn tell(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
-        writeln!(self.to, "{line}").map_err(|e| format!("subscriber {} is gone: {e}", self.child.id()).into())
+        writeln!(self.to, "{line}")
+            .map_err(|e| format!("subscriber {} is gone: {e}", self.child.id()).into())
     }
 
     fn answer(&mut self) -> Result<u64, Box<dyn Error>> {
         let mut line = String::new();
         self.from.read_line(&mut line)?;
-        line.trim().parse().map_err(|_| format!("subscriber {} says {line:?}", self.child.id()).into())
+        line.trim()
+            .parse()
+            .map_err(|_| format!("subscriber {} says {line:?}", self.child.id()).into())
     }
 
     fn expect(&mut self, number: u64) -> Result<(), Box<dyn Error>> {
         match self.answer()? {
             told if told == number => Ok(()),
-            told => Err(format!("subscriber {} says {told} instead of {number}", self.child.id()).into()),
+            told => Err(format!(
+                "subscriber {} says {told} instead of {number}",
+                self.child.id()
+            )
+            .into()),
         }
     }
 
@@ -230,7 +266,11 @@ impl Subscriber {
     fn finish(mut self) -> Result<(), Box<dyn Error>> {
         drop(self.to);
         let status = self.child.wait()?;
-        if status.success() { Ok(()) } else { Err(format!("a subscriber ended with {status}").into()) }
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("a subscriber ended with {status}").into())
+        }
     }
 }
 
@@ -246,7 +286,11 @@ fn subscriber(backend: &str, socket: &str, manner: &str) -> Result<(), Box<dyn E
         camera = camera.read_only();
     }
     let camera = camera.connect(socket)?;
-    let mut eye = Eye { stream, camera, seen: 0 };
+    let mut eye = Eye {
+        stream,
+        camera,
+        seen: 0,
+    };
     writeln!(out, "{}", eye.camera.id().0)?;
     let (mut held, mut queue, mut ticks) = (VecDeque::new(), VecDeque::<Vec<u8>>::new(), 0);
     for line in std::io::stdin().lock().lines() {
@@ -311,14 +355,20 @@ impl Eye {
     fn look(&mut self, descriptor: &[u8]) -> Result<Frame, Box<dyn Error>> {
         let mut number = [0; 4];
         number.copy_from_slice(&Descriptor::decode(descriptor)?.user()[..4]);
-        let block = self.camera.claim(descriptor, Wait::Stream(&self.stream), Some(PATIENCE))?;
-        let frame = Frame { number: u32::from_le_bytes(number), block };
+        let block = self
+            .camera
+            .claim(descriptor, Wait::Stream(&self.stream), Some(PATIENCE))?;
+        let frame = Frame {
+            number: u32::from_le_bytes(number),
+            block,
+        };
         self.compare(&frame)?;
         self.seen += 1;
         Ok(frame)
     }
 
-    /// Up to here the frame was this process' to look at: it must be as it was at first. The drop hands it back.
+    /// Up to here the frame was this process' to look at: it must be as it was at first. The drop
+    /// hands it back.
     fn let_go(&self, frame: Frame) -> Result<(), Box<dyn Error>> {
         self.compare(&frame)
     }
@@ -330,7 +380,9 @@ impl Eye {
         }
         self.stream.read(&frame.block, &mut pixels)?;
         if frame.block.state() != State::Ready || pixels != picture(frame.number) {
-            return Err(format!("frame {} is torn ({:?})", frame.number, frame.block.state()).into());
+            return Err(
+                format!("frame {} is torn ({:?})", frame.number, frame.block.state()).into(),
+            );
         }
         Ok(())
     }

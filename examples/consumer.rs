@@ -1,4 +1,5 @@
-//! Claims what a producer shares: a descriptor a line on standard input, as `examples/producer.rs` prints them.
+//! Claims what a producer shares: a descriptor a line on standard input, as `examples/producer.rs`
+//! prints them.
 //!
 //! Takes the path of the producer's socket, and perhaps a backend: host, cuda or hip.
 
@@ -26,7 +27,9 @@ fn consume() -> Result<(), Box<dyn Error>> {
         [socket, backend] if !socket.starts_with('-') => (socket, backend),
         _ => return Err("usage: consumer SOCKET [host|cuda|hip]".into()),
     };
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
+    let kind = BackendKind::ALL
+        .into_iter()
+        .find(|kind| kind.name() == backend);
     let gpu = detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?;
     let stream = Stream::create(&gpu)?;
     let producer = Participant::builder(gpu).connect(socket)?;
@@ -34,8 +37,13 @@ fn consume() -> Result<(), Box<dyn Error>> {
         let line = line?;
         let byte = |at| u8::from_str_radix(line.get(at..at + 2).unwrap_or("?"), 16);
         let descriptor: Result<Vec<u8>, _> = (0..line.len()).step_by(2).map(byte).collect();
-        let descriptor = descriptor.map_err(|_| format!("{line:?} is not a descriptor in hexadecimal digits"))?;
-        let block = producer.claim(&descriptor, Wait::Stream(&stream), Some(Duration::from_secs(60)))?;
+        let descriptor = descriptor
+            .map_err(|_| format!("{line:?} is not a descriptor in hexadecimal digits"))?;
+        let block = producer.claim(
+            &descriptor,
+            Wait::Stream(&stream),
+            Some(Duration::from_secs(60)),
+        )?;
         let mut number = [0; 8];
         stream.read(&block, &mut number)?;
         println!("{}", u64::from_le_bytes(number));

@@ -1,13 +1,15 @@
-//! An event loop of `poll`: a producer and a consumer whose threads never wait in a call of the library.
+//! An event loop of `poll`: a producer and a consumer whose threads never wait in a call of the
+//! library.
 //!
 //! ```text
 //! cargo run --example poll -- [--backend host|cuda|hip] [--rounds 1000]
 //! ```
 //!
-//! The producer is this process, the consumer another. Each polls the descriptor of its session or participant beside a
-//! pipe of its own. The descriptor is readable while a notice is unread: at the producer that a block of its pool is
-//! free again, at the consumer that the answer to a claim has come. Grants go to the consumer through a pipe, as bytes;
-//! the numbers that it found in the blocks come back.
+//! The producer is this process, the consumer another. Each polls the descriptor of its session or
+//! participant beside a pipe of its own. The descriptor is readable while a notice is unread: at
+//! the producer that a block of its pool is free again, at the consumer that the answer to a claim
+//! has come. Grants go to the consumer through a pipe, as bytes; the numbers that it found in the
+//! blocks come back.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -19,8 +21,8 @@ use std::time::Duration;
 use gpu_ipc::participant::Notice;
 use gpu_ipc::session::SessionNotice;
 use gpu_ipc::{
-    After, BackendKind, ClaimError, Claims, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session, Stream,
-    To, Wait, detect,
+    After, BackendKind, ClaimError, Claims, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock,
+    Session, Stream, To, Wait, detect,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -54,7 +56,10 @@ struct Options {
 
 impl Options {
     fn parse(args: &[String]) -> Result<Options, Box<dyn Error>> {
-        let mut options = Options { backend: "host".into(), rounds: 1000 };
+        let mut options = Options {
+            backend: "host".into(),
+            rounds: 1000,
+        };
         for pair in args.chunks(2) {
             match pair {
                 [name, value] if name == "--backend" => options.backend.clone_from(value),
@@ -67,13 +72,18 @@ impl Options {
 }
 
 fn open(backend: &str) -> Result<Gpu, Box<dyn Error>> {
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
+    let kind = BackendKind::ALL
+        .into_iter()
+        .find(|kind| kind.name() == backend);
     Ok(detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?)
 }
 
 /// Sleeps until one of the descriptors can be read, and says which.
 fn sleep<const N: usize>(fds: [&dyn AsFd; N]) -> Result<[bool; N], Box<dyn Error>> {
-    let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+    let patience = Timespec {
+        tv_sec: PATIENCE.as_secs().cast_signed(),
+        tv_nsec: 0,
+    };
     let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
     if poll(&mut fds, Some(&patience))? == 0 {
         Err("nothing happens".into())
@@ -92,7 +102,11 @@ fn read(pipe: impl AsFd, bytes: &mut VecDeque<u8>) -> Result<bool, Box<dyn Error
 
 /// Takes the next message of `N` bytes out of what was read, once it is whole.
 fn message<const N: usize>(bytes: &mut VecDeque<u8>) -> Option<[u8; N]> {
-    let whole: Vec<u8> = if bytes.len() < N { return None } else { bytes.drain(..N).collect() };
+    let whole: Vec<u8> = if bytes.len() < N {
+        return None;
+    } else {
+        bytes.drain(..N).collect()
+    };
     whole.try_into().ok()
 }
 
@@ -102,7 +116,9 @@ fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
     let gpu = open(&options.backend)?;
     let stream = Stream::create(&gpu)?;
     let session = Session::builder(gpu).open()?;
-    let pool = (0..POOL).map(|_| session.alloc(BLOCK as u64)).collect::<Result<Vec<_>, _>>()?;
+    let pool = (0..POOL)
+        .map(|_| session.alloc(BLOCK as u64))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut child = Command::new(std::env::current_exe()?)
         .args(["consumer", &options.backend])
         .arg(session.socket_path())
@@ -113,13 +129,18 @@ fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
     let from = child.stdout.take().ok_or("the consumer has no output")?;
     let (mut shared, mut heard, mut waits, mut answers) = (0, 0, 0, VecDeque::new());
     loop {
-        // A block is filled again when nobody holds it. When none is free the session tells of the next.
+        // A block is filled again when nobody holds it. When none is free the session tells of the
+        // next.
         while shared < options.rounds
-            && let Some(block) = pool.iter().find(|block| block.wait_released(Some(Duration::ZERO)).is_ok())
+            && let Some(block) = pool
+                .iter()
+                .find(|block| block.wait_released(Some(Duration::ZERO)).is_ok())
         {
             fill(&stream, block, shared)?;
             let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(&stream))?;
-            to.as_mut().ok_or("the consumer's input is closed")?.write_all(descriptor.as_bytes())?;
+            to.as_mut()
+                .ok_or("the consumer's input is closed")?
+                .write_all(descriptor.as_bytes())?;
             shared += 1;
         }
         if shared == options.rounds {
@@ -138,7 +159,9 @@ fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
         }
         while let Some(number) = message(&mut answers) {
             if u64::from_le_bytes(number) != heard {
-                return Err(format!("block {heard} contains {}", u64::from_le_bytes(number)).into());
+                return Err(
+                    format!("block {heard} contains {}", u64::from_le_bytes(number)).into(),
+                );
             }
             heard += 1;
         }
@@ -152,7 +175,10 @@ fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
     if !report.clean {
         return Err(format!("still held: {report:?}").into());
     }
-    println!("poll: {heard} blocks of {} KiB from a pool of {POOL}, {waits} waits for a free one", BLOCK >> 10);
+    println!(
+        "poll: {heard} blocks of {} KiB from a pool of {POOL}, {waits} waits for a free one",
+        BLOCK >> 10
+    );
     Ok(())
 }
 
@@ -170,7 +196,11 @@ fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
     // A connection waits for the producer's welcome, and so is made before the loop.
     let participant = Participant::builder(gpu).connect(socket)?;
     let (input, mut out) = (std::io::stdin(), std::io::stdout());
-    let (mut unread, mut queue, mut ended) = (VecDeque::new(), VecDeque::<[u8; Descriptor::BYTES]>::new(), false);
+    let (mut unread, mut queue, mut ended) = (
+        VecDeque::new(),
+        VecDeque::<[u8; Descriptor::BYTES]>::new(),
+        false,
+    );
     // False while a claim waits for something that has not come.
     let mut try_claims = true;
     while !(ended && queue.is_empty()) {
@@ -178,7 +208,8 @@ fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
             match participant.try_claim(descriptor, Wait::Host) {
                 Ok(block) => {
                     queue.pop_front();
-                    // A short copy, so the loop waits for it; for long work poll on the stream's end instead.
+                    // A short copy, so the loop waits for it; for long work poll on the stream's
+                    // end instead.
                     out.write_all(&contents(&stream, &block)?.to_le_bytes())?;
                     out.flush()?;
                 }

@@ -1,4 +1,5 @@
-//! Shares numbered blocks with each process that connects, and prints a descriptor a line on standard output.
+//! Shares numbered blocks with each process that connects, and prints a descriptor a line on
+//! standard output.
 //!
 //! ```text
 //! cargo build --examples && cd target/debug/examples
@@ -30,8 +31,12 @@ fn produce() -> Result<(), Box<dyn Error>> {
         [socket, count, backend] if !socket.starts_with('-') => (socket, count, backend),
         _ => return Err("usage: producer SOCKET COUNT [host|cuda|hip]".into()),
     };
-    let count: u64 = count.parse().map_err(|_| format!("{count} is not a number of blocks"))?;
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
+    let count: u64 = count
+        .parse()
+        .map_err(|_| format!("{count} is not a number of blocks"))?;
+    let kind = BackendKind::ALL
+        .into_iter()
+        .find(|kind| kind.name() == backend);
     let gpu = detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?;
     let stream = Stream::create(&gpu)?;
     let session = Session::builder(gpu).socket(socket).open()?;
@@ -40,9 +45,20 @@ fn produce() -> Result<(), Box<dyn Error>> {
         let block = session.alloc(1 << 16)?;
         stream.write(&block, &number.to_le_bytes())?;
         let descriptor = block.share(To::Participant(consumer), After::Stream(&stream))?;
-        println!("{}", descriptor.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        println!(
+            "{}",
+            descriptor
+                .as_bytes()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>()
+        );
         // Dropped here, while the consumer may still hold it: it waits in limbo.
     }
     let report = session.shutdown(Duration::from_secs(60));
-    if report.clean { Ok(()) } else { Err(format!("still held: {:?}", report.holders).into()) }
+    if report.clean {
+        Ok(())
+    } else {
+        Err(format!("still held: {:?}", report.holders).into())
+    }
 }

@@ -1,15 +1,15 @@
-//! Weight hot-swap: a trainer publishes generation after generation of weights, and readers go over to each as it
-//! comes.
+//! Weight hot-swap: a trainer publishes generation after generation of weights, and readers go over
+//! to each as it comes.
 //!
 //! ```text
 //! cargo run --example weights -- [--backend host|cuda|hip] [--rounds 20] [--readers 4]
 //! ```
 //!
-//! The trainer is this process; each reader is a process of its own. A generation is one block, shared with one ticket
-//! that anybody may claim (a broadcast), so the trainer needs no list of its readers. A reader claims the generation
-//! that is announced while it still holds the one before, checks it, and lets the old one go. In each tenth round a
-//! reader is killed in the middle of its swap and another takes its place. No generation is lost to the dead, and
-//! memory stays flat.
+//! The trainer is this process; each reader is a process of its own. A generation is one block,
+//! shared with one ticket that anybody may claim (a broadcast), so the trainer needs no list of its
+//! readers. A reader claims the generation that is announced while it still holds the one before,
+//! checks it, and lets the old one go. In each tenth round a reader is killed in the middle of its
+//! swap and another takes its place. No generation is lost to the dead, and memory stays flat.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +17,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use gpu_ipc::{
-    After, BackendKind, Claims, Gpu, Participant, ReceivedBlock, SentBlock, Session, State, Stream, To, Wait, detect,
+    After, BackendKind, Claims, Gpu, Participant, ReceivedBlock, SentBlock, Session, State, Stream,
+    To, Wait, detect,
 };
 
 /// Bytes of a generation.
@@ -53,21 +54,36 @@ struct Options {
 
 impl Options {
     fn parse(args: &[String]) -> Result<Options, Box<dyn Error>> {
-        let mut options = Options { backend: "host".into(), rounds: 20, readers: 4 };
+        let mut options = Options {
+            backend: "host".into(),
+            rounds: 20,
+            readers: 4,
+        };
         for pair in args.chunks(2) {
             match pair {
                 [name, value] if name == "--backend" => options.backend.clone_from(value),
                 [name, value] if name == "--rounds" => options.rounds = value.parse()?,
                 [name, value] if name == "--readers" => options.readers = value.parse()?,
-                _ => return Err("usage: weights [--backend host|cuda|hip] [--rounds N] [--readers N]".into()),
+                _ => {
+                    return Err(
+                        "usage: weights [--backend host|cuda|hip] [--rounds N] [--readers N]"
+                            .into(),
+                    );
+                }
             }
         }
-        if options.readers == 0 { Err("at least one reader".into()) } else { Ok(options) }
+        if options.readers == 0 {
+            Err("at least one reader".into())
+        } else {
+            Ok(options)
+        }
     }
 }
 
 fn open(backend: &str) -> Result<Gpu, Box<dyn Error>> {
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
+    let kind = BackendKind::ALL
+        .into_iter()
+        .find(|kind| kind.name() == backend);
     Ok(detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?)
 }
 
@@ -82,7 +98,10 @@ fn wrong_page(weights: &[u8], generation: u64) -> Option<usize> {
         let stamp = stamp(generation, number);
         page.starts_with(&stamp) && page.ends_with(&stamp)
     };
-    weights.chunks(PAGE).enumerate().position(|page| !good(page))
+    weights
+        .chunks(PAGE)
+        .enumerate()
+        .position(|page| !good(page))
 }
 
 // The trainer.
@@ -91,18 +110,26 @@ fn trainer(options: &Options) -> Result<(), Box<dyn Error>> {
     let gpu = open(&options.backend)?;
     let stream = Stream::create(&gpu)?;
     // At the most two generations exist at once, so one region holds them all.
-    let session = Session::builder(gpu).region_bytes(2 * WEIGHTS as u64).open()?;
+    let session = Session::builder(gpu)
+        .region_bytes(2 * WEIGHTS as u64)
+        .open()?;
     let start = || Reader::start(&options.backend, &session);
-    let mut readers = (0..options.readers).map(|_| start()).collect::<Result<Vec<_>, _>>()?;
+    let mut readers = (0..options.readers)
+        .map(|_| start())
+        .collect::<Result<Vec<_>, _>>()?;
     let (mut killed, mut most_reserved) = (0, 0);
     let mut current: Option<SentBlock> = None;
     for generation in 1..=options.rounds {
         let block = session.alloc(WEIGHTS as u64)?;
         train(&stream, &block, generation)?;
-        // One descriptor for everybody, for as long as `block` lives. Those who claim it wait for the stream
-        // themselves.
+        // One descriptor for everybody, for as long as `block` lives. Those who claim it wait for
+        // the stream themselves.
         let ticket = block.share(To::Ticket(Claims::Unlimited), After::Stream(&stream))?;
-        let hex: String = ticket.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = ticket
+            .as_bytes()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         let announcement = format!("{generation} {hex}");
         for reader in &mut readers {
             reader.tell(&announcement)?;
@@ -118,13 +145,14 @@ fn trainer(options: &Options) -> Result<(), Box<dyn Error>> {
         for reader in &mut readers {
             reader.expect(generation)?;
         }
-        // Nobody needs the generation before any more. The wait is for a dead reader: what it held comes back once its
-        // death is proven and its quarantine is over.
+        // Nobody needs the generation before any more. The wait is for a dead reader: what it held
+        // comes back once its death is proven and its quarantine is over.
         if let Some(old) = current.replace(block) {
             old.wait_released(Some(PATIENCE))?;
         }
         let stats = settled(&session)?;
-        // Two generations were alive a moment ago; more was never reserved than they need, killed readers or not.
+        // Two generations were alive a moment ago; more was never reserved than they need, killed
+        // readers or not.
         if generation == 1 {
             most_reserved = stats.source.reserved;
         }
@@ -199,7 +227,8 @@ impl Reader {
     }
 
     fn tell(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
-        writeln!(self.to, "{line}").map_err(|e| format!("reader {} is gone: {e}", self.child.id()).into())
+        writeln!(self.to, "{line}")
+            .map_err(|e| format!("reader {} is gone: {e}", self.child.id()).into())
     }
 
     /// Waits until it uses a generation and has let go of all others.
@@ -208,7 +237,11 @@ impl Reader {
         self.from.read_line(&mut line)?;
         match line.trim().parse::<u64>() {
             Ok(told) if generation == told => Ok(()),
-            _ => Err(format!("reader {} in generation {generation}: {line:?}", self.child.id()).into()),
+            _ => Err(format!(
+                "reader {} in generation {generation}: {line:?}",
+                self.child.id()
+            )
+            .into()),
         }
     }
 
@@ -221,7 +254,11 @@ impl Reader {
     fn end(mut self) -> Result<(), Box<dyn Error>> {
         drop(self.to);
         let status = self.child.wait()?;
-        if status.success() { Ok(()) } else { Err(format!("a reader ended with {status}").into()) }
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("a reader ended with {status}").into())
+        }
     }
 }
 
@@ -236,7 +273,9 @@ fn reader(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
     let mut current: Option<(u64, ReceivedBlock)> = None;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
-        let (generation, hex) = line.split_once(' ').ok_or("an announcement has two words")?;
+        let (generation, hex) = line
+            .split_once(' ')
+            .ok_or("an announcement has two words")?;
         let (generation, descriptor) = (generation.parse()?, unhex(hex)?);
         let next = trainer.claim(&descriptor, Wait::Stream(&stream), Some(PATIENCE))?;
         check(&stream, &next, &mut weights, generation)?;
@@ -250,14 +289,21 @@ fn reader(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
 }
 
 /// Compares all of a block with what its generation must be.
-fn check(stream: &Stream, block: &ReceivedBlock, weights: &mut [u8], generation: u64) -> Result<(), Box<dyn Error>> {
+fn check(
+    stream: &Stream,
+    block: &ReceivedBlock,
+    weights: &mut [u8],
+    generation: u64,
+) -> Result<(), Box<dyn Error>> {
     if block.len() != weights.len() as u64 {
         return Err(format!("generation {generation} has {} bytes", block.len()).into());
     }
     stream.read(block, weights)?;
     match (block.state(), wrong_page(weights, generation)) {
         (State::Ready, None) => Ok(()),
-        (state, wrong) => Err(format!("generation {generation} is {state:?}, wrong page: {wrong:?}").into()),
+        (state, wrong) => {
+            Err(format!("generation {generation} is {state:?}, wrong page: {wrong:?}").into())
+        }
     }
 }
 

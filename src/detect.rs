@@ -16,7 +16,11 @@ pub struct Detected {
 
 impl fmt::Debug for Detected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gpus: Vec<_> = self.gpus.iter().map(|gpu| (gpu.kind(), gpu.device().0)).collect();
+        let gpus: Vec<_> = self
+            .gpus
+            .iter()
+            .map(|gpu| (gpu.kind(), gpu.device().0))
+            .collect();
         let missing: Vec<BackendKind> = self.missing.iter().map(|(kind, _)| *kind).collect();
         let mut detected = f.debug_struct("Detected");
         detected
@@ -27,7 +31,8 @@ impl fmt::Debug for Detected {
     }
 }
 
-/// Finds every device of every backend that is compiled in and usable, and says of the others why not.
+/// Finds every device of every backend that is compiled in and usable, and says of the others why
+/// not.
 ///
 /// # Errors
 ///
@@ -51,7 +56,8 @@ pub fn detect() -> Result<Detected> {
 
 /// Finds every device of one backend, and opens no driver but that one's.
 ///
-/// [`detect`] loads every driver that is compiled in, which costs time and memory in a process that needs one.
+/// [`detect`] loads every driver that is compiled in, which costs time and memory in a process that
+/// needs one.
 ///
 /// # Errors
 ///
@@ -70,8 +76,8 @@ pub fn detect_only(kind: BackendKind) -> Result<Detected> {
     look_for(&[kind])
 }
 
-/// The backends of one process: each is loaded when it is first asked for. Sessions and participants that use the same
-/// one know each other's streams.
+/// The backends of one process: each is loaded when it is first asked for. Sessions and
+/// participants that use the same one know each other's streams.
 ///
 /// A child must not use its parent's after a fork.
 ///
@@ -113,7 +119,12 @@ impl fmt::Debug for Backends {
 }
 
 fn look_for(kinds: &[BackendKind]) -> Result<Detected> {
-    let mut found = Detected { backends: Vec::new(), gpus: Vec::new(), failing: Vec::new(), missing: Vec::new() };
+    let mut found = Detected {
+        backends: Vec::new(),
+        gpus: Vec::new(),
+        failing: Vec::new(),
+        missing: Vec::new(),
+    };
     for &kind in kinds {
         match open(kind) {
             // A driver that loads but cannot tell of its devices must not take the others down.
@@ -214,23 +225,33 @@ impl Detected {
     ///
     /// # Errors
     ///
-    /// Why a GPU that this machine shows cannot be used, if no other can and nobody asked for host devices: what is
-    /// meant for a GPU must not end up in shared memory unsaid.
+    /// Why a GPU that this machine shows cannot be used, if no other can and nobody asked for host
+    /// devices: what is meant for a GPU must not end up in shared memory unsaid.
     pub(crate) fn into_gpus(self) -> Result<Vec<Gpu>> {
         let host_is_wanted = std::env::var_os("GPU_IPC_HOST_DEVICES").is_some();
         self.gpus_unless(host_is_wanted, shows_hardware)
     }
 
-    fn gpus_unless(self, host_is_wanted: bool, shows: impl Fn(BackendKind) -> bool) -> Result<Vec<Gpu>> {
+    fn gpus_unless(
+        self,
+        host_is_wanted: bool,
+        shows: impl Fn(BackendKind) -> bool,
+    ) -> Result<Vec<Gpu>> {
         if host_is_wanted || self.gpus.iter().any(|gpu| gpu.kind() != BackendKind::Host) {
             return Ok(self.gpus);
         }
-        let failing = self.failing.into_iter().map(|(kind, _, error)| (kind, error));
+        let failing = self
+            .failing
+            .into_iter()
+            .map(|(kind, _, error)| (kind, error));
         let missing = self
             .missing
             .into_iter()
             .filter(|(kind, error)| !matches!(error, Error::NotCompiled { .. }) && shows(*kind));
-        match failing.chain(missing).find(|(kind, _)| *kind != BackendKind::Host) {
+        match failing
+            .chain(missing)
+            .find(|(kind, _)| *kind != BackendKind::Host)
+        {
             Some((_, error)) => Err(error),
             None => Ok(self.gpus),
         }
@@ -241,7 +262,8 @@ impl Detected {
         &self.missing
     }
 
-    /// Returns a backend; one that was not found is tried once more, for the reason or because nobody asked for it.
+    /// Returns a backend; one that was not found is tried once more, for the reason or because
+    /// nobody asked for it.
     ///
     /// # Errors
     ///
@@ -266,8 +288,8 @@ impl Detected {
     ///
     /// # Errors
     ///
-    /// As [`backend`](Detected::backend), [`Error::Unavailable`] when it has no device, and the first device's own
-    /// error when none works.
+    /// As [`backend`](Detected::backend), [`Error::Unavailable`] when it has no device, and the
+    /// first device's own error when none works.
     pub fn first(&self, kind: BackendKind) -> Result<Gpu> {
         if let Some(gpu) = self.gpus.iter().find(|gpu| gpu.kind() == kind) {
             return Ok(gpu.clone());
@@ -306,15 +328,23 @@ mod tests {
         found.backends.push(backend);
         let works: Vec<u32> = found.gpus().iter().map(|gpu| gpu.device().0).collect();
         assert_eq!(works, [1, 3]);
-        let failing: Vec<u32> = found.failing().iter().map(|(_, device, _)| device.0).collect();
+        let failing: Vec<u32> = found
+            .failing()
+            .iter()
+            .map(|(_, device, _)| device.0)
+            .collect();
         assert_eq!(failing, [0, 2]);
         assert!(
             found
                 .failing()
                 .iter()
-                .all(|(kind, _, why)| *kind == BackendKind::Host && why.to_string().contains("device"))
+                .all(|(kind, _, why)| *kind == BackendKind::Host
+                    && why.to_string().contains("device"))
         );
-        assert_eq!(found.first(BackendKind::Host).expect("two work").device(), DeviceId(1));
+        assert_eq!(
+            found.first(BackendKind::Host).expect("two work").device(),
+            DeviceId(1)
+        );
     }
 
     #[test]
@@ -322,18 +352,52 @@ mod tests {
         let found = || {
             let mut found = look_for(&[BackendKind::Host]).expect("the host is there");
             let (backend, remedy) = (BackendKind::Cuda, "load it");
-            let why = || Error::Unavailable { backend, why: "the module is older than the library".into(), remedy };
-            found.missing.push((BackendKind::Hip, Error::NotCompiled { backend: BackendKind::Hip }));
+            let why = || Error::Unavailable {
+                backend,
+                why: "the module is older than the library".into(),
+                remedy,
+            };
+            found.missing.push((
+                BackendKind::Hip,
+                Error::NotCompiled {
+                    backend: BackendKind::Hip,
+                },
+            ));
             found.missing.push((backend, why()));
             found
         };
-        let refused = found().gpus_unless(false, |_| true).expect_err("there is a GPU that cannot be used");
-        assert!(matches!(refused, Error::Unavailable { backend: BackendKind::Cuda, .. }), "{refused}");
-        assert!(found().gpus_unless(true, |_| true).is_ok(), "host devices were asked for");
-        assert!(found().gpus_unless(false, |_| false).is_ok(), "the machine has no GPU");
+        let refused = found()
+            .gpus_unless(false, |_| true)
+            .expect_err("there is a GPU that cannot be used");
+        assert!(
+            matches!(
+                refused,
+                Error::Unavailable {
+                    backend: BackendKind::Cuda,
+                    ..
+                }
+            ),
+            "{refused}"
+        );
+        assert!(
+            found().gpus_unless(true, |_| true).is_ok(),
+            "host devices were asked for"
+        );
+        assert!(
+            found().gpus_unless(false, |_| false).is_ok(),
+            "the machine has no GPU"
+        );
         let mut failing = found();
-        let error = Error::NoDevice { backend: BackendKind::Cuda, uuid: DeviceUuid([0; 16]) };
-        failing.failing.push((BackendKind::Cuda, DeviceId(0), error));
-        assert!(failing.gpus_unless(false, |_| false).is_err(), "the driver counts a GPU that does not work");
+        let error = Error::NoDevice {
+            backend: BackendKind::Cuda,
+            uuid: DeviceUuid([0; 16]),
+        };
+        failing
+            .failing
+            .push((BackendKind::Cuda, DeviceId(0), error));
+        assert!(
+            failing.gpus_unless(false, |_| false).is_err(),
+            "the driver counts a GPU that does not work"
+        );
     }
 }

@@ -1,9 +1,9 @@
-//! Share GPU memory between processes without copying it, and free it when the last process is done, even after a
-//! crash.
+//! Share GPU memory between processes without copying it, and free it when the last process is
+//! done, even after a crash.
 //!
-//! A producer allocates a block, shares it and drops it. The block stays in *limbo* until every process that claimed it
-//! has dropped it and its GPU work is done. A killed consumer's blocks come back, a stopped one's stay with it, and an
-//! unclaimed descriptor lapses after a time.
+//! A producer allocates a block, shares it and drops it. The block stays in *limbo* until every
+//! process that claimed it has dropped it and its GPU work is done. A killed consumer's blocks come
+//! back, a stopped one's stay with it, and an unclaimed descriptor lapses after a time.
 //!
 //! ```
 //! use std::time::Duration;
@@ -50,9 +50,10 @@
 //! | memory that outlives its maker | `broker` | `Client` |
 //! | tensors shared with PyTorch | `torch` | `TensorMessage` |
 //!
-//! `examples/tensor.rs` is a whole program of two processes. `docs/EMBEDDING.md` says what the library does inside a
-//! process: its threads, which call runs where, forks, containers. Sessions, participants, streams and what they give
-//! are `Send + Sync`, and all but [`SentBlock`] are cheap to clone. Sizes and offsets are bytes.
+//! `examples/tensor.rs` is a whole program of two processes. `docs/EMBEDDING.md` says what the
+//! library does inside a process: its threads, which call runs where, forks, containers. Sessions,
+//! participants, streams and what they give are `Send + Sync`, and all but [`SentBlock`] are cheap
+//! to clone. Sizes and offsets are bytes.
 //!
 //! # Features
 //!
@@ -65,7 +66,8 @@
 //! | `broker` | objects: memory that outlives the process that filled it |
 //! | `torch` | tensors shared with an unmodified PyTorch, both ways |
 //!
-//! Features add up, and each builds on a machine without any driver: [`detect`] says at run time what is missing.
+//! Features add up, and each builds on a machine without any driver: [`detect`] says at run time
+//! what is missing.
 //!
 //! # Platforms
 //!
@@ -74,10 +76,10 @@
 //!
 //! # Logs
 //!
-//! The library speaks through `tracing`. Its targets are the modules of its crates: `ipc_rc` (sessions and
-//! participants), `channel` (sockets and threads) and `broker`. What an error calls *the log* is `WARN` and `ERROR`
-//! there; `DEBUG` tells of connections, deaths and closings. The target `gpu_ipc::step` at `TRACE` names each step of a
-//! block's life.
+//! The library speaks through `tracing`. Its targets are the modules of its crates: `ipc_rc`
+//! (sessions and participants), `channel` (sockets and threads) and `broker`. What an error calls
+//! *the log* is `WARN` and `ERROR` there; `DEBUG` tells of connections, deaths and closings. The
+//! target `gpu_ipc::step` at `TRACE` names each step of a block's life.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod detect;
@@ -86,14 +88,15 @@ mod state;
 pub use detect::detect;
 pub use gpu_api::{BackendKind, Error, Gpu, ParticipantId, Result};
 pub use ipc_rc::{
-    After, ClaimError, Claims, Descriptor, Participant, ReceivedBlock, SentBlock, Session, State, Stream, To, Wait,
+    After, ClaimError, Claims, Descriptor, Participant, ReceivedBlock, SentBlock, Session, State,
+    Stream, To, Wait,
 };
 
 /// For a producer: options, counts and notices of a [`Session`].
 pub mod session {
     pub use ipc_rc::{
-        AdoptToken, Collected, Contents, LeaseId, SentSlice, SessionBuilder, SessionId, SessionNotice, ShareOptions,
-        ShutdownReport, Stats,
+        AdoptToken, Collected, Contents, LeaseId, SentSlice, SessionBuilder, SessionId,
+        SessionNotice, ShareOptions, ShutdownReport, Stats,
     };
 }
 
@@ -102,22 +105,25 @@ pub mod participant {
     pub use ipc_rc::{Connecting, GraphBlocks, Notice, ParticipantBuilder};
 }
 
-/// For tools that look from outside: the sessions of this host, and the processes that hold their blocks.
+/// For tools that look from outside: the sessions of this host, and the processes that hold their
+/// blocks.
 pub mod admin {
     pub use gpu_api::Holder;
     pub use ipc_rc::{SessionReport, inspect, sessions, snapshot};
 }
 
-/// For backends and for code that calls the driver itself: devices, memory, streams, events and the traits of a vendor.
+/// For backends and for code that calls the driver itself: devices, memory, streams, events and the
+/// traits of a vendor.
 pub mod backend {
     pub use gpu_api::{
-        Access, AddressRange, Allocation, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DeviceUuid,
-        DriverError, EventHandle, EventKind, Export, ForkGuard, GpuBackend, GpuCopies, GpuDescriptors, GpuDevices,
-        GpuEvents, GpuHandles, GpuHostMemory, GpuMemory, GpuPointers, GpuPools, GpuRanges, GpuStore, GpuStreams,
-        GpuWords, Holder, HostMemory, HostPtr, KernelPages, Lent, MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, Piece,
-        PointerInfo, PoolUsage, RawEvent, RawMemory, RawPool, RawStream, Reclaim, Reclaimed, Region, RegionId,
-        RegionSource, Sharing, SourceUsage, Spot, StreamIdentity, StreamInfo, StreamOp, WordPtr, explain, groups,
-        vendor,
+        Access, AddressRange, Allocation, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr,
+        DeviceUuid, DriverError, EventHandle, EventKind, Export, ForkGuard, GpuBackend, GpuCopies,
+        GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory, GpuMemory, GpuPointers,
+        GpuPools, GpuRanges, GpuStore, GpuStreams, GpuWords, Holder, HostMemory, HostPtr,
+        KernelPages, Lent, MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, Piece, PointerInfo,
+        PoolUsage, RawEvent, RawMemory, RawPool, RawStream, Reclaim, Reclaimed, Region, RegionId,
+        RegionSource, Sharing, SourceUsage, Spot, StreamIdentity, StreamInfo, StreamOp, WordPtr,
+        explain, groups, vendor,
     };
 
     pub use crate::detect::{Backends, Detected, detect_only};
@@ -140,7 +146,8 @@ pub mod cuda {
 #[cfg(feature = "hip")]
 pub mod hip {
     pub use backend_hip::{
-        Finding, Findings, HipBackend, Inspection, KnownBug, LIBRARY, PROOF, Proof, Step, Version, probe,
+        Finding, Findings, HipBackend, Inspection, KnownBug, LIBRARY, PROOF, Proof, Step, Version,
+        probe,
     };
 }
 

@@ -9,16 +9,18 @@ use crate::detect;
 
 static STATE: OnceLock<ProcessState> = OnceLock::new();
 
-/// Returns the process state of this process, made at the first call, with every device that [`detect`] finds.
+/// Returns the process state of this process, made at the first call, with every device that
+/// [`detect`] finds.
 ///
-/// Without a device it has host memory, and every call looks for devices again until there is one. It lives until the
-/// process ends; [`ProcessState::tear_down_all`] gives back what it holds before that. A library that wants its own
-/// makes one itself.
+/// Without a device it has host memory, and every call looks for devices again until there is one.
+/// It lives until the process ends; [`ProcessState::tear_down_all`] gives back what it holds before
+/// that. A library that wants its own makes one itself.
 ///
 /// # Errors
 ///
-/// As [`detect`], and where this machine shows a GPU of which none can be used, the reason: the host backend does not
-/// take its place unless `GPU_IPC_HOST_DEVICES` asks for it. The next call tries again.
+/// As [`detect`], and where this machine shows a GPU of which none can be used, the reason: the
+/// host backend does not take its place unless `GPU_IPC_HOST_DEVICES` asks for it. The next call
+/// tries again.
 ///
 /// # Examples
 ///

@@ -6,10 +6,12 @@ use gpu_ipc::admin::SessionReport;
 use gpu_ipc::allocators::{Arena, ProcessState};
 use gpu_ipc::backend::Detected;
 use gpu_ipc::participant::{Connecting, GraphBlocks, Notice, ParticipantBuilder};
-use gpu_ipc::session::{AdoptToken, Collected, LeaseId, SessionBuilder, ShareOptions, ShutdownReport, Stats};
+use gpu_ipc::session::{
+    AdoptToken, Collected, LeaseId, SessionBuilder, ShareOptions, ShutdownReport, Stats,
+};
 use gpu_ipc::{
-    After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ReceivedBlock, SentBlock, Session, State, Stream,
-    To, Wait,
+    After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ReceivedBlock, SentBlock,
+    Session, State, Stream, To, Wait,
 };
 
 fn crosses<T: Send + Sync + Debug + 'static>() {}
@@ -71,7 +73,8 @@ fn what_is_cheap_to_clone_can_be_cloned_and_a_right_cannot() {
     <SentBlock as Unless<_>>::cloned();
 }
 
-/// The names at the root of the crate: what a first program needs. All else lies in the module of its readers.
+/// The names at the root of the crate: what a first program needs. All else lies in the module of
+/// its readers.
 const ROOT: [&str; 18] = [
     "After",
     "BackendKind",
@@ -94,8 +97,18 @@ const ROOT: [&str; 18] = [
 ];
 
 /// The modules, by their readers.
-const MODULES: [&str; 10] =
-    ["admin", "allocators", "backend", "broker", "cuda", "hip", "host", "participant", "session", "torch"];
+const MODULES: [&str; 10] = [
+    "admin",
+    "allocators",
+    "backend",
+    "broker",
+    "cuda",
+    "hip",
+    "host",
+    "participant",
+    "session",
+    "torch",
+];
 
 #[test]
 fn the_root_has_the_names_of_a_first_program_and_no_more() {
@@ -106,19 +119,40 @@ fn the_root_has_the_names_of_a_first_program_and_no_more() {
         if let Some(module) = item.strip_prefix("mod ") {
             modules.push(module.split([' ', ';']).next().expect("a name"));
         } else {
-            let list = item.strip_prefix("use ").expect("the root holds modules and `pub use` alone");
-            let list = list.split(';').next().expect("an end").trim_start_matches("::");
-            let list = list.split_once("::").map_or(list, |(_, names)| names).trim_matches(['{', '}']);
-            let list =
-                list.split(',').map(|name| name.trim().rsplit(' ').next().expect("a name").trim_matches(['{', '}']));
+            let list = item
+                .strip_prefix("use ")
+                .expect("the root holds modules and `pub use` alone");
+            let list = list
+                .split(';')
+                .next()
+                .expect("an end")
+                .trim_start_matches("::");
+            let list = list
+                .split_once("::")
+                .map_or(list, |(_, names)| names)
+                .trim_matches(['{', '}']);
+            let list = list.split(',').map(|name| {
+                name.trim()
+                    .rsplit(' ')
+                    .next()
+                    .expect("a name")
+                    .trim_matches(['{', '}'])
+            });
             for name in list.map(str::trim).filter(|name| !name.is_empty()) {
-                if MODULES.contains(&name) { modules.push(name) } else { names.push(name) }
+                if MODULES.contains(&name) {
+                    modules.push(name)
+                } else {
+                    names.push(name)
+                }
             }
         }
     }
     names.sort_unstable();
     modules.sort_unstable();
-    assert_eq!(names, ROOT, "at most twenty: a name that a first program does without goes into a module");
+    assert_eq!(
+        names, ROOT,
+        "at most twenty: a name that a first program does without goes into a module"
+    );
     assert_eq!(modules, MODULES);
     const { assert!(ROOT.len() <= 20) };
 }

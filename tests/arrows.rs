@@ -1,4 +1,5 @@
-//! The arrows between the crates, and between the files of each, point one way: `docs/DESIGN.md` says which.
+//! The arrows between the crates, and between the files of each, point one way: `docs/DESIGN.md`
+//! says which.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,11 +11,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("gpu-ipc-backend-host", &["gpu-ipc-gpu-api"]),
     ("gpu-ipc-backend-cuda", &["gpu-ipc-gpu-api"]),
     ("gpu-ipc-backend-hip", &["gpu-ipc-gpu-api"]),
-    ("gpu-ipc-hip-on-cuda", &["gpu-ipc-gpu-api", "gpu-ipc-backend-host"]),
+    (
+        "gpu-ipc-hip-on-cuda",
+        &["gpu-ipc-gpu-api", "gpu-ipc-backend-host"],
+    ),
     ("gpu-ipc-channel", &["gpu-ipc-gpu-api"]),
-    ("gpu-ipc-ipc-rc", &["gpu-ipc-gpu-api", "gpu-ipc-channel", "gpu-ipc-allocators"]),
+    (
+        "gpu-ipc-ipc-rc",
+        &["gpu-ipc-gpu-api", "gpu-ipc-channel", "gpu-ipc-allocators"],
+    ),
     // On `ipc-rc` for streams alone.
-    ("gpu-ipc-broker", &["gpu-ipc-gpu-api", "gpu-ipc-channel", "gpu-ipc-ipc-rc"]),
+    (
+        "gpu-ipc-broker",
+        &["gpu-ipc-gpu-api", "gpu-ipc-channel", "gpu-ipc-ipc-rc"],
+    ),
     ("gpu-ipc-allocators", &["gpu-ipc-gpu-api"]),
     // On `ipc-rc` for blocks and streams: what it sends to PyTorch is a block of a session.
     ("gpu-ipc-torch", &["gpu-ipc-gpu-api", "gpu-ipc-ipc-rc"]),
@@ -43,18 +53,35 @@ const ALLOWED: &[(&str, &[&str])] = &[
 #[test]
 fn every_crate_depends_only_on_those_below_it() {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--no-deps",
+            "--offline",
+        ])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
     let allowed: BTreeMap<&str, &[&str]> = ALLOWED.iter().copied().collect();
     let packages = metadata["packages"].as_array().expect("a list");
-    assert_eq!(packages.len(), ALLOWED.len(), "a crate came or went: say here what it may depend on");
+    assert_eq!(
+        packages.len(),
+        ALLOWED.len(),
+        "a crate came or went: say here what it may depend on"
+    );
     for package in packages {
         let name = package["name"].as_str().expect("a name");
-        let below = allowed.get(name).unwrap_or_else(|| panic!("{name}: say here what it may depend on"));
+        let below = allowed
+            .get(name)
+            .unwrap_or_else(|| panic!("{name}: say here what it may depend on"));
         for dependency in package["dependencies"].as_array().expect("a list") {
             let on = dependency["name"].as_str().expect("a name");
             // Tests may look anywhere: `kind` is null for an ordinary dependency.
@@ -74,27 +101,43 @@ fn files_import_in_one_direction() {
         let files = Files::read(&source);
         seen += files.0.len();
         let name = source.strip_prefix(top).expect("below it").to_owned();
-        found.extend(files.circles().into_iter().map(|circle| (name.clone(), circle)));
+        found.extend(
+            files
+                .circles()
+                .into_iter()
+                .map(|circle| (name.clone(), circle)),
+        );
     }
     // Those of the gateway's workspace too.
     assert!(seen > 500, "only {seen} files");
     assert!(found.is_empty(), "circles of files: {found:#?}");
 }
 
-/// Lists the folders of source files below one: those of crates, and those of tests, examples and benches that have
-/// several.
+/// Lists the folders of source files below one: those of crates, and those of tests, examples and
+/// benches that have several.
 fn sources(top: &Path) -> Vec<PathBuf> {
     let mut sources = Vec::new();
     let mut folders = vec![top.to_owned()];
     while let Some(folder) = folders.pop() {
-        let entries: Vec<PathBuf> =
-            std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
-        if ["main.rs", "lib.rs"].iter().any(|root| folder.join(root).is_file()) {
+        let entries: Vec<PathBuf> = std::fs::read_dir(&folder)
+            .expect("a folder")
+            .map(|entry| entry.expect("an entry").path())
+            .collect();
+        if ["main.rs", "lib.rs"]
+            .iter()
+            .any(|root| folder.join(root).is_file())
+        {
             sources.push(folder);
         } else {
-            let hidden = |path: &Path| path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-            folders
-                .extend(entries.into_iter().filter(|path| path.is_dir() && !path.ends_with("target") && !hidden(path)));
+            let hidden = |path: &Path| {
+                path.file_name()
+                    .is_none_or(|name| name.as_encoded_bytes().starts_with(b"."))
+            };
+            folders.extend(
+                entries
+                    .into_iter()
+                    .filter(|path| path.is_dir() && !path.ends_with("target") && !hidden(path)),
+            );
         }
     }
     sources
@@ -103,28 +146,52 @@ fn sources(top: &Path) -> Vec<PathBuf> {
 #[test]
 fn a_circle_of_files_is_found() {
     let files = |texts: &[(&str, &str)]| {
-        let files = texts.iter().map(|(path, text)| (module_of(path), File::parse(text, &module_of(path))));
+        let files = texts
+            .iter()
+            .map(|(path, text)| (module_of(path), File::parse(text, &module_of(path))));
         Files(files.collect())
     };
     let three = [
-        ("lib.rs", "mod a; mod b; mod c; mod d; mod f; pub use a::Outer;"),
-        ("a.rs", "use crate::b::{self, B}; /* crate::d */ pub struct Outer(B);"),
-        ("b/mod.rs", "mod e; pub fn f() { super::c::g(\"crate::d\"); e::h(); other::e::i() }"),
+        (
+            "lib.rs",
+            "mod a; mod b; mod c; mod d; mod f; pub use a::Outer;",
+        ),
+        (
+            "a.rs",
+            "use crate::b::{self, B}; /* crate::d */ pub struct Outer(B);",
+        ),
+        (
+            "b/mod.rs",
+            "mod e; pub fn f() { super::c::g(\"crate::d\"); e::h(); other::e::i() }",
+        ),
         ("b/e.rs", "use crate::f::F;"),
-        ("c.rs", "use crate::Outer; #[cfg(test)] mod tests { use crate::d::D; }"),
+        (
+            "c.rs",
+            "use crate::Outer; #[cfg(test)] mod tests { use crate::d::D; }",
+        ),
         ("d.rs", "use crate::{a, b::B as _, c};"),
         ("f.rs", "use crate::c::g;"),
     ];
     assert_eq!(files(&three).circles(), [["a", "b", "b::e", "c", "f"]]);
-    assert!(files(&three[1..]).circles().is_empty(), "without its re-export");
+    assert!(
+        files(&three[1..]).circles().is_empty(),
+        "without its re-export"
+    );
 }
 
 /// A file's module, from the crate's root.
 type Module = Vec<String>;
 
 fn module_of(path: &str) -> Module {
-    let mut module: Module = path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
-    if matches!(module.last().map(String::as_str), Some("mod" | "lib" | "main")) {
+    let mut module: Module = path
+        .trim_end_matches(".rs")
+        .split('/')
+        .map(str::to_owned)
+        .collect();
+    if matches!(
+        module.last().map(String::as_str),
+        Some("mod" | "lib" | "main")
+    ) {
         module.pop();
     }
     module
@@ -145,21 +212,34 @@ impl File {
     fn parse(text: &str, module: &Module) -> File {
         let tokens = tokens(text);
         // Modules of this file's own: paths into them need neither `self` nor `use`.
-        let below = tokens.windows(3).filter(|three| three[0] == "mod" && three[2] == ";").map(|three| &three[1]);
+        let below = tokens
+            .windows(3)
+            .filter(|three| three[0] == "mod" && three[2] == ";")
+            .map(|three| &three[1]);
         let below: BTreeSet<&String> = below.collect();
         let (mut file, mut at) = (File::default(), 0);
         while at < tokens.len() {
             let rest = &tokens[at..];
-            let is =
-                |expected: &[&str]| rest.iter().map(String::as_str).take(expected.len()).eq(expected.iter().copied());
+            let is = |expected: &[&str]| {
+                rest.iter()
+                    .map(String::as_str)
+                    .take(expected.len())
+                    .eq(expected.iter().copied())
+            };
             if is(&["#", "[", "cfg", "("]) {
                 let end = end_of(&tokens, at + 1);
                 let predicate = &tokens[at..end];
                 at = end;
-                if predicate.iter().any(|token| token == "test") && !predicate.iter().any(|token| token == "not") {
+                if predicate.iter().any(|token| token == "test")
+                    && !predicate.iter().any(|token| token == "not")
+                {
                     let item = at;
                     while at < tokens.len() && tokens[at] != ";" && tokens[at] != "}" {
-                        at = if tokens[at] == "{" { end_of(&tokens, at) - 1 } else { at + 1 };
+                        at = if tokens[at] == "{" {
+                            end_of(&tokens, at) - 1
+                        } else {
+                            at + 1
+                        };
                     }
                     if let Some(name) = tokens[item..at].iter().position(|token| token == "mod") {
                         file.tests.extend(tokens.get(item + name + 1).cloned());
@@ -167,12 +247,18 @@ impl File {
                     at += 1;
                 }
             } else if is(&["use"]) {
-                let end = at + rest.iter().position(|token| token == ";").expect("`use` ends");
+                let end = at
+                    + rest
+                        .iter()
+                        .position(|token| token == ";")
+                        .expect("`use` ends");
                 let mut named = Vec::new();
                 expand(&tokens[at + 1..end], &mut Vec::new(), &mut named);
                 let is_public = at > 0 && (tokens[at - 1] == "pub" || tokens[at - 1] == ")");
                 for (path, name) in named {
-                    let Some(path) = absolute(&path, module) else { continue };
+                    let Some(path) = absolute(&path, module) else {
+                        continue;
+                    };
                     if is_public {
                         file.exports.insert(name, path);
                     } else {
@@ -185,7 +271,8 @@ impl File {
                     || below.contains(&rest[0]) && (at == 0 || tokens[at - 1] != "::"))
             {
                 let mut path = vec![tokens[at].clone()];
-                while tokens.get(at + 1).is_some_and(|token| token == "::") && tokens.len() > at + 2 {
+                while tokens.get(at + 1).is_some_and(|token| token == "::") && tokens.len() > at + 2
+                {
                     at += 2;
                     path.push(tokens[at].clone());
                 }
@@ -204,8 +291,16 @@ fn tokens(text: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
-        let after = |end: &str| rest[1..].find(end).map_or(rest.len(), |at| at + 1 + end.len());
-        let raw = rest.strip_prefix('b').unwrap_or(rest).strip_prefix('r').map(|raw| raw.trim_start_matches('#'));
+        let after = |end: &str| {
+            rest[1..]
+                .find(end)
+                .map_or(rest.len(), |at| at + 1 + end.len())
+        };
+        let raw = rest
+            .strip_prefix('b')
+            .unwrap_or(rest)
+            .strip_prefix('r')
+            .map(|raw| raw.trim_start_matches('#'));
         let len = if rest.starts_with("//") {
             after("\n")
         } else if rest.starts_with("/*") {
@@ -214,7 +309,9 @@ fn tokens(text: &str) -> Vec<String> {
             let fence = rest.split('"').next().unwrap_or("").matches('#').count();
             let start = rest.find('"').unwrap_or(0) + 1;
             let end = format!("\"{}", "#".repeat(fence));
-            rest[start..].find(&end).map_or(rest.len(), |at| start + at + end.len())
+            rest[start..]
+                .find(&end)
+                .map_or(rest.len(), |at| start + at + end.len())
         } else if first == '"' {
             let mut escaped = false;
             let end = rest[1..].find(|c| {
@@ -228,13 +325,18 @@ fn tokens(text: &str) -> Vec<String> {
             let mut chars = rest.char_indices().skip(1);
             match (chars.next(), chars.next()) {
                 (Some((_, '\\')), Some((at, c))) => {
-                    at + c.len_utf8() + rest[at + c.len_utf8()..].find('\'').map_or(0, |end| end + 1)
+                    at + c.len_utf8()
+                        + rest[at + c.len_utf8()..]
+                            .find('\'')
+                            .map_or(0, |end| end + 1)
                 }
                 (_, Some((at, '\''))) => at + 1,
                 _ => 1,
             }
         } else if first.is_alphanumeric() || first == '_' {
-            let len = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+            let len = rest
+                .find(|c: char| !c.is_alphanumeric() && c != '_')
+                .unwrap_or(rest.len());
             tokens.push(rest[..len].to_owned());
             len
         } else if rest.starts_with("::") {
@@ -286,7 +388,11 @@ fn expand(tree: &[String], before: &mut Module, named: &mut Vec<(Module, String)
         at += 1;
         let is_last = tree.get(at).is_none_or(|next| next == "," || next == "as");
         if is_last && (before.len() > depth || tree[at - 1] == "self") {
-            let end = at + tree[at..].iter().position(|token| token == ",").unwrap_or(tree.len() - at);
+            let end = at
+                + tree[at..]
+                    .iter()
+                    .position(|token| token == ",")
+                    .unwrap_or(tree.len() - at);
             let name = tree[end - 1].clone();
             if before.len() > 1 && before.last().is_some_and(|last| last == "self") {
                 before.pop();
@@ -333,7 +439,12 @@ impl Files {
                     folders.push(path);
                 } else if path.extension().is_some_and(|extension| extension == "rs") {
                     let text = std::fs::read_to_string(&path).expect("text");
-                    let module = module_of(&path.strip_prefix(source).expect("below it").to_string_lossy());
+                    let module = module_of(
+                        &path
+                            .strip_prefix(source)
+                            .expect("below it")
+                            .to_string_lossy(),
+                    );
                     files.insert(module.clone(), File::parse(&text, &module));
                 }
             }
@@ -341,7 +452,9 @@ impl Files {
         let tests: Vec<Module> = files
             .iter()
             .flat_map(|(module, file): (&Module, &File)| {
-                file.tests.iter().map(|test| [&module[..], std::slice::from_ref(test)].concat())
+                file.tests
+                    .iter()
+                    .map(|test| [&module[..], std::slice::from_ref(test)].concat())
             })
             .collect();
         files.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));
@@ -350,10 +463,16 @@ impl Files {
 
     /// Finds the file that a path leads to, by what other files hand on.
     fn find(&self, path: &[String], turns: u32) -> Option<&Module> {
-        let (module, file) = (0..=path.len()).rev().find_map(|n| self.0.get_key_value(&path[..n]))?;
-        let handed_on = path.get(module.len()).and_then(|name| file.exports.get(name));
+        let (module, file) = (0..=path.len())
+            .rev()
+            .find_map(|n| self.0.get_key_value(&path[..n]))?;
+        let handed_on = path
+            .get(module.len())
+            .and_then(|name| file.exports.get(name));
         match handed_on {
-            Some(to) if turns > 0 => self.find(&[&to[..], &path[module.len() + 1..]].concat(), turns - 1),
+            Some(to) if turns > 0 => {
+                self.find(&[&to[..], &path[module.len() + 1..]].concat(), turns - 1)
+            }
             _ => Some(module),
         }
     }
@@ -365,8 +484,12 @@ impl Files {
         let mut reaches = vec![vec![false; names.len()]; names.len()];
         for (from, (module, file)) in self.0.iter().enumerate() {
             for path in &file.paths {
-                // The root hands on what it has, and a path into another crate leads to it, or to the file itself.
-                if let Some(to) = self.find(path, 8).filter(|to| *to != module && !to.is_empty()) {
+                // The root hands on what it has, and a path into another crate leads to it, or to
+                // the file itself.
+                if let Some(to) = self
+                    .find(path, 8)
+                    .filter(|to| *to != module && !to.is_empty())
+                {
                     reaches[from][number(to)] = true;
                 }
             }
@@ -375,15 +498,25 @@ impl Files {
             for from in 0..names.len() {
                 if reaches[from][by] {
                     let further = reaches[by].clone();
-                    reaches[from].iter_mut().zip(further).for_each(|(reached, more)| *reached |= more);
+                    reaches[from]
+                        .iter_mut()
+                        .zip(further)
+                        .for_each(|(reached, more)| *reached |= more);
                 }
             }
         }
         let mut circles: Vec<Vec<String>> = Vec::new();
         for (one, row) in reaches.iter().enumerate() {
-            let circle: Vec<usize> = (0..names.len()).filter(|&other| row[other] && reaches[other][one]).collect();
+            let circle: Vec<usize> = (0..names.len())
+                .filter(|&other| row[other] && reaches[other][one])
+                .collect();
             if circle.len() > 2 && circle[0] == one {
-                circles.push(circle.into_iter().map(|other| names[other].join("::")).collect());
+                circles.push(
+                    circle
+                        .into_iter()
+                        .map(|other| names[other].join("::"))
+                        .collect(),
+                );
             }
         }
         circles

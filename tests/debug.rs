@@ -1,5 +1,5 @@
-//! `{:?}` of every type of the front door is one short line, however much its value reaches: one `dbg!` must not kill a
-//! service.
+//! `{:?}` of every type of the front door is one short line, however much its value reaches: one
+//! `dbg!` must not kill a service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,7 +10,8 @@ use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::participant::GraphBlocks;
 use gpu_ipc::session::{AdoptToken, LeaseId, SessionNotice, ShareOptions};
 use gpu_ipc::{
-    After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, Session, Stream, To, Wait, admin, detect,
+    After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, Session, Stream, To, Wait,
+    admin, detect,
 };
 
 /// What a handle, or a value of one thing, may say.
@@ -34,7 +35,9 @@ fn shown(grants: usize) -> BTreeMap<&'static str, String> {
     let session = builder.open().expect("a session");
     let builder = Participant::builder(gpu.clone()).name("reader");
     shown.insert("ParticipantBuilder", format!("{builder:?}"));
-    let connecting = builder.start_connect(session.socket_path()).expect("a thread");
+    let connecting = builder
+        .start_connect(session.socket_path())
+        .expect("a thread");
     shown.insert("Connecting", format!("{connecting:?}"));
     let participant = loop {
         match connecting.try_finish() {
@@ -43,23 +46,33 @@ fn shown(grants: usize) -> BTreeMap<&'static str, String> {
         }
     };
     let stream = Stream::create(&gpu).expect("a stream");
-    let blocks: Vec<_> = (0..grants).map(|_| session.alloc(4096).expect("there is room")).collect();
+    let blocks: Vec<_> = (0..grants)
+        .map(|_| session.alloc(4096).expect("there is room"))
+        .collect();
     let to = To::Participant(participant.id());
     let after = After::Stream(&stream);
     let wait = Wait::Stream(&stream);
     let mut received = Vec::new();
     for block in &blocks {
         let descriptor = block.share(to, after).expect("shared");
-        let ticket = block.share(To::Ticket(Claims::Once), after).expect("shared");
+        let ticket = block
+            .share(To::Ticket(Claims::Once), after)
+            .expect("shared");
         shown.insert("Descriptor", format!("{ticket:?}"));
         shown.insert("SessionId", format!("{:?}", ticket.session()));
-        received.push(participant.claim(descriptor.as_bytes(), wait, None).expect("claimed"));
+        received.push(
+            participant
+                .claim(descriptor.as_bytes(), wait, None)
+                .expect("claimed"),
+        );
     }
     let arena = Arena::new(gpu.clone(), ArenaOptions::default()).expect("an arena");
     let graph = GraphBlocks::default();
     let options = ShareOptions::default().time_to_live(Some(Duration::from_secs(1)));
     let error: Error = Descriptor::decode(&[0; 3]).expect_err("no descriptor");
-    let refused: ClaimError = participant.claim(&[0; 3], Wait::Host, None).expect_err("no descriptor");
+    let refused: ClaimError = participant
+        .claim(&[0; 3], Wait::Host, None)
+        .expect_err("no descriptor");
     let report = admin::inspect(session.socket_path(), None).expect("it answers");
     let stats = session.stats();
     shown.extend([
@@ -78,15 +91,32 @@ fn shown(grants: usize) -> BTreeMap<&'static str, String> {
         ("HostBackend", format!("{host:?}")),
         ("HostConfig", format!("{:?}", HostConfig::default())),
         ("LeaseId", format!("{:?}", LeaseId::new(1, 2, 3))),
-        ("Notice", format!("{:?}", gpu_ipc::participant::Notice::TryAgain)),
+        (
+            "Notice",
+            format!("{:?}", gpu_ipc::participant::Notice::TryAgain),
+        ),
         ("Participant", format!("{participant:?}")),
-        ("ProcessState", format!("{:?}", gpu_ipc::allocators::process_state())),
+        (
+            "ProcessState",
+            format!("{:?}", gpu_ipc::allocators::process_state()),
+        ),
         ("ParticipantId", format!("{:?}", participant.id())),
         ("ReceivedBlock", format!("{:?}", received[0])),
         ("SentBlock", format!("{:?}", blocks[0])),
-        ("SentSlice", format!("{:?}", blocks[0].slice(..64).expect("inside"))),
+        (
+            "SentSlice",
+            format!("{:?}", blocks[0].slice(..64).expect("inside")),
+        ),
         ("Session", format!("{session:?}")),
-        ("SessionNotice", format!("{:?}", SessionNotice::Joined { participant: participant.id() })),
+        (
+            "SessionNotice",
+            format!(
+                "{:?}",
+                SessionNotice::Joined {
+                    participant: participant.id()
+                }
+            ),
+        ),
         ("SessionReport", format!("{report:?}")),
         ("ShareOptions", format!("{options:?}")),
         ("State", format!("{:?}", received[0].state())),
@@ -95,10 +125,16 @@ fn shown(grants: usize) -> BTreeMap<&'static str, String> {
         ("To", format!("{to:?}")),
         ("Wait", format!("{wait:?}")),
     ]);
-    let handle = session.reclaim().upgrade().map(|handle| format!("{handle:?}"));
+    let handle = session
+        .reclaim()
+        .upgrade()
+        .map(|handle| format!("{handle:?}"));
     shown.insert("Reclaim", handle.expect("the session lives"));
     // The participant holds all its blocks meanwhile, so that the report always names it.
-    shown.insert("ShutdownReport", format!("{:?}", session.shutdown(Duration::ZERO)));
+    shown.insert(
+        "ShutdownReport",
+        format!("{:?}", session.shutdown(Duration::ZERO)),
+    );
     drop((received, blocks, participant));
     shown
 }
@@ -106,14 +142,26 @@ fn shown(grants: usize) -> BTreeMap<&'static str, String> {
 /// The types that the root and the modules of both sides export, as `src/lib.rs` says.
 fn exported() -> BTreeSet<String> {
     let source = include_str!("../src/lib.rs");
-    let front = source.split("/// For backends and for code").next().expect("there is a front");
-    let host = source.split("pub mod host {").nth(1).expect("there is a host").split('}').next();
+    let front = source
+        .split("/// For backends and for code")
+        .next()
+        .expect("there is a front");
+    let host = source
+        .split("pub mod host {")
+        .nth(1)
+        .expect("there is a host")
+        .split('}')
+        .next();
     let text = format!("{front}{}}}", host.expect("its exports"));
     let mut names = BTreeSet::new();
     for exports in text.split("pub use ").skip(1) {
         let list = exports.split(';').next().expect("an end");
         let words = list.split(|c: char| !c.is_alphanumeric() && c != '_');
-        names.extend(words.filter(|word| word.starts_with(char::is_uppercase)).map(str::to_owned));
+        names.extend(
+            words
+                .filter(|word| word.starts_with(char::is_uppercase))
+                .map(str::to_owned),
+        );
     }
     names
 }
@@ -122,12 +170,25 @@ fn exported() -> BTreeSet<String> {
 fn what_is_printed_of_any_public_type_is_one_short_line() {
     let (few, many) = (shown(1), shown(100));
     for (name, text) in &many {
-        let most = if REPORTS.contains(name) { REPORT } else { SHORT };
+        let most = if REPORTS.contains(name) {
+            REPORT
+        } else {
+            SHORT
+        };
         assert!(!text.contains('\n'), "{name}: {text}");
-        assert!(text.len() <= most, "{name}: {} bytes: {text:.1500}", text.len());
-        assert!(text.len() <= few[name].len() + DIGITS, "{name} grows with what is granted: {text:.1500}");
+        assert!(
+            text.len() <= most,
+            "{name}: {} bytes: {text:.1500}",
+            text.len()
+        );
+        assert!(
+            text.len() <= few[name].len() + DIGITS,
+            "{name} grows with what is granted: {text:.1500}"
+        );
     }
-    let missing: Vec<String> =
-        exported().into_iter().filter(|name| !many.contains_key(&**name) && !NO_VALUES.contains(&&**name)).collect();
+    let missing: Vec<String> = exported()
+        .into_iter()
+        .filter(|name| !many.contains_key(&**name) && !NO_VALUES.contains(&&**name))
+        .collect();
     assert!(missing.is_empty(), "show one of each: {missing:?}");
 }

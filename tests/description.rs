@@ -11,7 +11,9 @@ const FOLDERS: [(&str, &str); 5] = [
 ];
 
 fn full(path: &str) -> String {
-    let long = FOLDERS.iter().find_map(|(short, long)| Some(format!("{long}{}", path.strip_prefix(short)?)));
+    let long = FOLDERS
+        .iter()
+        .find_map(|(short, long)| Some(format!("{long}{}", path.strip_prefix(short)?)));
     long.unwrap_or_else(|| path.to_owned())
 }
 
@@ -20,7 +22,10 @@ fn every_file_and_test_of_the_description_is_there() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(root.join("docs/DESCRIPTION.md")).expect("the document");
     let (mut files, mut tests, mut missing) = (0, 0, Vec::new());
-    for line in text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| behaviour")) {
+    for line in text
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| behaviour"))
+    {
         let cells: Vec<&str> = line.trim_matches('|').split('|').collect();
         assert_eq!(cells.len(), 3, "{line}");
         assert!(cells[2].contains('`'), "a row names what shows it: {line}");
@@ -50,5 +55,8 @@ fn every_file_and_test_of_the_description_is_there() {
         }
     }
     assert!(missing.is_empty(), "not there: {missing:#?}");
-    assert!(files > 90 && tests > 60, "{files} files and {tests} tests were looked for");
+    assert!(
+        files > 90 && tests > 60,
+        "{files} files and {tests} tests were looked for"
+    );
 }

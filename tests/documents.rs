@@ -37,22 +37,42 @@ fn between(text: &str, mark: char) -> BTreeSet<String> {
 
 /// Says whether a word is the name of a case of one of these folders.
 fn is_case(folders: &[&str], word: &str) -> bool {
-    let files = CASES.iter().filter(|(folder, _)| folders.contains(folder)).flat_map(|(_, files)| files.iter());
-    files.map(|file| word.strip_prefix(file)).any(|rest| rest.is_some_and(|rest| rest.starts_with("::")))
+    let files = CASES
+        .iter()
+        .filter(|(folder, _)| folders.contains(folder))
+        .flat_map(|(_, files)| files.iter());
+    files
+        .map(|file| word.strip_prefix(file))
+        .any(|rest| rest.is_some_and(|rest| rest.starts_with("::")))
 }
 
 /// Finds the cases in the lists of these folders.
 fn cases(folders: &[&str]) -> BTreeSet<String> {
     let files = CASES.iter().filter(|(folder, _)| folders.contains(folder));
-    let paths = files.flat_map(|(folder, files)| files.iter().map(move |file| format!("tests/{folder}/{file}.rs")));
+    let paths = files.flat_map(|(folder, files)| {
+        files
+            .iter()
+            .map(move |file| format!("tests/{folder}/{file}.rs"))
+    });
     let sources: String = paths.map(|path| read(&path)).collect();
-    between(&sources, '"').into_iter().filter(|word| is_case(folders, word)).collect()
+    between(&sources, '"')
+        .into_iter()
+        .filter(|word| is_case(folders, word))
+        .collect()
 }
 
 /// Says whether the words name a file of the tree and a test that is in it.
 fn names_a_test_of_a_file(words: &BTreeSet<String>) -> bool {
-    let files: Vec<String> = words.iter().filter(|word| word.ends_with(".rs")).map(|path| read(path)).collect();
-    let is_there = |name: &String| files.iter().any(|file| file.contains(&format!("fn {name}()")));
+    let files: Vec<String> = words
+        .iter()
+        .filter(|word| word.ends_with(".rs"))
+        .map(|path| read(path))
+        .collect();
+    let is_there = |name: &String| {
+        files
+            .iter()
+            .any(|file| file.contains(&format!("fn {name}()")))
+    };
     words.iter().any(|word| !word.is_empty() && is_there(word))
 }
 
@@ -60,8 +80,15 @@ fn names_a_test_of_a_file(words: &BTreeSet<String>) -> bool {
 #[test]
 fn a_blocks_life_leads_from_file_to_file() {
     let text = read("docs/DESIGN.md");
-    let life = text.split("\n## ").find(|part| part.starts_with("One block's life")).expect("the section");
-    let rows: Vec<&str> = life.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
+    let life = text
+        .split("\n## ")
+        .find(|part| part.starts_with("One block's life"))
+        .expect("the section");
+    let rows: Vec<&str> = life
+        .lines()
+        .filter(|line| line.starts_with("| "))
+        .skip(1)
+        .collect();
     assert!(rows.len() > 10, "{rows:?}");
     for row in rows {
         let places = row.rsplit('|').nth(1).expect("a column");
@@ -76,34 +103,60 @@ fn a_blocks_life_leads_from_file_to_file() {
                 let path = format!("{folder}{file}");
                 let (first, rest) = path.split_once('/').expect("a folder");
                 let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
-                let there = [top.join("ipc-rc/src").join(&path), top.join(first).join("src").join(rest)];
-                assert!(there.iter().any(|path| path.is_file()), "{path} is not there: {row}");
+                let there = [
+                    top.join("ipc-rc/src").join(&path),
+                    top.join(first).join("src").join(rest),
+                ];
+                assert!(
+                    there.iter().any(|path| path.is_file()),
+                    "{path} is not there: {row}"
+                );
             }
         }
     }
 }
 
-/// Every row of the death table names its cases, every case that it names is in a list of its folder, and every case of
-/// a death is in the table.
+/// Every row of the death table names its cases, every case that it names is in a list of its
+/// folder, and every case of a death is in the table.
 #[test]
 fn the_death_table_and_the_cases_name_each_other() {
     let folders = ["processes", "faults", "security"];
     let guarantees = read("docs/GUARANTEES.md");
-    let (_, table) = guarantees.split_once("## The death table").expect("there is one");
+    let (_, table) = guarantees
+        .split_once("## The death table")
+        .expect("there is one");
     let table = table.split("\n## ").next().expect("a section");
     let cases = cases(&folders);
     let mut named = BTreeSet::new();
     for row in table.lines().filter(|line| line.starts_with("| ")).skip(1) {
-        let names = row.trim_end_matches('|').rsplit('|').next().expect("a row has columns");
+        let names = row
+            .trim_end_matches('|')
+            .rsplit('|')
+            .next()
+            .expect("a row has columns");
         let quoted = between(names, '`');
-        let names: Vec<String> = quoted.iter().filter(|word| is_case(&folders, word)).cloned().collect();
-        assert!(!names.is_empty() || names_a_test_of_a_file(&quoted), "a row names no case: {row}");
+        let names: Vec<String> = quoted
+            .iter()
+            .filter(|word| is_case(&folders, word))
+            .cloned()
+            .collect();
+        assert!(
+            !names.is_empty() || names_a_test_of_a_file(&quoted),
+            "a row names no case: {row}"
+        );
         for name in &names {
-            assert!(cases.contains(name), "the table names {name}, which is no case");
+            assert!(
+                cases.contains(name),
+                "the table names {name}, which is no case"
+            );
         }
         named.extend(names);
     }
-    assert!(named.len() >= 45, "the table names only {} cases", named.len());
+    assert!(
+        named.len() >= 45,
+        "the table names only {} cases",
+        named.len()
+    );
     let of_a_death = |case: &&String| case.starts_with("death::") || case.contains("_die");
     for case in cases.iter().filter(of_a_death) {
         assert!(named.contains(case), "the table lacks {case}");
@@ -122,36 +175,58 @@ fn sources(folder: &Path) -> String {
     texts.collect()
 }
 
-/// Every mutant says what it breaks, every test that must find it exists, and docs/TESTING.md has the same table.
+/// Every mutant says what it breaks, every test that must find it exists, and docs/TESTING.md has
+/// the same table.
 #[test]
 fn the_mutants_name_tests_that_exist_and_the_table_names_both() {
     let testing = read("docs/TESTING.md");
-    let (_, table) = testing.split_once("\n| found by | mutants |\n|---|---|\n").expect("there is one");
+    let (_, table) = testing
+        .split_once("\n| found by | mutants |\n|---|---|\n")
+        .expect("there is one");
     let mut rows = BTreeSet::new();
     for row in table.lines().take_while(|line| line.starts_with("| ")) {
         let (finder, names) = row.trim_matches('|').split_once('|').expect("two columns");
-        let names = names.split(',').map(|name| name.trim().trim_matches('`').to_owned());
+        let names = names
+            .split(',')
+            .map(|name| name.trim().trim_matches('`').to_owned());
         rows.extend(names.map(|name| (finder.trim().trim_matches('`').to_owned(), name)));
     }
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
     let sources = sources(&top.join("tests")) + &sources(&top.join("crates"));
-    let words: BTreeSet<&str> = sources.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+    let words: BTreeSet<&str> = sources
+        .split(|c: char| !c.is_alphanumeric() && c != '_')
+        .collect();
     let (mut mutants, mut finders) = (0, BTreeSet::new());
     for entry in std::fs::read_dir(top.join("ci/mutants.d")).expect("a folder") {
         let path = entry.expect("an entry").path();
         let name = path.file_stem().expect("a name").to_string_lossy();
         let patch = std::fs::read_to_string(&path).expect("text");
-        let (head, _) = patch.split_once("\n\n").unwrap_or_else(|| panic!("{name} has no head"));
-        let (sentence, checks) = head.split_once('\n').unwrap_or_else(|| panic!("{name} names no check"));
+        let (head, _) = patch
+            .split_once("\n\n")
+            .unwrap_or_else(|| panic!("{name} has no head"));
+        let (sentence, checks) = head
+            .split_once('\n')
+            .unwrap_or_else(|| panic!("{name} names no check"));
         assert!(sentence.contains(' '), "{name} does not say what is broken");
         for check in checks.lines() {
-            let check = check.strip_prefix("found by: ").unwrap_or_else(|| panic!("{name}: {check}"));
-            let (how, what) = check.split_once(" => ").unwrap_or_else(|| panic!("{name}: {check}"));
+            let check = check
+                .strip_prefix("found by: ")
+                .unwrap_or_else(|| panic!("{name}: {check}"));
+            let (how, what) = check
+                .split_once(" => ")
+                .unwrap_or_else(|| panic!("{name}: {check}"));
             let kind = how.split(' ').next().expect("a kind");
             // The other kinds run the program, and say what it prints.
-            let finder = if ["test", "loom"].contains(&kind) { what } else { kind };
+            let finder = if ["test", "loom"].contains(&kind) {
+                what
+            } else {
+                kind
+            };
             let last = finder.rsplit("::").next().expect("a name");
-            assert!(words.contains(last), "{name} is found by {last}, which is nowhere");
+            assert!(
+                words.contains(last),
+                "{name} is found by {last}, which is nowhere"
+            );
             finders.insert((finder.to_owned(), name.clone().into_owned()));
         }
         mutants += 1;
@@ -165,26 +240,47 @@ fn the_mutants_name_tests_that_exist_and_the_table_names_both() {
 fn the_attacks_and_the_cases_name_each_other() {
     let folders = ["security", "faults"];
     let cases = cases(&folders);
-    let named: BTreeSet<String> =
-        between(&read("SECURITY.md"), '`').into_iter().filter(|word| is_case(&folders, word)).collect();
+    let named: BTreeSet<String> = between(&read("SECURITY.md"), '`')
+        .into_iter()
+        .filter(|word| is_case(&folders, word))
+        .collect();
     for name in &named {
-        assert!(cases.contains(name), "SECURITY.md names {name}, which is no case");
+        assert!(
+            cases.contains(name),
+            "SECURITY.md names {name}, which is no case"
+        );
     }
     for case in cases.iter().filter(|case| is_case(&["security"], case)) {
         assert!(named.contains(case), "SECURITY.md lacks {case}");
     }
-    assert!(named.len() >= 25, "SECURITY.md names only {} cases", named.len());
+    assert!(
+        named.len() >= 25,
+        "SECURITY.md names only {} cases",
+        named.len()
+    );
 }
 
 #[test]
 fn the_readme_names_the_features_and_the_toolchain() {
     let (readme, manifest) = (read("README.md"), read("Cargo.toml"));
     for feature in ["host", "cuda", "hip"] {
-        assert!(manifest.contains(&format!("\n{feature} = [")), "no feature {feature}");
-        assert!(readme.contains(&format!("| `{feature}`")), "the README lacks the feature {feature}");
+        assert!(
+            manifest.contains(&format!("\n{feature} = [")),
+            "no feature {feature}"
+        );
+        assert!(
+            readme.contains(&format!("| `{feature}`")),
+            "the README lacks the feature {feature}"
+        );
     }
-    let msrv = manifest.lines().find_map(|line| line.strip_prefix("rust-version = ")).expect("a version");
-    assert!(readme.contains(msrv.trim_matches('"')), "the README names another toolchain than {msrv}");
+    let msrv = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("rust-version = "))
+        .expect("a version");
+    assert!(
+        readme.contains(msrv.trim_matches('"')),
+        "the README names another toolchain than {msrv}"
+    );
     for document in [
         "ALLOCATORS",
         "C",
@@ -201,20 +297,31 @@ fn the_readme_names_the_features_and_the_toolchain() {
         "TOOLS",
         "WIRE",
     ] {
-        assert!(readme.contains(&format!("docs/{document}.md")), "the README lacks docs/{document}.md");
+        assert!(
+            readme.contains(&format!("docs/{document}.md")),
+            "the README lacks docs/{document}.md"
+        );
         assert!(!read(&format!("docs/{document}.md")).is_empty());
     }
 }
 
-/// The map of a block's life names files that are there, and no step leads through more than two folders.
+/// The map of a block's life names files that are there, and no step leads through more than two
+/// folders.
 #[test]
 fn the_map_of_a_blocks_life_is_the_trees() {
     let design = read("docs/DESIGN.md");
-    let map = design.split("## ").find(|section| section.starts_with("One block's life")).expect("the map");
+    let map = design
+        .split("## ")
+        .find(|section| section.starts_with("One block's life"))
+        .expect("the map");
     let rows: Vec<&str> = map.lines().filter(|line| line.ends_with("` |")).collect();
     assert!(rows.len() >= 12, "{} steps", rows.len());
     for row in rows {
-        let place = row.trim_end_matches(" |").rsplit("| ").next().expect("a last column");
+        let place = row
+            .trim_end_matches(" |")
+            .rsplit("| ")
+            .next()
+            .expect("a last column");
         let mut folders = BTreeSet::new();
         let mut folder = "";
         for path in place.split('`').skip(1).step_by(2) {
@@ -231,7 +338,9 @@ fn the_map_of_a_blocks_life_is_the_trees() {
                 "producer" | "consumer" => format!("crates/ipc-rc/src/{folder}"),
                 _ => format!("crates/{first}/src/{rest}"),
             };
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(source).join(name);
+            let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join(source)
+                .join(name);
             assert!(path.exists(), "{} is not there: {row}", path.display());
         }
         assert!((1..=2).contains(&folders.len()), "{folders:?}: {row}");

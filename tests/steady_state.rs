@@ -12,7 +12,8 @@ thread_local!(static COUNT: Cell<u64> = const { Cell::new(0) });
 /// The system's allocator, which counts for each thread.
 struct Counting;
 
-// SAFETY: `GlobalAlloc` asks that blocks are what `System` gives and takes: every call goes there unchanged.
+// SAFETY: `GlobalAlloc` asks that blocks are what `System` gives and takes: every call goes there
+// unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|count| count.set(count.get() + 1));
@@ -40,9 +41,18 @@ fn allocations(mut run: impl FnMut()) -> u64 {
 #[test]
 fn a_grant_and_what_is_said_about_it_allocate_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
-    let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
-    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
-    let participant = Participant::builder(gpu).connect(session.socket_path()).expect("connected");
+    let gpu = Gpu::new(
+        HostBackend::new(HostConfig::default()).expect("it opens"),
+        DeviceId(0),
+    )
+    .expect("a device");
+    let session = Session::builder(gpu.clone())
+        .socket(dir.path().join("s"))
+        .open()
+        .expect("a session");
+    let participant = Participant::builder(gpu)
+        .connect(session.socket_path())
+        .expect("connected");
     let block = session.alloc(4096).expect("there is room");
     let to = To::Participant(participant.id());
 
@@ -58,7 +68,9 @@ fn a_grant_and_what_is_said_about_it_allocate_nothing() {
     assert_eq!(cancelled, 0, "a grant, its cancel, and the message");
 
     let tickets = allocations(|| {
-        let ticket = block.share(To::Ticket(Claims::Once), After::Done).expect("a ticket");
+        let ticket = block
+            .share(To::Ticket(Claims::Once), After::Done)
+            .expect("a ticket");
         assert!(block.cancel(&ticket).expect("it is ours"));
     });
     // Rows are kept for a while and used again: the table grows until then.
@@ -66,13 +78,27 @@ fn a_grant_and_what_is_said_about_it_allocate_nothing() {
 
     let leases = allocations(|| {
         let descriptor = block.share(to, After::Done).expect("shared");
-        drop(participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed"));
+        drop(
+            participant
+                .claim(descriptor.as_bytes(), Wait::None, None)
+                .expect("claimed"),
+        );
         session.collect();
     });
     assert_eq!(leases, 0, "grant, claim, release and retire");
 
-    let held = participant.claim(block.share(to, After::Done).expect("shared").as_bytes(), Wait::None, None);
+    let held = participant.claim(
+        block.share(to, After::Done).expect("shared").as_bytes(),
+        Wait::None,
+        None,
+    );
     let held = held.expect("claimed");
-    let handles = allocations(|| drop((held.clone(), held.slice(0..16).expect("inside"), held.state())));
+    let handles = allocations(|| {
+        drop((
+            held.clone(),
+            held.slice(0..16).expect("inside"),
+            held.state(),
+        ))
+    });
     assert_eq!(handles, 0, "clones and slices of what is held");
 }

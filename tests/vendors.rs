@@ -1,14 +1,17 @@
-//! Several vendors in one process: a host device and a HIP one, the latter from a library that stands in for AMD's.
+//! Several vendors in one process: a host device and a HIP one, the latter from a library that
+//! stands in for AMD's.
 //!
-//! The library is chosen before anything else, so this is a program of its own; it starts itself again as the process
-//! that consumes from both.
+//! The library is chosen before anything else, so this is a program of its own; it starts itself
+//! again as the process that consumes from both.
 
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use gpu_ipc::hip::{self, Proof, Step, Version};
-use gpu_ipc::{After, BackendKind, Error, Gpu, Participant, ParticipantId, Session, Stream, To, Wait, detect};
+use gpu_ipc::{
+    After, BackendKind, Error, Gpu, Participant, ParticipantId, Session, Stream, To, Wait, detect,
+};
 use harness::{Child, say};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde::{Deserialize, Serialize};
@@ -43,7 +46,8 @@ fn main() {
         ("GPU_IPC_SHIM_INJECT", "no-uuid".into()),
         ("GPU_IPC_HOST_DEVICES", "1".into()),
     ] {
-        // SAFETY: `set_var` asks that no other thread reads the environment: this is the only thread.
+        // SAFETY: `set_var` asks that no other thread reads the environment: this is the only
+        // thread.
         unsafe { env::set_var(name, value) };
     }
     let trial = |name: &str, run: fn()| {
@@ -66,7 +70,9 @@ fn library() -> PathBuf {
 }
 
 fn gpu(kind: BackendKind) -> Gpu {
-    detect().and_then(|found| found.first(kind)).unwrap_or_else(|error| panic!("no {kind}: {error}"))
+    detect()
+        .and_then(|found| found.first(kind))
+        .unwrap_or_else(|error| panic!("no {kind}: {error}"))
 }
 
 fn both() {
@@ -74,23 +80,35 @@ fn both() {
     let mut sessions = Vec::new();
     for kind in VENDORS {
         let gpu = gpu(kind);
-        let session =
-            Session::builder(gpu.clone()).socket(directory.path().join(kind.name())).open().expect("a session");
+        let session = Session::builder(gpu.clone())
+            .socket(directory.path().join(kind.name()))
+            .open()
+            .expect("a session");
         let stream = Stream::create(&gpu).expect("a stream");
         sessions.push((kind, gpu, session, stream));
     }
-    let mut consumer = Child::<Vec<u8>, Said>::start(&Consumer { sockets: directory.path().into() });
+    let mut consumer = Child::<Vec<u8>, Said>::start(&Consumer {
+        sockets: directory.path().into(),
+    });
     let mut blocks = Vec::new();
     for (kind, gpu, session, stream) in &sessions {
         let said = consumer.answer();
-        let Some(Said::Joined(id)) = said else { panic!("it does not connect: {said:?}") };
+        let Some(Said::Joined(id)) = said else {
+            panic!("it does not connect: {said:?}")
+        };
         let participant = ParticipantId(id);
         let block = session.alloc(4096).expect("there is room");
         let stamp = (*kind as u64).to_le_bytes();
-        // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: it is waited for.
-        unsafe { gpu.backend().copy_to_device(stream.raw(), block.device_ptr(), stamp.as_ptr(), 8) }
-            .expect("it queues");
-        let descriptor = block.share(To::Participant(participant), After::Stream(stream)).expect("shared");
+        // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is
+        // done: it is waited for.
+        unsafe {
+            gpu.backend()
+                .copy_to_device(stream.raw(), block.device_ptr(), stamp.as_ptr(), 8)
+        }
+        .expect("it queues");
+        let descriptor = block
+            .share(To::Participant(participant), After::Stream(stream))
+            .expect("shared");
         consumer.tell(&descriptor.as_bytes().to_vec());
         stream.synchronize().expect("it runs");
         blocks.push(block);
@@ -105,16 +123,25 @@ fn both() {
 fn consume(directory: &Path) {
     let sides = VENDORS.map(|kind| {
         let gpu = gpu(kind);
-        let participant = Participant::builder(gpu.clone()).connect(directory.join(kind.name())).expect("connected");
+        let participant = Participant::builder(gpu.clone())
+            .connect(directory.join(kind.name()))
+            .expect("connected");
         say(&Said::Joined(participant.id().0));
         (Stream::create(&gpu).expect("a stream"), gpu, participant)
     });
     for (stream, gpu, participant) in &sides {
         let bytes: Vec<u8> = harness::next().expect("a descriptor");
-        let block = participant.claim(&bytes, Wait::Stream(stream), None).expect("claimed");
+        let block = participant
+            .claim(&bytes, Wait::Stream(stream), None)
+            .expect("claimed");
         let mut stamp = [0; 8];
-        // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until it is done: it is waited for.
-        unsafe { gpu.backend().copy_to_host(stream.raw(), stamp.as_mut_ptr(), block.device_ptr(), 8) }.expect("queued");
+        // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until it is done:
+        // it is waited for.
+        unsafe {
+            gpu.backend()
+                .copy_to_host(stream.raw(), stamp.as_mut_ptr(), block.device_ptr(), 8)
+        }
+        .expect("queued");
         stream.synchronize().expect("it runs");
         say(&Said::Stamp(u64::from_le_bytes(stamp)));
     }
@@ -122,20 +149,40 @@ fn consume(directory: &Path) {
 
 fn apart() {
     let [host, hip] = VENDORS.map(gpu);
-    assert_eq!((host.kind(), hip.kind()), (BackendKind::Host, BackendKind::Hip));
-    assert!(hip.caps().fd && hip.caps().stream_writes && !hip.caps().stream_waits && !hip.caps().event_ipc);
+    assert_eq!(
+        (host.kind(), hip.kind()),
+        (BackendKind::Host, BackendKind::Hip)
+    );
+    assert!(
+        hip.caps().fd
+            && hip.caps().stream_writes
+            && !hip.caps().stream_waits
+            && !hip.caps().event_ipc
+    );
     let found = detect().expect("the environment is right");
     for (kind, other) in [(BackendKind::Host, &hip), (BackendKind::Hip, &host)] {
-        let error = found.device(kind, other.uuid()).expect_err("it is the other's");
-        assert!(matches!(error, Error::NoDevice { backend, .. } if backend == kind), "{error}");
+        let error = found
+            .device(kind, other.uuid())
+            .expect_err("it is the other's");
+        assert!(
+            matches!(error, Error::NoDevice { backend, .. } if backend == kind),
+            "{error}"
+        );
     }
     // A session of one, and a device of the other to map its memory with.
     let directory = tempfile::tempdir().expect("a directory");
-    let session = Session::builder(host).socket(directory.path().join("s")).open().expect("a session");
-    let error = Participant::builder(hip).connect(session.socket_path()).expect_err("another vendor's device");
+    let session = Session::builder(host)
+        .socket(directory.path().join("s"))
+        .open()
+        .expect("a session");
+    let error = Participant::builder(hip)
+        .connect(session.socket_path())
+        .expect_err("another vendor's device");
     let text = error.to_string();
     assert!(
-        matches!(error, Error::Refused { .. }) && text.contains("hip device") && text.contains("host device"),
+        matches!(error, Error::Refused { .. })
+            && text.contains("hip device")
+            && text.contains("host device"),
         "{text}"
     );
 }

@@ -29,18 +29,34 @@ pub const CASES: &[Case] = &[
     ("alloc", Before::Block, alloc),
     ("drop_many", Before::Block, drop_sent),
     ("drop_in_limbo_0", Before::Block, drop_sent_held),
-    ("drop_in_limbo_100000", Before::Limbo(100_000), drop_sent_held),
+    (
+        "drop_in_limbo_100000",
+        Before::Limbo(100_000),
+        drop_sent_held,
+    ),
     ("heap_pair_10", Before::Block, |pair| heap_pairs(pair, 10)),
-    ("heap_pair_1000", Before::Block, |pair| heap_pairs(pair, 1_000)),
-    ("heap_pair_100000", Before::Block, |pair| heap_pairs(pair, 100_000)),
-    ("thread_heaps_pair_10", Before::Block, |pair| thread_heaps_pairs(pair, 10)),
-    ("thread_heaps_pair_1000", Before::Block, |pair| thread_heaps_pairs(pair, 1_000)),
-    ("thread_heaps_pair_100000", Before::Block, |pair| thread_heaps_pairs(pair, 100_000)),
+    ("heap_pair_1000", Before::Block, |pair| {
+        heap_pairs(pair, 1_000)
+    }),
+    ("heap_pair_100000", Before::Block, |pair| {
+        heap_pairs(pair, 100_000)
+    }),
+    ("thread_heaps_pair_10", Before::Block, |pair| {
+        thread_heaps_pairs(pair, 10)
+    }),
+    ("thread_heaps_pair_1000", Before::Block, |pair| {
+        thread_heaps_pairs(pair, 1_000)
+    }),
+    ("thread_heaps_pair_100000", Before::Block, |pair| {
+        thread_heaps_pairs(pair, 100_000)
+    }),
 ];
 
 fn share(pair: &mut Pair) {
     let descriptors = pair.measure(vec![(); BATCH], |pair, ()| pair.share(&pair.block));
-    descriptors.iter().for_each(|descriptor| drop(pair.claim(descriptor)));
+    descriptors
+        .iter()
+        .for_each(|descriptor| drop(pair.claim(descriptor)));
     pair.session.collect();
 }
 
@@ -92,22 +108,30 @@ fn share_many(pair: &mut Pair) {
     let many = pair.measure(vec![()], |pair, ()| {
         let grants = [(&pair.block, pair.to()); BATCH];
         (0..pair.burden * BATCH as u64).for_each(|n| _ = black_box(n));
-        pair.session.share_many(&grants, After::Done, &ShareOptions::default()).expect("shared")
+        pair.session
+            .share_many(&grants, After::Done, &ShareOptions::default())
+            .expect("shared")
     });
-    many.iter().flatten().for_each(|descriptor| drop(pair.claim(descriptor)));
+    many.iter()
+        .flatten()
+        .for_each(|descriptor| drop(pair.claim(descriptor)));
     pair.session.collect();
 }
 
 /// One block for several participants at a time.
 fn fan_out(pair: &mut Pair) {
     let shared = pair.measure(vec![(); BATCH / CROWD], |pair, ()| pair.share_all());
-    shared.iter().for_each(|descriptors| pair.claim_all(descriptors));
+    shared
+        .iter()
+        .for_each(|descriptors| pair.claim_all(descriptors));
     pair.session.collect();
 }
 
 fn claim_many(pair: &mut Pair) {
     let descriptors = pair.descriptors();
-    let claimed = pair.measure(vec![()], |pair, ()| pair.participant.claim_many(&descriptors, Wait::None, None));
+    let claimed = pair.measure(vec![()], |pair, ()| {
+        pair.participant.claim_many(&descriptors, Wait::None, None)
+    });
     assert!(claimed.iter().flatten().all(Result::is_ok));
     drop(claimed);
     pair.session.collect();
@@ -121,19 +145,30 @@ fn drop_received_many(pair: &mut Pair) {
 
 /// A lease that any participant may claim; the claim is a question to the session's thread.
 fn ticket(pair: &mut Pair) {
-    let issued = pair
-        .measure(vec![(); BATCH], |pair, ()| pair.block.share(To::Ticket(Claims::Once), After::Done).expect("issued"));
-    assert!(issued.iter().all(|ticket| pair.block.cancel(ticket).expect("it is ours")));
+    let issued = pair.measure(vec![(); BATCH], |pair, ()| {
+        pair.block
+            .share(To::Ticket(Claims::Once), After::Done)
+            .expect("issued")
+    });
+    assert!(
+        issued
+            .iter()
+            .all(|ticket| pair.block.cancel(ticket).expect("it is ours"))
+    );
 }
 
 fn cancel(pair: &mut Pair) {
     let descriptors = pair.descriptors();
-    let cancelled = pair.measure(descriptors, |pair, descriptor| pair.block.cancel(&descriptor).expect("it is ours"));
+    let cancelled = pair.measure(descriptors, |pair, descriptor| {
+        pair.block.cancel(&descriptor).expect("it is ours")
+    });
     assert!(cancelled.iter().all(|&is_cancelled| is_cancelled));
 }
 
 fn alloc(pair: &mut Pair) {
-    pair.measure(vec![(); BATCH], |pair, ()| pair.session.alloc(256).expect("there is room"));
+    pair.measure(vec![(); BATCH], |pair, ()| {
+        pair.session.alloc(256).expect("there is room")
+    });
 }
 
 /// Blocks that nobody holds.
@@ -145,7 +180,10 @@ fn drop_sent(pair: &mut Pair) {
 /// Blocks that somebody holds.
 fn drop_sent_held(pair: &mut Pair) {
     let blocks = pair.blocks();
-    let held: Vec<ReceivedBlock> = blocks.iter().map(|block| pair.claim(&pair.share(block))).collect();
+    let held: Vec<ReceivedBlock> = blocks
+        .iter()
+        .map(|block| pair.claim(&pair.share(block)))
+        .collect();
     pair.measure(blocks, |_, block| drop(block));
     drop(held);
     pair.session.collect();
@@ -159,7 +197,10 @@ fn heap_pairs(pair: &mut Pair, live: usize) {
 
 /// The same by one of two heaps, each for a thread: only this one allocates.
 fn thread_heaps_pairs(pair: &mut Pair, live: usize) {
-    let heap = pair.thread_heaps.take().unwrap_or_else(|| Heap::for_threads(live));
+    let heap = pair
+        .thread_heaps
+        .take()
+        .unwrap_or_else(|| Heap::for_threads(live));
     pair.thread_heaps = Some(heap_round(pair, heap));
 }
 

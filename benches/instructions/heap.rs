@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::hint::black_box;
 use std::num::NonZeroUsize;
 
-use gpu_ipc::allocators::{Allocator as _, Bfc, BfcOptions, Growth, Request, Simulated, ThreadHeaps};
+use gpu_ipc::allocators::{
+    Allocator as _, Bfc, BfcOptions, Growth, Request, Simulated, ThreadHeaps,
+};
 
 /// Bytes that everything fits in.
 const ROOM: u64 = 512 << 30;
@@ -70,7 +72,11 @@ impl Heap<HeapForEach> {
 
 impl<A: Subject> Heap<A> {
     fn filled(allocator: A, live: usize) -> Heap<A> {
-        let mut heap = Heap { allocator, held: Vec::with_capacity(live), random: 0x9e37_79b9_7f4a_7c15 };
+        let mut heap = Heap {
+            allocator,
+            held: Vec::with_capacity(live),
+            random: 0x9e37_79b9_7f4a_7c15,
+        };
         for _ in 0..live {
             let bytes = heap.bytes();
             heap.held.push(Cell::new(heap.allocator.take(bytes)));
@@ -84,7 +90,14 @@ impl<A: Subject> Heap<A> {
 
     /// Chooses what is freed in each of some pairs, and what is asked for then.
     pub fn plan(&mut self, pairs: usize) -> Vec<(usize, u64)> {
-        (0..pairs).map(|_| ((self.number() % self.held.len() as u64) as usize, self.bytes())).collect()
+        (0..pairs)
+            .map(|_| {
+                (
+                    (self.number() % self.held.len() as u64) as usize,
+                    self.bytes(),
+                )
+            })
+            .collect()
     }
 
     /// Frees a chunk and allocates another.

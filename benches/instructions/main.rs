@@ -1,11 +1,13 @@
-//! What the paths of a lease and of a heap cost in instructions, against upper bounds: `ci/instructions`.
+//! What the paths of a lease and of a heap cost in instructions, against upper bounds:
+//! `ci/instructions`.
 //!
-//! What asks another thread cannot be counted so: the claim of a ticket, a forward, a mapping, an object. Nor are
-//! streams: on shared memory a thread is one.
+//! What asks another thread cannot be counted so: the claim of a ticket, a forward, a mapping, an
+//! object. Nor are streams: on shared memory a thread is one.
 //!
-//! A count says the same on a slow machine and on a busy one, so it can fail a build where a time cannot. Each case
-//! runs in a process of its own, which is stepped through what is measured; `bounds.csv` holds the bounds. Beforehand
-//! the library's threads are stopped where they sleep, so none of them runs beside the case.
+//! A count says the same on a slow machine and on a busy one, so it can fail a build where a time
+//! cannot. Each case runs in a process of its own, which is stepped through what is measured;
+//! `bounds.csv` holds the bounds. Beforehand the library's threads are stopped where they sleep, so
+//! none of them runs beside the case.
 //!
 //! ```text
 //! instructions                  counts every case and compares it with its bound
@@ -41,20 +43,26 @@ const COUNTED: usize = 1;
 const TIMED: usize = 1_000;
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let args: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| arg != "--bench")
+        .collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => count_all(0),
         ["--burden", n] => count_all(n.parse().expect("a number")),
         ["--calls"] => compare_calls(0),
         ["--calls", "--burden", n] => compare_calls(n.parse().expect("a number")),
-        ["--cycles", cycles, "--burden", n] => {
-            cycles_with_calls(cycles.parse().expect("a number"), n.parse().expect("a number"))
-        }
+        ["--cycles", cycles, "--burden", n] => cycles_with_calls(
+            cycles.parse().expect("a number"),
+            n.parse().expect("a number"),
+        ),
         ["--times"] => times(),
         ["--profile", name] => profile(name),
         ["--case", name, "--burden", n] => one(name, n.parse().expect("a number")),
         _ => {
-            eprintln!("instructions: the first lines of benches/instructions.rs say how it is called");
+            eprintln!(
+                "instructions: the first lines of benches/instructions.rs say how it is called"
+            );
             ExitCode::FAILURE
         }
     }
@@ -72,7 +80,8 @@ fn one(name: &str, burden: u64) -> ExitCode {
     };
     let mut pair = Pair::new(before, burden);
     stepper::submit();
-    // Before the first round: a collect by the session's thread would give slots back in another order.
+    // Before the first round: a collect by the session's thread would give slots back in another
+    // order.
     stepper::hold_others_here();
     (0..WARM).for_each(|_| round(&mut pair));
     pair.marks = true;
@@ -107,7 +116,11 @@ fn count_all(burden: u64) -> ExitCode {
         .collect();
     let mut failed = bounds.len() != CASES.len();
     if failed {
-        eprintln!("instructions: bounds.csv has {} cases, the program {}", bounds.len(), CASES.len());
+        eprintln!(
+            "instructions: bounds.csv has {} cases, the program {}",
+            bounds.len(),
+            CASES.len()
+        );
     }
     println!("{:<24}{:>12}{:>8}", "case", "instructions", "bound");
     for (name, ..) in CASES.iter().take(if burden == 0 { CASES.len() } else { 1 }) {
@@ -128,28 +141,49 @@ fn count_all(burden: u64) -> ExitCode {
             }
         }
     }
-    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 /// Counts the instructions of one operation, on average over the rounds.
 fn count(name: &str, burden: u64) -> Result<u64, String> {
     let steps = stepper::count(&mut case(name, burden)?, What::Instructions)?;
     let per_operation = steps.count / (COUNTED * BATCH) as u64;
-    if per_operation == 0 { Err("nothing was counted".into()) } else { Ok(per_operation) }
+    if per_operation == 0 {
+        Err("nothing was counted".into())
+    } else {
+        Ok(per_operation)
+    }
 }
 
-/// Cycles with the library's own threads running, of which the calling thread's system calls are counted. A burden of
-/// `n` is one system call in every `n` cycles.
+/// Cycles with the library's own threads running, of which the calling thread's system calls are
+/// counted. A burden of `n` is one system call in every `n` cycles.
 fn cycles_with_calls(cycles: u64, burden: u64) -> ExitCode {
     let dir = tempfile::tempdir().expect("a directory");
-    let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
-    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
-    let participant = Participant::builder(gpu).connect(session.socket_path()).expect("connected");
+    let gpu = Gpu::new(
+        HostBackend::new(HostConfig::default()).expect("it opens"),
+        DeviceId(0),
+    )
+    .expect("a device");
+    let session = Session::builder(gpu.clone())
+        .socket(dir.path().join("s"))
+        .open()
+        .expect("a session");
+    let participant = Participant::builder(gpu)
+        .connect(session.socket_path())
+        .expect("connected");
     let block = session.alloc(4096).expect("there is room");
     let to = To::Participant(participant.id());
     let cycle = || {
         let descriptor = block.share(to, After::Done).expect("shared");
-        drop(participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed"));
+        drop(
+            participant
+                .claim(descriptor.as_bytes(), Wait::None, None)
+                .expect("claimed"),
+        );
         session.collect()
     };
     (0..1_000).for_each(|_| drop(cycle()));
@@ -171,7 +205,8 @@ fn compare_calls(burden: u64) -> ExitCode {
         command.args(["--cycles", cycles, "--burden", &burden.to_string()]);
         stepper::count(&mut command, What::Calls).map(|steps| steps.count)
     };
-    // The session's thread may hold a lock at the very moment: that waits in the kernel, and does not come three times.
+    // The session's thread may hold a lock at the very moment: that waits in the kernel, and does
+    // not come three times.
     for _ in 0..3 {
         match (calls("10000"), calls("20000")) {
             (Ok(once), Ok(twice)) => {
@@ -180,7 +215,9 @@ fn compare_calls(burden: u64) -> ExitCode {
                     return ExitCode::SUCCESS;
                 }
             }
-            (once, twice) => eprintln!("instructions: the calls cannot be counted: {once:?}, {twice:?}"),
+            (once, twice) => {
+                eprintln!("instructions: the calls cannot be counted: {once:?}, {twice:?}")
+            }
         }
     }
     ExitCode::FAILURE
@@ -189,8 +226,12 @@ fn compare_calls(burden: u64) -> ExitCode {
 fn case(name: &str, burden: u64) -> Result<Command, String> {
     let mut command = Command::new(std::env::current_exe().map_err(|e| e.to_string())?);
     command.args(["--case", name, "--burden", &burden.to_string()]);
-    // Which copy loop the C library takes depends on the processor: the plainest is the same everywhere.
-    command.env("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX,-ERMS,-FSRM");
+    // Which copy loop the C library takes depends on the processor: the plainest is the same
+    // everywhere.
+    command.env(
+        "GLIBC_TUNABLES",
+        "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX,-ERMS,-FSRM",
+    );
     stepper::fix_addresses(&mut command);
     Ok(command)
 }

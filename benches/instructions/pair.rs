@@ -50,22 +50,41 @@ pub struct Pair {
 impl Pair {
     pub fn new(before: Before, burden: u64) -> Pair {
         let dir = tempfile::tempdir().expect("a directory");
-        let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
+        let gpu = Gpu::new(
+            HostBackend::new(HostConfig::default()).expect("it opens"),
+            DeviceId(0),
+        )
+        .expect("a device");
         let builder = Session::builder(gpu.clone()).socket(dir.path().join("s"));
         let (builder, bytes) = match before {
-            Before::Pieces => (builder.grows_in_place(true).region_bytes(PIECE), PIECE + 4096),
+            Before::Pieces => (
+                builder.grows_in_place(true).region_bytes(PIECE),
+                PIECE + 4096,
+            ),
             _ => (builder, 4096),
         };
         let session = builder.open().expect("a session");
         if before == Before::Pieces {
             // The arena keeps both pieces.
-            drop([session.alloc(PIECE).expect("there is room"), session.alloc(PIECE).expect("there is room")]);
+            drop([
+                session.alloc(PIECE).expect("there is room"),
+                session.alloc(PIECE).expect("there is room"),
+            ]);
         }
         let block = session.alloc(bytes).expect("there is room");
-        assert_eq!(session.stats().source.regions, if before == Before::Pieces { 2 } else { 1 });
-        let join = || Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
+        assert_eq!(
+            session.stats().source.regions,
+            if before == Before::Pieces { 2 } else { 1 }
+        );
+        let join = || {
+            Participant::builder(gpu.clone())
+                .connect(session.socket_path())
+                .expect("connected")
+        };
         let participant = join();
-        let crowd = (0..if before == Before::Crowd { CROWD } else { 0 }).map(|_| join()).collect();
+        let crowd = (0..if before == Before::Crowd { CROWD } else { 0 })
+            .map(|_| join())
+            .collect();
         let mut pair = Pair {
             session,
             participant,
@@ -79,7 +98,11 @@ impl Pair {
             thread_heaps: None,
             _dir: dir,
         };
-        for _ in 0..if let Before::Limbo(blocks) = before { blocks } else { 0 } {
+        for _ in 0..if let Before::Limbo(blocks) = before {
+            blocks
+        } else {
+            0
+        } {
             let block = pair.session.alloc(256).expect("there is room");
             let received = pair.lease(&block);
             pair.in_limbo.push(received);
@@ -120,7 +143,9 @@ impl Pair {
     }
 
     pub fn claim(&self, descriptor: &Descriptor) -> ReceivedBlock {
-        self.participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed")
+        self.participant
+            .claim(descriptor.as_bytes(), Wait::None, None)
+            .expect("claimed")
     }
 
     pub fn lease(&self, block: &SentBlock) -> ReceivedBlock {
@@ -128,13 +153,22 @@ impl Pair {
     }
 
     pub fn share_all(&self) -> Vec<Descriptor> {
-        let grants: Vec<_> = self.crowd.iter().map(|one| (&self.block, To::Participant(one.id()))).collect();
-        self.session.share_many(&grants, After::Done, &ShareOptions::default()).expect("shared")
+        let grants: Vec<_> = self
+            .crowd
+            .iter()
+            .map(|one| (&self.block, To::Participant(one.id())))
+            .collect();
+        self.session
+            .share_many(&grants, After::Done, &ShareOptions::default())
+            .expect("shared")
     }
 
     pub fn claim_all(&self, descriptors: &[Descriptor]) {
         for (one, descriptor) in self.crowd.iter().zip(descriptors) {
-            drop(one.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed"));
+            drop(
+                one.claim(descriptor.as_bytes(), Wait::None, None)
+                    .expect("claimed"),
+            );
         }
     }
 
@@ -143,10 +177,14 @@ impl Pair {
     }
 
     pub fn blocks(&self) -> Vec<SentBlock> {
-        (0..BATCH).map(|_| self.session.alloc(256).expect("there is room")).collect()
+        (0..BATCH)
+            .map(|_| self.session.alloc(256).expect("there is room"))
+            .collect()
     }
 
     pub fn leases(&self) -> Vec<ReceivedBlock> {
-        (0..BATCH).map(|_| self.claim(&self.share(&self.block))).collect()
+        (0..BATCH)
+            .map(|_| self.claim(&self.share(&self.block)))
+            .collect()
     }
 }

@@ -1,7 +1,8 @@
 //! Counts what a child process executes between two marks, one instruction after the other.
 //!
-//! A step is what callgrind calls an instruction, and the kernel's own clock functions are stepped through too.
-//! Valgrind itself would not do: most releases know no `pidfd_open`, and the library has no path without it.
+//! A step is what callgrind calls an instruction, and the kernel's own clock functions are stepped
+//! through too. Valgrind itself would not do: most releases know no `pidfd_open`, and the library
+//! has no path without it.
 
 use std::collections::HashMap;
 use std::io;
@@ -33,17 +34,28 @@ pub struct Steps {
 pub fn submit() {
     // SAFETY: `ptrace(PTRACE_TRACEME)` touches no memory of ours.
     let done = unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0usize, 0usize) };
-    assert_eq!(done, 0, "tracing is not allowed: {}", io::Error::last_os_error());
+    assert_eq!(
+        done,
+        0,
+        "tracing is not allowed: {}",
+        io::Error::last_os_error()
+    );
 }
 
-/// Has the child's addresses be the same in every run: which shard a thread begins with depends on them.
+/// Has the child's addresses be the same in every run: which shard a thread begins with depends on
+/// them.
 pub fn fix_addresses(command: &mut Command) {
     let fix = || {
         // SAFETY: `personality` has no conditions.
         let before = unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) };
-        if before < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        if before < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     };
-    // SAFETY: `pre_exec` asks for a closure that does only what is safe between fork and exec: one system call.
+    // SAFETY: `pre_exec` asks for a closure that does only what is safe between fork and exec: one
+    // system call.
     unsafe { command.pre_exec(fix) };
 }
 
@@ -112,16 +124,27 @@ pub fn count(command: &mut Command, what: What) -> Result<Steps, String> {
         // SAFETY: none of the three touches memory of ours.
         let resumed = unsafe { libc::ptrace(how, pid, 0usize, signal as usize) };
         if resumed != 0 {
-            return Err(format!("it cannot be stepped: {}", io::Error::last_os_error()));
+            return Err(format!(
+                "it cannot be stepped: {}",
+                io::Error::last_os_error()
+            ));
         }
     }
 }
 
-/// Stops every other thread of a stopped child where it waits in the kernel, for the rest of the child's life: there
-/// none holds a lock that the counted thread may need.
+/// Stops every other thread of a stopped child where it waits in the kernel, for the rest of the
+/// child's life: there none holds a lock that the counted thread may need.
 fn hold_others(pid: libc::pid_t) -> Result<(), String> {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_err(|e| format!("no threads: {e}"))?;
-    let numbers = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse::<libc::pid_t>().ok());
+    let threads =
+        std::fs::read_dir(format!("/proc/{pid}/task")).map_err(|e| format!("no threads: {e}"))?;
+    let numbers = threads.filter_map(|thread| {
+        thread
+            .ok()?
+            .file_name()
+            .to_str()?
+            .parse::<libc::pid_t>()
+            .ok()
+    });
     for thread in numbers.filter(|&thread| thread != pid) {
         hold(thread).map_err(|e| format!("thread {thread} cannot be held: {e}"))?;
     }
@@ -138,10 +161,17 @@ fn hold(thread: libc::pid_t) -> io::Result<()> {
         if waited != thread || !libc::WIFSTOPPED(status) {
             return Err(io::Error::last_os_error());
         }
-        // An interrupted wait for descriptors or for a futex without a competitor; a lock that is contended is not held
-        // by the thread that waits for it either.
+        // An interrupted wait for descriptors or for a futex without a competitor; a lock that is
+        // contended is not held by the thread that waits for it either.
         let call = registers(thread).orig_rax.cast_signed();
-        if [libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_futex].contains(&call) {
+        if [
+            libc::SYS_epoll_wait,
+            libc::SYS_epoll_pwait,
+            libc::SYS_epoll_pwait2,
+            libc::SYS_futex,
+        ]
+        .contains(&call)
+        {
             return Ok(());
         }
         trace(libc::PTRACE_CONT, thread)?;
@@ -151,7 +181,11 @@ fn hold(thread: libc::pid_t) -> io::Result<()> {
 fn trace(request: libc::c_uint, thread: libc::pid_t) -> io::Result<()> {
     // SAFETY: seizing, interrupting and continuing touch no memory of ours.
     let done = unsafe { libc::ptrace(request, thread, 0usize, 0usize) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Says whether the SIGTRAP was sent by the child itself.

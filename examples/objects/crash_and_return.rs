@@ -4,9 +4,10 @@
 //! cargo run --features broker --example crash_and_return -- [--backend host|cuda|hip] [--bytes 40GiB] [--parts 200]
 //! ```
 //!
-//! Keeper, broker, loader and engines are processes of their own. The loader puts the weights and ends. The first
-//! engine is killed while it answers; the second is timed from its start to its first right answer, which takes every
-//! byte of the weights. What a copy of as many bytes takes beside it: `gpu-ipc bench --only objects`.
+//! Keeper, broker, loader and engines are processes of their own. The loader puts the weights and
+//! ends. The first engine is killed while it answers; the second is timed from its start to its
+//! first right answer, which takes every byte of the weights. What a copy of as many bytes takes
+//! beside it: `gpu-ipc bench --only objects`.
 
 mod shared;
 
@@ -38,9 +39,19 @@ fn main() -> ExitCode {
 }
 
 fn play(options: &Options) -> Result<(), Box<dyn Error>> {
-    let Options { backend, bytes, parts, .. } = options;
+    let Options {
+        backend,
+        bytes,
+        parts,
+        ..
+    } = options;
     let owner = Owner::start(backend)?;
-    let mut loader = Process::start("loader", owner.dir(), backend, &[bytes.to_string(), parts.to_string()])?;
+    let mut loader = Process::start(
+        "loader",
+        owner.dir(),
+        backend,
+        &[bytes.to_string(), parts.to_string()],
+    )?;
     loader.expect("committed")?;
     loader.end()?;
     let mut first = Process::start("engine", owner.dir(), backend, &[])?;
@@ -50,7 +61,9 @@ fn play(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut second = Process::start("engine", owner.dir(), backend, &[])?;
     let numbers = second.expect("answered")?;
     let whole = second.since.elapsed();
-    let [device, opened, answered] = numbers[..] else { return Err("an engine says three times".into()) };
+    let [device, opened, answered] = numbers[..] else {
+        return Err("an engine says three times".into());
+    };
     second.kill()?;
     let ms = |nanos: u64| nanos as f64 / 1e6;
     println!(
@@ -86,7 +99,12 @@ fn engine(dir: &str, backend: &str) -> Result<(), Box<dyn Error>> {
     let (mut engine, opened) = Engine::open(&client)?;
     engine.answer_right()?;
     let answered = start.elapsed() - device - opened;
-    say(&format!("answered {} {} {}", device.as_nanos(), opened.as_nanos(), answered.as_nanos()))?;
+    say(&format!(
+        "answered {} {} {}",
+        device.as_nanos(),
+        opened.as_nanos(),
+        answered.as_nanos()
+    ))?;
     loop {
         engine.answer_right()?;
     }

@@ -1,14 +1,16 @@
-//! Hot swap: new weights under a captured graph, from a trainer that dies in the middle of every third commit.
+//! Hot swap: new weights under a captured graph, from a trainer that dies in the middle of every
+//! third commit.
 //!
 //! ```text
 //! cargo run --features broker --example hot_swap -- [--backend host|cuda|hip] [--bytes 8GiB] [--rounds 6] \
 //!     [--every 1000]
 //! ```
 //!
-//! The engine answers in a loop: on an NVIDIA GPU each answer is one launch of a graph that was captured once. A thread
-//! of it watches for a newer epoch, and the loop advances between two answers, at the same addresses. Each answer takes
-//! every byte of the weights, and must be that of the one epoch which is mapped. A trainer that is killed half-way
-//! leaves nothing that anybody sees: another one takes its place.
+//! The engine answers in a loop: on an NVIDIA GPU each answer is one launch of a graph that was
+//! captured once. A thread of it watches for a newer epoch, and the loop advances between two
+//! answers, at the same addresses. Each answer takes every byte of the weights, and must be that of
+//! the one epoch which is mapped. A trainer that is killed half-way leaves nothing that anybody
+//! sees: another one takes its place.
 
 mod shared;
 
@@ -44,7 +46,13 @@ fn main() -> ExitCode {
 }
 
 fn play(options: &Options) -> Result<(), Box<dyn Error>> {
-    let Options { backend, bytes, parts, rounds, every } = options;
+    let Options {
+        backend,
+        bytes,
+        parts,
+        rounds,
+        every,
+    } = options;
     let owner = Owner::start(backend)?;
     let size = [bytes.to_string(), parts.to_string()];
     let start_trainer = || {
@@ -75,17 +83,28 @@ fn play(options: &Options) -> Result<(), Box<dyn Error>> {
         committed += 1;
         let epoch = trainer.expect("committed")?;
         if epoch != [committed] {
-            return Err(format!("commit {committed} has epoch {epoch:?}: a killed trainer's became visible").into());
+            return Err(format!(
+                "commit {committed} has epoch {epoch:?}: a killed trainer's became visible"
+            )
+            .into());
         }
         let mapped = engine.expect("maps")?;
         if mapped != [committed, stamp] {
-            return Err(format!("the engine maps {mapped:?}, not epoch {committed} with stamp {stamp}").into());
+            return Err(format!(
+                "the engine maps {mapped:?}, not epoch {committed} with stamp {stamp}"
+            )
+            .into());
         }
     }
     drop(trainer);
     let last = engine.end()?.pop().ok_or("the engine says what it did")?;
-    let numbers: Vec<f64> = last.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-    let [answers, advances, median, slowest, answer] = numbers[..] else { return Err(last.into()) };
+    let numbers: Vec<f64> = last
+        .split_whitespace()
+        .map(str::parse)
+        .collect::<Result<_, _>>()?;
+    let [answers, advances, median, slowest, answer] = numbers[..] else {
+        return Err(last.into());
+    };
     println!(
         "hot_swap: {} in {parts} parts, {committed} epochs, {killed} trainers killed half-way; {answers} answers of \
          {answer:.2} ms, each of exactly one epoch; {advances} advances at the same addresses, {median:.3} ms each, \
@@ -95,7 +114,8 @@ fn play(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Fills and commits weights, or stops half-way: with half of the parts asked for, and the GPU still at work on them.
+/// Fills and commits weights, or stops half-way: with half of the parts asked for, and the GPU
+/// still at work on them.
 fn trainer(dir: &str, backend: &str, bytes: &str, parts: &str) -> Result<(), Box<dyn Error>> {
     die_with_parent()?;
     let size = (bytes.parse()?, parts.parse()?);
@@ -106,7 +126,10 @@ fn trainer(dir: &str, backend: &str, bytes: &str, parts: &str) -> Result<(), Box
         let line = line?;
         match line.split_once(' ') {
             Some(("commit", stamp)) => {
-                say(&format!("committed {}", weights::put(&client, size, stamp.parse()?)?))?;
+                say(&format!(
+                    "committed {}",
+                    weights::put(&client, size, stamp.parse()?)?
+                ))?;
             }
             Some(("half", stamp)) => {
                 let _writer = weights::begin(&client, size, stamp.parse()?, &stream, 0.5)?;
@@ -164,8 +187,16 @@ fn engine(dir: &str, backend: &str) -> Result<(), Box<dyn Error>> {
     }
     advances.sort();
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    let median = advances.get(advances.len() / 2).copied().unwrap_or_default();
+    let median = advances
+        .get(advances.len() / 2)
+        .copied()
+        .unwrap_or_default();
     let slowest = advances.last().copied().unwrap_or_default();
     let each = ms(spent) / answers as f64;
-    say(&format!("{answers} {} {} {} {each}", advances.len(), ms(median), ms(slowest)))
+    say(&format!(
+        "{answers} {} {} {} {each}",
+        advances.len(),
+        ms(median),
+        ms(slowest)
+    ))
 }

@@ -1,11 +1,13 @@
-//! Shadow: a second engine with the same weights mapped costs no memory but its context, and takes over at once.
+//! Shadow: a second engine with the same weights mapped costs no memory but its context, and takes
+//! over at once.
 //!
 //! ```text
 //! cargo run --features broker --example shadow -- [--backend host|cuda|hip] [--bytes 40GiB] [--parts 200]
 //! ```
 //!
-//! The first engine serves; the second has the same weights mapped and waits. What it takes is measured in two steps:
-//! before it opens the weights, and after. Then the first is killed, and the second answers.
+//! The first engine serves; the second has the same weights mapped and waits. What it takes is
+//! measured in two steps: before it opens the weights, and after. Then the first is killed, and the
+//! second answers.
 
 mod shared;
 
@@ -39,10 +41,20 @@ fn main() -> ExitCode {
 }
 
 fn play(options: &Options) -> Result<(), Box<dyn Error>> {
-    let Options { backend, bytes, parts, .. } = options;
+    let Options {
+        backend,
+        bytes,
+        parts,
+        ..
+    } = options;
     let is_host = options.gpu()?.kind() == BackendKind::Host;
     let owner = Owner::start(backend)?;
-    let mut loader = Process::start("loader", owner.dir(), backend, &[bytes.to_string(), parts.to_string()])?;
+    let mut loader = Process::start(
+        "loader",
+        owner.dir(),
+        backend,
+        &[bytes.to_string(), parts.to_string()],
+    )?;
     loader.expect("committed")?;
     loader.end()?;
     let mut first = Process::start("engine", owner.dir(), backend, &[])?;
@@ -82,7 +94,10 @@ fn play(options: &Options) -> Result<(), Box<dyn Error>> {
 fn ask(engine: &mut Process, what: &str) -> Result<u64, Box<dyn Error>> {
     engine.tell(what)?;
     let numbers = engine.expect("done")?;
-    numbers.first().copied().ok_or_else(|| "an answer without a number".into())
+    numbers
+        .first()
+        .copied()
+        .ok_or_else(|| "an answer without a number".into())
 }
 
 fn load(dir: &str, backend: &str, bytes: &str, parts: &str) -> Result<(), Box<dyn Error>> {

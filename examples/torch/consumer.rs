@@ -1,12 +1,14 @@
-//! A trainer in Python, a consumer in Rust: what an unmodified PyTorch shares is opened here. Started by
+//! A trainer in Python, a consumer in Rust: what an unmodified PyTorch shares is opened here.
+//! Started by
 //!
 //! ```text
 //! python3 examples/torch/trainer.py --consumer PATH_OF_THIS_PROGRAM
 //! ```
 //!
-//! It connects to the socket it is given and does what each frame says, as `consumer.py` does in the other direction:
-//! look, bytes, fill, hold, again, drop, pair, stream, lost, and `decline`, which lets a tensor go without opening it.
-//! Frames are those of `gpu_tensors.py`. Each is answered by `ok` or by what is wrong.
+//! It connects to the socket it is given and does what each frame says, as `consumer.py` does in
+//! the other direction: look, bytes, fill, hold, again, drop, pair, stream, lost, and `decline`,
+//! which lets a tensor go without opening it. Frames are those of `gpu_tensors.py`. Each is
+//! answered by `ok` or by what is wrong.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -24,7 +26,10 @@ fn main() -> ExitCode {
     let done = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [socket] if !socket.starts_with('-') => consume("cuda", socket),
         [socket, backend] if !socket.starts_with('-') => consume(backend, socket),
-        _ => Err("usage: torch_consumer SOCKET [host|cuda|hip]; `examples/torch/trainer.py` starts it".into()),
+        _ => Err(
+            "usage: torch_consumer SOCKET [host|cuda|hip]; `examples/torch/trainer.py` starts it"
+                .into(),
+        ),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -56,10 +61,16 @@ struct Consumer {
 }
 
 fn consume(backend: &str, socket: &str) -> Result<()> {
-    let trainer = UnixStream::connect(socket).map_err(|e| format!("no trainer listens at {socket}: {e}"))?;
+    let trainer =
+        UnixStream::connect(socket).map_err(|e| format!("no trainer listens at {socket}: {e}"))?;
     let mut wire = Wire::new(trainer)?;
     wire.send(std::process::id().to_string())?;
-    let mut consumer = Consumer { backend: backend.into(), wire, side: None, kept: Vec::new() };
+    let mut consumer = Consumer {
+        backend: backend.into(),
+        wire,
+        side: None,
+        kept: Vec::new(),
+    };
     loop {
         let line = consumer.wire.text()?;
         let words: Vec<&str> = line.split(' ').collect();
@@ -68,7 +79,11 @@ fn consume(backend: &str, socket: &str) -> Result<()> {
             "end" => break,
             command => consumer.run(command, number),
         };
-        consumer.wire.send(answer.err().map_or("ok".into(), |error| format!("{line}: {}", chain(&*error))))?;
+        consumer.wire.send(
+            answer
+                .err()
+                .map_or("ok".into(), |error| format!("{line}: {}", chain(&*error))),
+        )?;
     }
     consumer.kept.clear();
     let stats = consumer.settled()?;
@@ -85,7 +100,9 @@ fn consume(backend: &str, socket: &str) -> Result<()> {
 impl Consumer {
     fn side(&mut self, message: &TensorMessage) -> Result<(Receiver, Stream)> {
         if self.side.is_none() {
-            let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == self.backend);
+            let kind = BackendKind::ALL
+                .into_iter()
+                .find(|kind| kind.name() == self.backend);
             let gpu = match (message.uuid, kind) {
                 (Some(uuid), Some(kind)) => detect()?.device(kind, uuid)?,
                 _ => open(&self.backend)?,
@@ -102,7 +119,13 @@ impl Consumer {
         let mut storage = message.fields.decode()?;
         storage.uuid = message.uuid;
         match receiver.open(&storage, Wait::Stream(&stream), None) {
-            Ok(storage) => Ok((Tensor { storage, layout: message.layout }, stream)),
+            Ok(storage) => Ok((
+                Tensor {
+                    storage,
+                    layout: message.layout,
+                },
+                stream,
+            )),
             Err(error) => {
                 // What is not opened here is not to be kept there.
                 receiver.decline(&storage)?;
@@ -111,9 +134,12 @@ impl Consumer {
         }
     }
 
-    /// Waits until the counters of what was dropped are decreased, so that the answer comes after them.
+    /// Waits until the counters of what was dropped are decreased, so that the answer comes after
+    /// them.
     fn settled(&self) -> Result<ReceiverStats> {
-        let Some((receiver, _)) = &self.side else { return Ok(ReceiverStats::default()) };
+        let Some((receiver, _)) = &self.side else {
+            return Ok(ReceiverStats::default());
+        };
         if !receiver.wait_released(PATIENCE) {
             return Err("dropped tensors are not given back".into());
         }
@@ -157,7 +183,9 @@ impl Consumer {
                 self.kept.push((tensor, number));
             }
             "again" => {
-                let Some((_, stream)) = &self.side else { return Err("nothing is held".into()) };
+                let Some((_, stream)) = &self.side else {
+                    return Err("nothing is held".into());
+                };
                 for (tensor, seed) in &self.kept {
                     compare(tensor, stream, *seed)?;
                 }
@@ -165,7 +193,8 @@ impl Consumer {
             "drop" => self.kept.clear(),
             "pair" => {
                 let frames = [self.wire.receive()?, self.wire.receive()?];
-                let ((one, stream), (other, _)) = (self.tensor(&frames[0])?, self.tensor(&frames[1])?);
+                let ((one, stream), (other, _)) =
+                    (self.tensor(&frames[0])?, self.tensor(&frames[1])?);
                 if one.storage.device_ptr() != other.storage.device_ptr() {
                     return Err("one storage is at two addresses".into());
                 }

@@ -1,4 +1,5 @@
-//! Blocks across pieces of memory that grows in place: PyTorch opens each as an expandable segment of several chunks.
+//! Blocks across pieces of memory that grows in place: PyTorch opens each as an expandable segment
+//! of several chunks.
 
 use gpu_ipc::backend::Sharing;
 use gpu_ipc::torch::{Collected, Dtype, Layout, Sender};
@@ -15,12 +16,25 @@ const ACROSS: u64 = PIECE / 2 * 5;
 /// Checks such blocks, in a session of their own.
 pub fn check(gpu: &Gpu, options: &Options, checks: &mut Checks) -> Result<()> {
     let dir = tempfile::tempdir()?;
-    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).sharing(Sharing::Fd);
+    let session = Session::builder(gpu.clone())
+        .socket(dir.path().join("s"))
+        .sharing(Sharing::Fd);
     let session = session.region_bytes(PIECE).grows_in_place(true).open()?;
     let (sender, stream) = (Sender::new(gpu.clone()), Stream::create(gpu)?);
-    let producer = Producer { gpu: gpu.clone(), session, sender, stream };
-    checks.note("a block across three chunks, and one in memory that grew since", grows_while_held(&producer, options));
-    checks.note("a killed consumer's block across three chunks comes back", killed(&producer, options));
+    let producer = Producer {
+        gpu: gpu.clone(),
+        session,
+        sender,
+        stream,
+    };
+    checks.note(
+        "a block across three chunks, and one in memory that grew since",
+        grows_while_held(&producer, options),
+    );
+    checks.note(
+        "a killed consumer's block across three chunks comes back",
+        killed(&producer, options),
+    );
     Ok(())
 }
 
@@ -57,13 +71,21 @@ fn hold(producer: &Producer, consumer: &mut Consumer, seed: u64, pieces: u64) ->
     }
     drop(grown);
     let block = producer.block(&pattern(Dtype::U8, ACROSS as usize, seed))?;
-    let (lies_in, there) = (block.regions().len(), producer.session.stats().source.regions);
+    let (lies_in, there) = (
+        block.regions().len(),
+        producer.session.stats().source.regions,
+    );
     if (lies_in, there) != (3, pieces) {
-        return Err(format!("the block lies in {lies_in} pieces, not 3, and there are {there}, not {pieces}").into());
+        return Err(format!(
+            "the block lies in {lies_in} pieces, not 3, and there are {there}, not {pieces}"
+        )
+        .into());
     }
     let layout = Layout::contiguous(Dtype::U8, &[ACROSS]);
     consumer.wire.send(format!("hold {seed}"))?;
-    consumer.wire.send(producer.message(&block, &consumer.to, &layout)?.1)?;
+    consumer
+        .wire
+        .send(producer.message(&block, &consumer.to, &layout)?.1)?;
     consumer.wire.agreed()
 }
 

@@ -5,11 +5,11 @@
 //!     [--consumer examples/torch/consumer.py] [--count 10000] [--big-mib 1024] [--sharing handle|fd]
 //! ```
 //!
-//! This program binds a socket, starts the consumer, and sends it tensors of every type, views with offsets and
-//! strides, one of no bytes and a large one; then many in a row; then it kills consumers that hold something. With
-//! `--sharing fd` the consumer opens them as expandable segments, and then blocks across pieces of memory that grows in
-//! place as segments of several chunks. The frames are those of `gpu_tensors.py`. Each check is a line; the last line
-//! sums up.
+//! This program binds a socket, starts the consumer, and sends it tensors of every type, views with
+//! offsets and strides, one of no bytes and a large one; then many in a row; then it kills
+//! consumers that hold something. With `--sharing fd` the consumer opens them as expandable
+//! segments, and then blocks across pieces of memory that grows in place as segments of several
+//! chunks. The frames are those of `gpu_tensors.py`. Each check is a line; the last line sums up.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -62,8 +62,12 @@ impl Options {
         };
         for pair in std::env::args().skip(1).collect::<Vec<_>>().chunks(2) {
             match pair {
-                [name, value] if name == "--sharing" && value == "handle" => options.sharing = Sharing::Handle,
-                [name, value] if name == "--sharing" && value == "fd" => options.sharing = Sharing::Fd,
+                [name, value] if name == "--sharing" && value == "handle" => {
+                    options.sharing = Sharing::Handle
+                }
+                [name, value] if name == "--sharing" && value == "fd" => {
+                    options.sharing = Sharing::Fd
+                }
                 [name, value] if name == "--backend" => options.backend.clone_from(value),
                 [name, value] if name == "--python" => options.python.clone_from(value),
                 [name, value] if name == "--consumer" => options.consumer.clone_from(value),
@@ -96,12 +100,17 @@ impl Consumer {
         let path: PathBuf = dir.path().join("tensors");
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
-        let mut child = Command::new(&options.python).arg(&options.consumer).arg(&path).spawn()?;
+        let mut child = Command::new(&options.python)
+            .arg(&options.consumer)
+            .arg(&path)
+            .spawn()?;
         let start = Instant::now();
         let socket = loop {
             match listener.accept() {
                 Ok((socket, _)) => break socket,
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock && start.elapsed() < PATIENCE => {}
+                Err(e)
+                    if e.kind() == std::io::ErrorKind::WouldBlock && start.elapsed() < PATIENCE => {
+                }
                 Err(e) => return Err(e.into()),
             }
             if let Some(status) = child.try_wait()? {
@@ -114,14 +123,23 @@ impl Consumer {
         let hello = wire.text()?;
         let (pid, torch) = hello.split_once(' ').ok_or("no greeting")?;
         // It is connected and a child of ours: this number is its own.
-        Ok(Consumer { to: Recipient::process(pid.parse()?)?, torch: torch.into(), child, wire })
+        Ok(Consumer {
+            to: Recipient::process(pid.parse()?)?,
+            torch: torch.into(),
+            child,
+            wire,
+        })
     }
 
     fn end(mut self) -> Result<()> {
         self.wire.send("end")?;
         self.wire.agreed()?;
         let status = self.child.wait()?;
-        if status.success() { Ok(()) } else { Err(format!("the consumer ended with {status}").into()) }
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("the consumer ended with {status}").into())
+        }
     }
 
     fn kill(mut self) -> Result<()> {
@@ -146,73 +164,141 @@ impl Producer {
         Ok(block)
     }
 
-    fn message(&self, block: &Arc<SentBlock>, to: &Recipient, layout: &Layout) -> Result<(SendId, Vec<u8>)> {
-        let sending = self.sender.send(block, to.clone(), After::Stream(&self.stream))?;
-        let message = TensorMessage { fields: sending.fields, uuid: Some(sending.uuid), layout: layout.clone() };
+    fn message(
+        &self,
+        block: &Arc<SentBlock>,
+        to: &Recipient,
+        layout: &Layout,
+    ) -> Result<(SendId, Vec<u8>)> {
+        let sending = self
+            .sender
+            .send(block, to.clone(), After::Stream(&self.stream))?;
+        let message = TensorMessage {
+            fields: sending.fields,
+            uuid: Some(sending.uuid),
+            layout: layout.clone(),
+        };
         Ok((sending.id, message.encode()?))
     }
 
     /// Has a tensor looked at, and its release seen by one collect.
-    fn look(&self, consumer: &mut Consumer, layout: &Layout, storage: &[u8], seed: u64) -> Result<()> {
+    fn look(
+        &self,
+        consumer: &mut Consumer,
+        layout: &Layout,
+        storage: &[u8],
+        seed: u64,
+    ) -> Result<()> {
         let block = self.block(storage)?;
         let (_, message) = self.message(&block, &consumer.to, layout)?;
         consumer.wire.send(format!("look {seed}"))?;
         consumer.wire.send(message)?;
         let small = storage.len() < 1 << 20;
-        consumer.wire.send(if small { gather(layout, storage)? } else { Vec::new() })?;
+        consumer.wire.send(if small {
+            gather(layout, storage)?
+        } else {
+            Vec::new()
+        })?;
         consumer.wire.agreed()?;
         drop(block);
         self.released(1)
     }
 
     fn released(&self, count: u64) -> Result<()> {
-        let Collected { released, abandoned, .. } = self.sender.collect();
+        let Collected {
+            released,
+            abandoned,
+            ..
+        } = self.sender.collect();
         match self.sender.outstanding().len() {
             0 if (released, abandoned) == (count, 0) => Ok(()),
-            left => {
-                Err(format!("one collect brought back {released} of {count}, {abandoned} abandoned, {left} left")
-                    .into())
-            }
+            left => Err(format!(
+                "one collect brought back {released} of {count}, {abandoned} abandoned, {left} left"
+            )
+            .into()),
         }
     }
 }
 
 fn view(dtype: Dtype, offset: u64, shape: &[u64], strides: &[u64]) -> Layout {
-    Layout { dtype, offset, shape: shape.to_vec(), strides: strides.to_vec() }
+    Layout {
+        dtype,
+        offset,
+        shape: shape.to_vec(),
+        strides: strides.to_vec(),
+    }
 }
 
 fn produce(options: &Options) -> Result<bool> {
     let gpu = open(&options.backend)?;
     let dir = tempfile::tempdir()?;
-    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).sharing(options.sharing).open()?;
-    let producer = Producer { sender: Sender::new(gpu.clone()), stream: Stream::create(&gpu)?, session, gpu };
+    let session = Session::builder(gpu.clone())
+        .socket(dir.path().join("s"))
+        .sharing(options.sharing)
+        .open()?;
+    let producer = Producer {
+        sender: Sender::new(gpu.clone()),
+        stream: Stream::create(&gpu)?,
+        session,
+        gpu,
+    };
     let mut consumer = Consumer::start(options)?;
     let torch = consumer.torch.clone();
-    println!("torch_producer: PyTorch {torch} opens blocks of {}", producer.gpu.info().name);
+    println!(
+        "torch_producer: PyTorch {torch} opens blocks of {}",
+        producer.gpu.info().name
+    );
     let mut checks = Checks::default();
 
     for (seed, &dtype) in Dtype::ALL.iter().enumerate() {
         let (seed, layout) = (seed as u64, Layout::contiguous(dtype, &[6, 5, 4]));
         let storage = pattern(dtype, 120 * dtype.bytes() as usize, seed);
-        checks.note(&format!("{} contiguous", dtype.name()), producer.look(&mut consumer, &layout, &storage, seed));
+        checks.note(
+            &format!("{} contiguous", dtype.name()),
+            producer.look(&mut consumer, &layout, &storage, seed),
+        );
     }
     for (name, layout) in [
         ("a column, x[:, 1]", view(Dtype::F32, 1, &[6], &[20])),
         ("transposed, x.t()", view(Dtype::F16, 0, &[20, 6], &[1, 20])),
-        ("rows from an offset, x[2:5]", view(Dtype::I64, 40, &[3, 20], &[20, 1])),
-        ("every third, x[::3, 1::2]", view(Dtype::Bf16, 1, &[2, 10], &[60, 2])),
+        (
+            "rows from an offset, x[2:5]",
+            view(Dtype::I64, 40, &[3, 20], &[20, 1]),
+        ),
+        (
+            "every third, x[::3, 1::2]",
+            view(Dtype::Bf16, 1, &[2, 10], &[60, 2]),
+        ),
         ("expanded, stride 0", view(Dtype::U8, 3, &[4, 7], &[0, 1])),
         ("a scalar", view(Dtype::F64, 119, &[], &[])),
-        ("a view of no elements", view(Dtype::C64, 7, &[0, 3], &[3, 1])),
+        (
+            "a view of no elements",
+            view(Dtype::C64, 7, &[0, 3], &[3, 1]),
+        ),
     ] {
         let storage = pattern(layout.dtype, 120 * layout.dtype.bytes() as usize, 5);
-        checks.note(&format!("view: {name}"), producer.look(&mut consumer, &layout, &storage, 5));
+        checks.note(
+            &format!("view: {name}"),
+            producer.look(&mut consumer, &layout, &storage, 5),
+        );
     }
     checks.note("a tensor of no bytes", no_bytes(&mut consumer));
-    checks.note("mixed types in one region (test_mixed_types_cuda_sharing)", mixed(&producer, &mut consumer));
-    checks.note("the consumer's fill is seen here (test_cuda_simple)", filled(&producer, &mut consumer));
-    checks.note("one block sent twice is at one address (test_cuda_simple)", twice(&producer, &mut consumer));
-    checks.note("five sent and dropped at once (test_cuda_memory_allocation)", five(&producer, &mut consumer));
+    checks.note(
+        "mixed types in one region (test_mixed_types_cuda_sharing)",
+        mixed(&producer, &mut consumer),
+    );
+    checks.note(
+        "the consumer's fill is seen here (test_cuda_simple)",
+        filled(&producer, &mut consumer),
+    );
+    checks.note(
+        "one block sent twice is at one address (test_cuda_simple)",
+        twice(&producer, &mut consumer),
+    );
+    checks.note(
+        "five sent and dropped at once (test_cuda_memory_allocation)",
+        five(&producer, &mut consumer),
+    );
     let name = format!(
         "work queued before the send is waited for by its event (test_event_multiprocess), {} MiB",
         options.big >> 20
@@ -220,23 +306,43 @@ fn produce(options: &Options) -> Result<bool> {
     checks.note(&name, ordered(&producer, &mut consumer, options.big));
     let big = pattern(Dtype::F32, options.big as usize, 3);
     let layout = Layout::contiguous(Dtype::F32, &[options.big / 4]);
-    checks.note(&format!("{} MiB", options.big >> 20), producer.look(&mut consumer, &layout, &big, 3));
+    checks.note(
+        &format!("{} MiB", options.big >> 20),
+        producer.look(&mut consumer, &layout, &big, 3),
+    );
     drop(big);
-    let name = format!("{} tensors in a row, counters at zero, files rotated (test_cuda_send_many)", options.count);
+    let name = format!(
+        "{} tensors in a row, counters at zero, files rotated (test_cuda_send_many)",
+        options.count
+    );
     checks.note(&name, row(&producer, &mut consumer, options.count));
     let pid = consumer.child.id();
     checks.note("the consumer ends", consumer.end());
 
-    checks.note("a killed consumer's tensors come back when its pid is gone", killed(&producer, options));
-    checks.note("without a pid they are held until it is named", told(&producer, options));
+    checks.note(
+        "a killed consumer's tensors come back when its pid is gone",
+        killed(&producer, options),
+    );
+    checks.note(
+        "without a pid they are held until it is named",
+        told(&producer, options),
+    );
     if options.sharing == Sharing::Fd {
         pieces::check(&producer.gpu, options, &mut checks)?;
     }
 
-    let Producer { sender, session, stream, .. } = producer;
+    let Producer {
+        sender,
+        session,
+        stream,
+        ..
+    } = producer;
     drop(sender);
     let left = [pid, std::process::id()].into_iter().find_map(left_behind);
-    checks.note("no file is left in /dev/shm (leak_checker)", left.map_or(Ok(()), |name| Err(name.into())));
+    checks.note(
+        "no file is left in /dev/shm (leak_checker)",
+        left.map_or(Ok(()), |name| Err(name.into())),
+    );
     checks.note("no block is left", emptied(&session));
     drop(stream);
     let Checks { passed, failed } = checks;
@@ -246,7 +352,11 @@ fn produce(options: &Options) -> Result<bool> {
 
 fn no_bytes(consumer: &mut Consumer) -> Result<()> {
     let layout = Layout::contiguous(Dtype::F32, &[0, 3]);
-    let message = TensorMessage { fields: Fields::default(), uuid: None, layout };
+    let message = TensorMessage {
+        fields: Fields::default(),
+        uuid: None,
+        layout,
+    };
     consumer.wire.send("look 0")?;
     consumer.wire.send(message.encode()?)?;
     consumer.wire.send("")?;
@@ -259,7 +369,9 @@ fn mixed(producer: &Producer, consumer: &mut Consumer) -> Result<()> {
         let block = producer.block(&pattern(dtype, bytes, 9))?;
         let layout = Layout::contiguous(dtype, &[bytes as u64 / dtype.bytes()]);
         consumer.wire.send("hold 9")?;
-        consumer.wire.send(producer.message(&block, &consumer.to, &layout)?.1)?;
+        consumer
+            .wire
+            .send(producer.message(&block, &consumer.to, &layout)?.1)?;
         consumer.wire.agreed()?;
     }
     let_go(producer, consumer, kinds.len() as u64)
@@ -282,7 +394,9 @@ fn filled(producer: &Producer, consumer: &mut Consumer) -> Result<()> {
     let block = producer.block(&expected)?;
     let layout = view(Dtype::U8, 1, &[20], &[20]);
     consumer.wire.send("fill 1")?;
-    consumer.wire.send(producer.message(&block, &consumer.to, &layout)?.1)?;
+    consumer
+        .wire
+        .send(producer.message(&block, &consumer.to, &layout)?.1)?;
     consumer.wire.agreed()?;
     producer.released(1)?;
     for row in 0..20 {
@@ -302,7 +416,9 @@ fn twice(producer: &Producer, consumer: &mut Consumer) -> Result<()> {
     consumer.wire.send("pair 2")?;
     for _ in 0..2 {
         // A counter stands for one opening: each is sent by itself.
-        consumer.wire.send(producer.message(&block, &consumer.to, &layout)?.1)?;
+        consumer
+            .wire
+            .send(producer.message(&block, &consumer.to, &layout)?.1)?;
     }
     consumer.wire.agreed()?;
     producer.released(2)
@@ -314,7 +430,9 @@ fn five(producer: &Producer, consumer: &mut Consumer) -> Result<()> {
         let block = producer.block(&pattern(Dtype::F32, 1 << 20, seed))?;
         let layout = Layout::contiguous(Dtype::F32, &[1 << 18]);
         consumer.wire.send(format!("hold {seed}"))?;
-        consumer.wire.send(producer.message(&block, &consumer.to, &layout)?.1)?;
+        consumer
+            .wire
+            .send(producer.message(&block, &consumer.to, &layout)?.1)?;
         drop(block);
         consumer.wire.agreed()?;
     }
@@ -368,7 +486,9 @@ fn row(producer: &Producer, consumer: &mut Consumer, count: usize) -> Result<()>
         let block = Arc::new(producer.session.alloc(SMALL)?);
         // No wait here: the event tells the consumer's stream.
         producer.stream.fill(&*block, (number % 251) as u8)?;
-        consumer.wire.send(producer.message(&block, &consumer.to, &layout)?.1)?;
+        consumer
+            .wire
+            .send(producer.message(&block, &consumer.to, &layout)?.1)?;
         if number % 64 == 63 {
             producer.sender.collect();
         }
@@ -384,15 +504,22 @@ fn row(producer: &Producer, consumer: &mut Consumer, count: usize) -> Result<()>
     }
 }
 
-/// Starts a consumer that opens one tensor and is sent another that it never opens, kills it, and returns who it was.
+/// Starts a consumer that opens one tensor and is sent another that it never opens, kills it, and
+/// returns who it was.
 fn orphan(producer: &Producer, options: &Options, by_pid: bool) -> Result<Recipient> {
     let mut consumer = Consumer::start(options)?;
-    let to = if by_pid { consumer.to.clone() } else { Recipient::Unknown };
+    let to = if by_pid {
+        consumer.to.clone()
+    } else {
+        Recipient::Unknown
+    };
     let layout = Layout::contiguous(Dtype::U8, &[4096]);
     for command in ["hold 4", "lost"] {
         let block = producer.block(&pattern(Dtype::U8, 4096, 4))?;
         consumer.wire.send(command)?;
-        consumer.wire.send(producer.message(&block, &to, &layout)?.1)?;
+        consumer
+            .wire
+            .send(producer.message(&block, &to, &layout)?.1)?;
         consumer.wire.agreed()?;
     }
     if producer.sender.collect() != Collected::default() {

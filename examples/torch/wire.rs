@@ -17,7 +17,9 @@ pub type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// Finds a device.
 pub fn open(backend: &str) -> Result<Gpu> {
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
+    let kind = BackendKind::ALL
+        .into_iter()
+        .find(|kind| kind.name() == backend);
     Ok(detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?)
 }
 
@@ -74,8 +76,11 @@ fn element(dtype: Dtype, value: u8) -> Vec<u8> {
         Dtype::F16 => {
             // Five bits of exponent, ten of mantissa; every number below 97 is exact.
             let exponent = u16::from(value).checked_ilog2().map_or(0, |e| e as u16);
-            let bits =
-                if value == 0 { 0 } else { ((exponent + 15) << 10) | ((u16::from(value) << (10 - exponent)) & 0x3ff) };
+            let bits = if value == 0 {
+                0
+            } else {
+                ((exponent + 15) << 10) | ((u16::from(value) << (10 - exponent)) & 0x3ff)
+            };
             bits.to_le_bytes().to_vec()
         }
         Dtype::Bf16 => float.to_le_bytes()[2..].to_vec(),
@@ -90,7 +95,9 @@ fn element(dtype: Dtype, value: u8) -> Vec<u8> {
 
 /// Returns the contents of a storage of this many bytes: element `k` is `(31 k + seed) mod 97`.
 pub fn pattern(dtype: Dtype, bytes: usize, seed: u64) -> Vec<u8> {
-    let period: Vec<u8> = (0..97).flat_map(|k| element(dtype, ((31 * k + seed) % 97) as u8)).collect();
+    let period: Vec<u8> = (0..97)
+        .flat_map(|k| element(dtype, ((31 * k + seed) % 97) as u8))
+        .collect();
     let mut all = period.repeat(bytes / period.len() + 1);
     all.truncate(bytes);
     all
@@ -99,7 +106,10 @@ pub fn pattern(dtype: Dtype, bytes: usize, seed: u64) -> Vec<u8> {
 /// Returns the elements of a view, one after the other.
 pub fn gather(layout: &Layout, storage: &[u8]) -> Result<Vec<u8>> {
     layout.check(storage.len() as u64)?;
-    let (width, count) = (layout.dtype.bytes() as usize, layout.elements().ok_or("too many elements")?);
+    let (width, count) = (
+        layout.dtype.bytes() as usize,
+        layout.elements().ok_or("too many elements")?,
+    );
     let mut all = Vec::with_capacity(count as usize * width);
     for mut index in 0..count {
         let mut at = layout.offset;

@@ -1,9 +1,12 @@
-//! A consumer in a process of its own: this test's binary, started again, told line by line what to do.
+//! A consumer in a process of its own: this test's binary, started again, told line by line what to
+//! do.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use gpu_ipc::{BackendKind, Descriptor, Gpu, Participant, ParticipantId, ReceivedBlock, Session, Wait};
+use gpu_ipc::{
+    BackendKind, Descriptor, Gpu, Participant, ParticipantId, ReceivedBlock, Session, Wait,
+};
 use harness::{Child, WATCHDOG};
 use serde::{Deserialize, Serialize};
 
@@ -35,13 +38,17 @@ impl Consumer {
     /// Connects it to a session, and returns its number there.
     #[track_caller]
     pub fn connect(&mut self, session: &Session) -> ParticipantId {
-        ParticipantId(self.0.ask(&Command::Connect { socket: session.socket_path().into() }))
+        ParticipantId(self.0.ask(&Command::Connect {
+            socket: session.socket_path().into(),
+        }))
     }
 
     /// Claims a block and returns its number of it.
     #[track_caller]
     pub fn claim(&mut self, descriptor: &Descriptor) -> u64 {
-        self.0.ask(&Command::Claim { descriptor: descriptor.as_bytes().to_vec() })
+        self.0.ask(&Command::Claim {
+            descriptor: descriptor.as_bytes().to_vec(),
+        })
     }
 
     /// Reads the first 8 bytes of a block that it holds.
@@ -76,25 +83,43 @@ impl Consumer {
 /// Opens the first device of the backend that `GPU_IPC_TEST_BACKEND` names, or of the host backend.
 pub fn open_gpu() -> Gpu {
     let name = std::env::var("GPU_IPC_TEST_BACKEND").unwrap_or_else(|_| "host".into());
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == name).expect("a backend's name");
-    gpu_ipc::detect().and_then(|found| found.first(kind)).expect("the backend that was asked for is here")
+    let kind = BackendKind::ALL
+        .into_iter()
+        .find(|kind| kind.name() == name)
+        .expect("a backend's name");
+    gpu_ipc::detect()
+        .and_then(|found| found.first(kind))
+        .expect("the backend that was asked for is here")
 }
 
 /// Writes a stamp into the first 8 bytes at an address.
-pub fn write_stamp(gpu: &Gpu, stream: &gpu_ipc::Stream, ptr: gpu_ipc::backend::DevicePtr, stamp: u64) {
+pub fn write_stamp(
+    gpu: &Gpu,
+    stream: &gpu_ipc::Stream,
+    ptr: gpu_ipc::backend::DevicePtr,
+    stamp: u64,
+) {
     let bytes = stamp.to_le_bytes();
-    // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the stream
-    // is synchronised before `bytes` goes, and every block here has 8 bytes.
-    unsafe { gpu.backend().copy_to_device(stream.raw(), ptr, bytes.as_ptr(), 8) }.expect("it copies");
+    // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy
+    // is done: the stream is synchronised before `bytes` goes, and every block here has 8 bytes.
+    unsafe {
+        gpu.backend()
+            .copy_to_device(stream.raw(), ptr, bytes.as_ptr(), 8)
+    }
+    .expect("it copies");
     stream.synchronize().expect("it runs");
 }
 
 /// Reads the first 8 bytes at an address.
 pub fn read_stamp(gpu: &Gpu, stream: &gpu_ipc::Stream, ptr: gpu_ipc::backend::DevicePtr) -> u64 {
     let mut bytes = [0; 8];
-    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the stream
-    // is synchronised before `bytes` is read, and every block here has 8 bytes.
-    unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), ptr, 8) }.expect("it copies");
+    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is
+    // done: the stream is synchronised before `bytes` is read, and every block here has 8 bytes.
+    unsafe {
+        gpu.backend()
+            .copy_to_host(stream.raw(), bytes.as_mut_ptr(), ptr, 8)
+    }
+    .expect("it copies");
     stream.synchronize().expect("it runs");
     u64::from_le_bytes(bytes)
 }
@@ -108,12 +133,16 @@ pub fn run() {
     let mut claimed = 0u64;
     harness::obey(|command| match command {
         Command::Connect { socket } => {
-            let connected = Participant::builder(gpu.clone()).connect(socket).expect("connected");
+            let connected = Participant::builder(gpu.clone())
+                .connect(socket)
+                .expect("connected");
             participant.insert(connected).id().0
         }
         Command::Claim { descriptor } => {
             let participant = participant.as_ref().expect("connected");
-            let block = participant.claim(&descriptor, Wait::Host, Some(WATCHDOG)).expect("claimed");
+            let block = participant
+                .claim(&descriptor, Wait::Host, Some(WATCHDOG))
+                .expect("claimed");
             claimed += 1;
             received.insert(claimed, block);
             claimed

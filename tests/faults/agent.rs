@@ -1,4 +1,5 @@
-//! A consumer in another process: this test's own binary, started again, and what the two say to each other.
+//! A consumer in another process: this test's own binary, started again, and what the two say to
+//! each other.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -83,9 +84,13 @@ pub fn hear_descriptor() -> Vec<u8> {
 pub fn read_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::backend::DevicePtr) -> Result<u64> {
     // Given up when nobody can say that the copy is done.
     let bytes = Box::leak(Box::new([0; 8]));
-    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: `bytes` is
-    // never freed, and every block here has 8 bytes and is held by the caller, who names the stream that uses it.
-    unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), ptr, 8) }?;
+    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is
+    // done: `bytes` is never freed, and every block here has 8 bytes and is held by the caller, who
+    // names the stream that uses it.
+    unsafe {
+        gpu.backend()
+            .copy_to_host(stream.raw(), bytes.as_mut_ptr(), ptr, 8)
+    }?;
     stream.synchronize()?;
     Ok(u64::from_le_bytes(*bytes))
 }
@@ -94,8 +99,12 @@ pub fn read_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::backend::DevicePtr) 
 pub fn write_stamp(gpu: &Gpu, stream: &Stream, block: &SentBlock, stamp: u64) -> Result<()> {
     let bytes = Box::leak(Box::new(stamp.to_le_bytes()));
     block.used_on(stream).expect("a stream of its own");
-    // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: `bytes` is
-    // never freed, and the block, which has 8 bytes, is kept for the stream, whether or not that can be waited for.
-    unsafe { gpu.backend().copy_to_device(stream.raw(), block.device_ptr(), bytes.as_ptr(), 8) }?;
+    // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy
+    // is done: `bytes` is never freed, and the block, which has 8 bytes, is kept for the stream,
+    // whether or not that can be waited for.
+    unsafe {
+        gpu.backend()
+            .copy_to_device(stream.raw(), block.device_ptr(), bytes.as_ptr(), 8)
+    }?;
     stream.synchronize()
 }

@@ -1,5 +1,5 @@
-//! A participant that writes anything into the memory that it shares with the producer, and strangers that say anything
-//! to its socket: it harms nobody but itself.
+//! A participant that writes anything into the memory that it shares with the producer, and
+//! strangers that say anything to its socket: it harms nobody but itself.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -17,8 +17,14 @@ use crate::Case;
 use crate::agent::{self, Fault, Said, Told, read_stamp, write_stamp};
 
 pub const CASES: &[Case] = &[
-    ("hostile::a_counter_file_that_its_holder_scribbles_on", scribbled_on),
-    ("hostile::a_thousand_messages_that_nobody_should_send", messages),
+    (
+        "hostile::a_counter_file_that_its_holder_scribbles_on",
+        scribbled_on,
+    ),
+    (
+        "hostile::a_thousand_messages_that_nobody_should_send",
+        messages,
+    ),
 ];
 
 /// Throws numbers that follow from a seed.
@@ -53,16 +59,30 @@ impl Stage {
         let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
         let dir = tempfile::tempdir().expect("a directory");
         let builder = Session::builder(gpu.clone()).socket(dir.path().join("s"));
-        let session = builder.quarantine(Duration::ZERO).open().expect("a session");
+        let session = builder
+            .quarantine(Duration::ZERO)
+            .open()
+            .expect("a session");
         let stream = Stream::create(&gpu).expect("a stream");
-        let honest = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
+        let honest = Participant::builder(gpu.clone())
+            .connect(session.socket_path())
+            .expect("connected");
         let held = lend(&gpu, &stream, &session, &honest, STAMP);
-        Stage { gpu, stream, session, held, honest, dir }
+        Stage {
+            gpu,
+            stream,
+            session,
+            held,
+            honest,
+            dir,
+        }
     }
 
     /// Looks whether the honest one still has what it had, and gets what it is given.
     fn check(&self) {
-        let read = |block: &ReceivedBlock| read_stamp(&self.gpu, &self.stream, block.device_ptr()).expect("it reads");
+        let read = |block: &ReceivedBlock| {
+            read_stamp(&self.gpu, &self.stream, block.device_ptr()).expect("it reads")
+        };
         assert_eq!(read(&self.held), STAMP, "an honest lease was ended");
         let other = lend(&self.gpu, &self.stream, &self.session, &self.honest, 5);
         assert_eq!(read(&other), 5);
@@ -70,11 +90,20 @@ impl Stage {
     }
 }
 
-fn lend(gpu: &Gpu, stream: &Stream, session: &Session, to: &Participant, stamp: u64) -> ReceivedBlock {
+fn lend(
+    gpu: &Gpu,
+    stream: &Stream,
+    session: &Session,
+    to: &Participant,
+    stamp: u64,
+) -> ReceivedBlock {
     let block = session.alloc(4096).expect("there is room");
     write_stamp(gpu, stream, &block, stamp).expect("it writes");
-    let descriptor = block.share(To::Participant(to.id()), After::Stream(stream)).expect("shared");
-    to.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed")
+    let descriptor = block
+        .share(To::Participant(to.id()), After::Stream(stream))
+        .expect("shared");
+    to.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed")
 }
 
 fn scribbled_on() {
@@ -83,14 +112,19 @@ fn scribbled_on() {
     for seed in 0..4u64 {
         let mut hostile = agent::start(Fault::Scribble(seed));
         let said = hostile.ask(&Told::Path(stage.session.socket_path().into()));
-        let Said::Joined(id) = said else { panic!("it does not connect: {said:?}") };
+        let Said::Joined(id) = said else {
+            panic!("it does not connect: {said:?}")
+        };
         assert_eq!(hostile.answer(), Some(Said::Scribbling));
         let (mut rounds, before) = (0, stage.session.stats().corrupt_words);
         let noticed = comes(|| {
             for _ in 0..32 {
                 let block = stage.session.alloc(4096).expect("there is room");
                 // Its file may be full of what it wrote there itself.
-                let _ = block.share(To::Participant(ParticipantId(id)), After::Stream(&stage.stream));
+                let _ = block.share(
+                    To::Participant(ParticipantId(id)),
+                    After::Stream(&stage.stream),
+                );
             }
             stage.session.collect();
             rounds += 1;
@@ -108,10 +142,18 @@ fn scribbled_on() {
         });
         assert!(back, "{:?}", stage.session.stats());
     }
-    assert!(stage.session.stats().corrupt_words >= corrupt, "words of the dead are not counted any more");
+    assert!(
+        stage.session.stats().corrupt_words >= corrupt,
+        "words of the dead are not counted any more"
+    );
     stage.check();
     println!("scribbled on: {corrupt} words were found corrupt");
-    let Stage { session, held, honest, .. } = stage;
+    let Stage {
+        session,
+        held,
+        honest,
+        ..
+    } = stage;
     drop((held, honest));
     let report = session.shutdown(WATCHDOG);
     assert!(report.clean, "{report:?}");
@@ -119,16 +161,25 @@ fn scribbled_on() {
 
 /// Lives as a participant that writes all over its counter file until it is killed.
 pub fn scribble(gpu: &Gpu, socket: &Path, seed: u64) {
-    let participant = Participant::builder(gpu.clone()).connect(socket).expect("connected");
+    let participant = Participant::builder(gpu.clone())
+        .connect(socket)
+        .expect("connected");
     say(&Said::Joined(participant.id().0));
     let maps = BufReader::new(File::open("/proc/self/maps").expect("proc is mounted"));
-    let counters = maps.lines().map_while(Result::ok).find(|line| line.contains("gpu-ipc-counters"));
+    let counters = maps
+        .lines()
+        .map_while(Result::ok)
+        .find(|line| line.contains("gpu-ipc-counters"));
     let counters = counters.expect("a counter file is mapped");
-    let (start, end) = counters.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
+    let (start, end) = counters
+        .split(' ')
+        .next()
+        .and_then(|range| range.split_once('-'))
+        .expect("a range");
     let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).expect("hex"));
     let word = |index: usize| {
-        // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid: one of a mapping that the
-        // participant keeps, and every other user accesses it atomically.
+        // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid: one of a mapping
+        // that the participant keeps, and every other user accesses it atomically.
         unsafe { AtomicU64::from_ptr((start + index * 8) as *mut u64) }
     };
     say(&Said::Scribbling);
@@ -160,8 +211,13 @@ fn messages() {
     let mut dice = Dice(7);
     let mut sent = 0;
     for turn in 0..250 {
-        let stranger = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .expect("a socket");
+        let stranger = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("a socket");
         if rustix::net::connect(&stranger, &address).is_err() {
             // Too many wait to be let in.
             std::thread::yield_now();
@@ -172,7 +228,11 @@ fn messages() {
             match dice.throw() % 4 {
                 0 => packet.truncate(dice.throw() as usize % (hello.len() + 1)),
                 1 => packet.extend((0..dice.throw() % 600).map(|n| n as u8)),
-                2 => packet = (0..dice.throw() % 4096).map(|_| dice.throw() as u8).collect(),
+                2 => {
+                    packet = (0..dice.throw() % 4096)
+                        .map(|_| dice.throw() as u8)
+                        .collect()
+                }
                 _ => {}
             }
             for _ in 0..dice.throw() % 3 {
@@ -182,8 +242,14 @@ fn messages() {
                 }
             }
             // It may have hung up already.
-            sent +=
-                usize::from(rustix::net::send(&stranger, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_ok());
+            sent += usize::from(
+                rustix::net::send(
+                    &stranger,
+                    &packet,
+                    SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+                )
+                .is_ok(),
+            );
         }
         if turn % 50 == 0 {
             stage.check();
@@ -202,14 +268,19 @@ fn messages() {
 
 /// Has a participant say hello to nobody, and returns what it said.
 fn hello(gpu: &Gpu) -> Vec<u8> {
-    let (ours, theirs) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .expect("a pair");
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .expect("a pair");
     let builder = Participant::builder(gpu.clone()).timeout(Some(Duration::ZERO));
     let nobody = builder.connect_by(theirs);
     assert!(nobody.is_err(), "nobody is there");
     let mut packet = vec![0; 4096];
-    let (len, _) = rustix::net::recv(&ours, &mut packet[..], RecvFlags::DONTWAIT).expect("it said hello");
+    let (len, _) =
+        rustix::net::recv(&ours, &mut packet[..], RecvFlags::DONTWAIT).expect("it said hello");
     packet.truncate(len);
     assert!(len > 8, "that is no hello");
     packet

@@ -1,8 +1,8 @@
-//! Calls that fail: the n-th of the backend, for n = 1, 2, ... until a whole life passes, and system calls that find no
-//! descriptor or no memory; and participants that mean harm.
+//! Calls that fail: the n-th of the backend, for n = 1, 2, ... until a whole life passes, and
+//! system calls that find no descriptor or no memory; and participants that mean harm.
 //!
-//! Whatever fails, nobody panics, nothing is given back twice, nothing that somebody holds is freed, and what does not
-//! come back is counted.
+//! Whatever fails, nobody panics, nothing is given back twice, nothing that somebody holds is
+//! freed, and what does not come back is counted.
 
 mod agent;
 mod backend;
@@ -22,14 +22,23 @@ fn main() {
     std::panic::set_hook(Box::new(move |panic| {
         default(panic);
         // A panic of a thread of the library's would be nobody's failure otherwise.
-        if std::thread::current().name().is_some_and(|name| name.starts_with("gpu-ipc")) {
+        if std::thread::current()
+            .name()
+            .is_some_and(|name| name.starts_with("gpu-ipc"))
+        {
             std::process::abort();
         }
     }));
     if let Some(fault) = harness::role() {
         return consumer::run(fault);
     }
-    let here = [backend::CASES, limits::CASES, hostile::CASES, mapping::CASES].concat();
+    let here = [
+        backend::CASES,
+        limits::CASES,
+        hostile::CASES,
+        mapping::CASES,
+    ]
+    .concat();
     let mut trials: Vec<Trial> = here.iter().map(|case| trial(case, true)).collect();
     let can_mount = harness::surroundings::can_mount();
     trials.extend(limits::MOUNTS.iter().map(|case| trial(case, can_mount)));

@@ -1,5 +1,5 @@
-//! The other process as a test sees it: this test's own binary, started again. It can be a consumer, a producer, or
-//! both.
+//! The other process as a test sees it: this test's own binary, started again. It can be a
+//! consumer, a producer, or both.
 
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
@@ -55,7 +55,8 @@ impl Agent {
     /// Gives a command that must succeed.
     #[track_caller]
     pub fn must(&mut self, command: &Command) -> Done {
-        self.ask(command).unwrap_or_else(|refusal| panic!("{command:?}: {refusal:?}"))
+        self.ask(command)
+            .unwrap_or_else(|refusal| panic!("{command:?}: {refusal:?}"))
     }
 
     /// Gives a command that must fail.
@@ -158,13 +159,17 @@ impl Agent {
     /// Connects it to the session behind a socket, and returns its number there.
     #[track_caller]
     pub fn connect_to(&mut self, socket: &Path) -> ParticipantId {
-        ParticipantId(self.number(&Command::Connect { socket: socket.into() }))
+        ParticipantId(self.number(&Command::Connect {
+            socket: socket.into(),
+        }))
     }
 
     /// Connects it to a session that turns it away, and returns why.
     #[track_caller]
     pub fn cannot_connect(&mut self, session: &Session) -> Refusal {
-        self.must_not(&Command::Connect { socket: session.socket_path().into() })
+        self.must_not(&Command::Connect {
+            socket: session.socket_path().into(),
+        })
     }
 
     /// Gives up its connection.
@@ -200,7 +205,10 @@ impl Agent {
     /// Claims a block, or says at once why not.
     #[track_caller]
     pub fn try_claim(&mut self, descriptor: &Descriptor) -> Result<u64, Refusal> {
-        self.ask(&Command::TryClaim { descriptor: bytes(descriptor) }).map(number)
+        self.ask(&Command::TryClaim {
+            descriptor: bytes(descriptor),
+        })
+        .map(number)
     }
 
     /// Claims several blocks at once, and returns how many it got, and why not one of the others.
@@ -215,7 +223,9 @@ impl Agent {
     /// Asks for what a claim will need.
     #[track_caller]
     pub fn prefetch(&mut self, descriptor: &Descriptor) {
-        self.nothing(&Command::Prefetch { descriptor: bytes(descriptor) });
+        self.nothing(&Command::Prefetch {
+            descriptor: bytes(descriptor),
+        });
     }
 
     /// Waits until it is told this; what else it is told before is dropped.
@@ -233,7 +243,11 @@ impl Agent {
     /// Hands a block on, or says why not.
     #[track_caller]
     pub fn forward(&mut self, block: u64, to: To) -> Result<Descriptor, Refusal> {
-        self.ask(&Command::Forward { block, to: to.into() }).map(descriptor)
+        self.ask(&Command::Forward {
+            block,
+            to: to.into(),
+        })
+        .map(descriptor)
     }
 
     /// Cuts a slice from a block, and returns its number of it.
@@ -275,7 +289,9 @@ impl Agent {
     /// Opens a session.
     #[track_caller]
     pub fn open(&mut self, socket: &Path) {
-        self.nothing(&Command::Open { socket: socket.into() });
+        self.nothing(&Command::Open {
+            socket: socket.into(),
+        });
     }
 
     /// Allocates a block with a stamp in it, and returns its number of it.
@@ -287,13 +303,21 @@ impl Agent {
     /// Shares a block whose contents are there.
     #[track_caller]
     pub fn share(&mut self, block: u64, to: To) -> Descriptor {
-        descriptor(self.must(&Command::Share { block, to: to.into(), on_stream: false }))
+        descriptor(self.must(&Command::Share {
+            block,
+            to: to.into(),
+            on_stream: false,
+        }))
     }
 
     /// Shares a block whose contents its stream still makes.
     #[track_caller]
     pub fn share_on_stream(&mut self, block: u64, to: To) -> Descriptor {
-        descriptor(self.must(&Command::Share { block, to: to.into(), on_stream: true }))
+        descriptor(self.must(&Command::Share {
+            block,
+            to: to.into(),
+            on_stream: true,
+        }))
     }
 
     /// Counts the leases of a block that have not ended.
@@ -314,12 +338,17 @@ impl Agent {
 
 /// Returns the command to claim a block.
 pub fn claim(descriptor: &Descriptor, wait: Waits) -> Command {
-    Command::Claim { descriptor: bytes(descriptor), wait }
+    Command::Claim {
+        descriptor: bytes(descriptor),
+        wait,
+    }
 }
 
 /// Returns the command to claim several blocks at once.
 pub fn claim_many(descriptors: &[Descriptor]) -> Command {
-    Command::ClaimMany { descriptors: descriptors.iter().map(bytes).collect() }
+    Command::ClaimMany {
+        descriptors: descriptors.iter().map(bytes).collect(),
+    }
 }
 
 /// Writes a descriptor as it travels.

@@ -9,32 +9,53 @@ use crate::words::Command;
 use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
-    ("fork::a_child_forked_after_connecting_keeps_the_blocks", || keeps_the_blocks(false)),
-    ("fork::a_child_forked_before_connecting_keeps_the_blocks", || keeps_the_blocks(true)),
-    ("fork::in_a_child_every_call_says_so_and_every_drop_does_nothing", calls_in_a_child),
+    (
+        "fork::a_child_forked_after_connecting_keeps_the_blocks",
+        || keeps_the_blocks(false),
+    ),
+    (
+        "fork::a_child_forked_before_connecting_keeps_the_blocks",
+        || keeps_the_blocks(true),
+    ),
+    (
+        "fork::in_a_child_every_call_says_so_and_every_drop_does_nothing",
+        calls_in_a_child,
+    ),
 ];
 
-/// A killed consumer's kernel runs on while a forked child keeps the driver's files; so nothing of it is used again
-/// before the child is gone too.
+/// A killed consumer's kernel runs on while a forked child keeps the driver's files; so nothing of
+/// it is used again before the child is gone too.
 fn keeps_the_blocks(before: bool) {
     let producer = Producer::new();
     let mut consumer = Agent::start();
     let mut child = before.then(|| consumer.fork());
     let id = consumer.connect(&producer.session);
     let block = producer.block(1);
-    consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    consumer.claim(
+        &block
+            .share(To::Participant(id), After::Done)
+            .expect("shared"),
+    );
     drop(block);
     let child = child.get_or_insert_with(|| consumer.fork());
     consumer.kill();
-    wait_until("the death to be noticed", || producer.session.stats().quarantined == 1);
+    wait_until("the death to be noticed", || {
+        producer.session.stats().quarantined == 1
+    });
     // A whole other death, quarantine and burial pass.
     let mut other = Agent::start();
     let id = other.connect(&producer.session);
     let theirs = producer.block(2);
-    other.claim(&theirs.share(To::Participant(id), After::Done).expect("shared"));
+    other.claim(
+        &theirs
+            .share(To::Participant(id), After::Done)
+            .expect("shared"),
+    );
     drop(theirs);
     other.kill();
-    wait_until("the other's burial", || producer.session.stats().deaths == 1);
+    wait_until("the other's burial", || {
+        producer.session.stats().deaths == 1
+    });
     // The first one's block alone is left, and stays: none would be left if it were used again.
     wait_until("the other's block alone to come back", || {
         producer.session.collect();
@@ -54,8 +75,16 @@ fn calls_in_a_child() {
     consumer.open(&producer.dir.path().join("t"));
     consumer.alloc(4096, 3);
     let block = producer.block(1);
-    let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
-    assert_eq!(number(consumer.must(&Command::ForkAndCall)), 0, "a call in the child did not say Forked");
+    let index = consumer.claim(
+        &block
+            .share(To::Participant(id), After::Done)
+            .expect("shared"),
+    );
+    assert_eq!(
+        number(consumer.must(&Command::ForkAndCall)),
+        0,
+        "a call in the child did not say Forked"
+    );
     producer.session.collect();
     assert_eq!(block.outstanding(), 1, "the child ended its parent's lease");
     assert_eq!(consumer.stamp(index), 1);

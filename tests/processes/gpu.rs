@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpu_ipc::allocators::{Allocator, Bfc, BfcOptions, DeviceMemory, GraphPool, Placed, Recorded, Request};
+use gpu_ipc::allocators::{
+    Allocator, Bfc, BfcOptions, DeviceMemory, GraphPool, Placed, Recorded, Request,
+};
 use gpu_ipc::backend::{DeviceId, DevicePtr, Sharing};
 use gpu_ipc::participant::GraphBlocks;
 use gpu_ipc::{After, Claims, Gpu, Participant, ParticipantId, SentBlock, State, Stream, To, Wait};
@@ -15,34 +17,81 @@ use crate::kernel::Kernels;
 use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
-    ("gpu::no_write_of_the_dead_lands_after_reuse_by_fd", || no_late_write(Sharing::Fd, Fork::Never)),
-    ("gpu::no_write_of_the_dead_lands_after_reuse_by_handle", || no_late_write(Sharing::Handle, Fork::Never)),
-    ("gpu::no_write_of_the_dead_lands_after_reuse_by_fd_forked_before", || no_late_write(Sharing::Fd, Fork::Before)),
-    ("gpu::no_write_of_the_dead_lands_after_reuse_by_fd_forked_after", || no_late_write(Sharing::Fd, Fork::After)),
-    ("gpu::no_write_of_the_dead_lands_after_reuse_by_handle_forked_before", || {
-        no_late_write(Sharing::Handle, Fork::Before);
+    ("gpu::no_write_of_the_dead_lands_after_reuse_by_fd", || {
+        no_late_write(Sharing::Fd, Fork::Never)
     }),
-    ("gpu::no_write_of_the_dead_lands_after_reuse_by_handle_forked_after", || {
-        no_late_write(Sharing::Handle, Fork::After);
-    }),
-    ("gpu::a_producer_that_dies_in_its_kernel_hangs_nobody", producer_dies_in_its_kernel),
-    ("gpu::a_producer_whose_context_breaks_hangs_nobody", producer_breaks),
-    ("gpu::a_consumer_whose_context_breaks_harms_nobody", consumer_breaks),
-    ("gpu::a_kernel_that_never_ends_holds_up_nobody_else", endless_kernel),
+    (
+        "gpu::no_write_of_the_dead_lands_after_reuse_by_handle",
+        || no_late_write(Sharing::Handle, Fork::Never),
+    ),
+    (
+        "gpu::no_write_of_the_dead_lands_after_reuse_by_fd_forked_before",
+        || no_late_write(Sharing::Fd, Fork::Before),
+    ),
+    (
+        "gpu::no_write_of_the_dead_lands_after_reuse_by_fd_forked_after",
+        || no_late_write(Sharing::Fd, Fork::After),
+    ),
+    (
+        "gpu::no_write_of_the_dead_lands_after_reuse_by_handle_forked_before",
+        || {
+            no_late_write(Sharing::Handle, Fork::Before);
+        },
+    ),
+    (
+        "gpu::no_write_of_the_dead_lands_after_reuse_by_handle_forked_after",
+        || {
+            no_late_write(Sharing::Handle, Fork::After);
+        },
+    ),
+    (
+        "gpu::a_producer_that_dies_in_its_kernel_hangs_nobody",
+        producer_dies_in_its_kernel,
+    ),
+    (
+        "gpu::a_producer_whose_context_breaks_hangs_nobody",
+        producer_breaks,
+    ),
+    (
+        "gpu::a_consumer_whose_context_breaks_harms_nobody",
+        consumer_breaks,
+    ),
+    (
+        "gpu::a_kernel_that_never_ends_holds_up_nobody_else",
+        endless_kernel,
+    ),
     ("gpu::ten_thousand_blocks", ten_thousand_blocks),
     ("gpu::thirty_two_consumers", thirty_two_consumers),
     ("gpu::a_region_of_32_gib", large_region),
-    ("gpu::a_global_capture_survives_what_the_library_does", global_capture),
-    ("gpu::captures_survive_leases_that_end_behind_their_stream", captures_beside_releases),
+    (
+        "gpu::a_global_capture_survives_what_the_library_does",
+        global_capture,
+    ),
+    (
+        "gpu::captures_survive_leases_that_end_behind_their_stream",
+        captures_beside_releases,
+    ),
     ("gpu::a_graph_is_launched_again_after_the_drop", graph_again),
-    ("gpu::what_is_freed_under_capture_is_the_graphs_at_every_launch", graph_pool),
+    (
+        "gpu::what_is_freed_under_capture_is_the_graphs_at_every_launch",
+        graph_pool,
+    ),
 ];
 
 /// Needs two devices.
 pub const TWO_DEVICES: &[Case] = &[
-    ("two_devices::a_device_is_found_under_another_ordinal", other_ordinal),
-    ("two_devices::a_peer_device_writes_into_a_claimed_block", peer_device),
-    ("two_devices::sessions_on_both_devices_in_one_process", both_devices),
+    (
+        "two_devices::a_device_is_found_under_another_ordinal",
+        other_ordinal,
+    ),
+    (
+        "two_devices::a_peer_device_writes_into_a_claimed_block",
+        peer_device,
+    ),
+    (
+        "two_devices::sessions_on_both_devices_in_one_process",
+        both_devices,
+    ),
 ];
 
 /// Bytes that a dying consumer writes to.
@@ -63,24 +112,41 @@ pub fn devices() -> usize {
     if crate::device::is_host() {
         return 0;
     }
-    gpu_ipc::detect().map_or(0, |found| found.gpus().iter().filter(|gpu| gpu.kind() == open_gpu().kind()).count())
+    gpu_ipc::detect().map_or(0, |found| {
+        found
+            .gpus()
+            .iter()
+            .filter(|gpu| gpu.kind() == open_gpu().kind())
+            .count()
+    })
 }
 
 /// Reads the whole of a block.
 fn contents(gpu: &Gpu, stream: &Stream, block: &SentBlock) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(block.len()).expect("it fits")];
-    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the stream
-    // is synchronised before `bytes` is read, and it is as long as the block.
-    unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), block.device_ptr(), bytes.len()) }
-        .expect("queued");
+    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is
+    // done: the stream is synchronised before `bytes` is read, and it is as long as the block.
+    unsafe {
+        gpu.backend().copy_to_host(
+            stream.raw(),
+            bytes.as_mut_ptr(),
+            block.device_ptr(),
+            bytes.len(),
+        )
+    }
+    .expect("queued");
     stream.synchronize().expect("it runs");
     bytes
 }
 
 fn fill(gpu: &Gpu, stream: &Stream, block: &SentBlock, byte: u8) {
-    // SAFETY: `fill` asks for a live stream and a range that is valid until it is done: the stream is synchronised, and
-    // the block is held.
-    unsafe { gpu.backend().fill(stream.raw(), block.device_ptr(), byte, block.len()) }.expect("queued");
+    // SAFETY: `fill` asks for a live stream and a range that is valid until it is done: the stream
+    // is synchronised, and the block is held.
+    unsafe {
+        gpu.backend()
+            .fill(stream.raw(), block.device_ptr(), byte, block.len())
+    }
+    .expect("queued");
     stream.synchronize().expect("it runs");
 }
 
@@ -90,7 +156,11 @@ fn no_late_write(sharing: Sharing, fork: Fork) {
     let mut child = (fork == Fork::Before).then(|| consumer.fork());
     let id = consumer.connect(&producer.session);
     let block = producer.session.alloc(LEN).expect("there is room");
-    let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    let index = consumer.claim(
+        &block
+            .share(To::Participant(id), After::Done)
+            .expect("shared"),
+    );
     if fork == Fork::After {
         child = Some(consumer.fork());
     }
@@ -102,10 +172,16 @@ fn no_late_write(sharing: Sharing, fork: Fork) {
     let killed = Instant::now();
     consumer.kill();
     if let Some(child) = child {
-        wait_until("the death to be noticed", || producer.session.stats().quarantined == 1);
+        wait_until("the death to be noticed", || {
+            producer.session.stats().quarantined == 1
+        });
         for _ in 0..1000 {
             producer.session.collect();
-            assert_eq!(producer.session.stats().limbo_blocks, 1, "reclaimed while the child keeps the kernel running");
+            assert_eq!(
+                producer.session.stats().limbo_blocks,
+                1,
+                "reclaimed while the child keeps the kernel running"
+            );
         }
         rustix::process::kill_process(child, rustix::process::Signal::KILL).expect("it lives");
     }
@@ -113,13 +189,19 @@ fn no_late_write(sharing: Sharing, fork: Fork) {
         producer.session.collect();
         producer.session.stats().live_blocks == 0
     });
-    println!("{sharing:?}, child {fork:?}: {} ms from the kill to the reclaim", killed.elapsed().as_millis());
+    println!(
+        "{sharing:?}, child {fork:?}: {} ms from the kill to the reclaim",
+        killed.elapsed().as_millis()
+    );
     let again = producer.session.alloc(LEN).expect("there is room");
     assert_eq!(again.place(), place, "the same bytes");
     fill(&producer.gpu, &producer.stream, &again, 0x5a);
     for _ in 0..300 {
         let bytes = contents(&producer.gpu, &producer.stream, &again);
-        assert!(bytes.iter().all(|&byte| byte == 0x5a), "the dead wrote after the reuse");
+        assert!(
+            bytes.iter().all(|&byte| byte == 0x5a),
+            "the dead wrote after the reuse"
+        );
     }
 }
 
@@ -130,16 +212,26 @@ fn remote() -> (Agent, u64, Participant, tempfile::TempDir) {
     let mut producer = Agent::start();
     producer.open(&path);
     let block = producer.alloc(1048576, 6);
-    let participant = Participant::builder(open_gpu()).connect(&path).expect("connected");
+    let participant = Participant::builder(open_gpu())
+        .connect(&path)
+        .expect("connected");
     (producer, block, participant, dir)
 }
 
-/// Claims what stands behind a kernel that never ends, on a stream, and waits until that stream is done.
-fn wait_behind_the_kernel(producer: &mut Agent, block: u64, participant: &Participant, end: impl FnOnce(&mut Agent)) {
+/// Claims what stands behind a kernel that never ends, on a stream, and waits until that stream is
+/// done.
+fn wait_behind_the_kernel(
+    producer: &mut Agent,
+    block: u64,
+    participant: &Participant,
+    end: impl FnOnce(&mut Agent),
+) {
     producer.write_on(block, 131_072);
     let descriptor = producer.share_on_stream(block, To::Participant(participant.id()));
     let stream = Stream::create(participant.gpu()).expect("a stream");
-    let received = participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), Some(WATCHDOG)).expect("claimed");
+    let received = participant
+        .claim(descriptor.as_bytes(), Wait::Stream(&stream), Some(WATCHDOG))
+        .expect("claimed");
     assert_eq!(received.state(), State::Pending);
     end(producer);
     stream.synchronize().expect("the wait is over");
@@ -148,8 +240,12 @@ fn wait_behind_the_kernel(producer: &mut Agent, block: u64, participant: &Partic
 
 fn producer_dies_in_its_kernel() {
     let (mut producer, block, participant, _dir) = remote();
-    wait_behind_the_kernel(&mut producer, block, &participant, |producer| producer.kill());
-    wait_until("the dead producer's memory to go", || participant.mappings() == 0);
+    wait_behind_the_kernel(&mut producer, block, &participant, |producer| {
+        producer.kill()
+    });
+    wait_until("the dead producer's memory to go", || {
+        participant.mappings() == 0
+    });
 }
 
 fn producer_breaks() {
@@ -162,20 +258,35 @@ fn producer_breaks() {
     let mut consumer = Agent::start();
     let id = consumer.connect(&other.session);
     let block = other.block(9);
-    let index = consumer.claim(&block.share(To::Participant(id), After::Stream(&other.stream)).expect("shared"));
+    let index = consumer.claim(
+        &block
+            .share(To::Participant(id), After::Stream(&other.stream))
+            .expect("shared"),
+    );
     assert_eq!(consumer.stamp(index), 9);
 }
 
 fn consumer_breaks() {
     let producer = Producer::new();
     let (mut broken, mut well) = (Agent::start(), Agent::start());
-    let (first, second) = (broken.connect(&producer.session), well.connect(&producer.session));
+    let (first, second) = (
+        broken.connect(&producer.session),
+        well.connect(&producer.session),
+    );
     let (block, other) = (producer.block(3), producer.block(4));
-    let index = broken.claim(&block.share(To::Participant(first), After::Done).expect("shared"));
+    let index = broken.claim(
+        &block
+            .share(To::Participant(first), After::Done)
+            .expect("shared"),
+    );
     broken.used(index);
     broken.crash();
     broken.let_go_of_all();
-    let index = well.claim(&other.share(To::Participant(second), After::Done).expect("shared"));
+    let index = well.claim(
+        &other
+            .share(To::Participant(second), After::Done)
+            .expect("shared"),
+    );
     assert_eq!(well.stamp(index), 4);
     assert_eq!(producer.stamp(&block), 3, "the producer goes on");
     drop(block);
@@ -191,21 +302,33 @@ fn endless_kernel() {
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
     let block = producer.session.alloc(LEN).expect("there is room");
-    let share = |block: &SentBlock| block.share(To::Participant(id), After::Done).expect("shared");
+    let share = |block: &SentBlock| {
+        block
+            .share(To::Participant(id), After::Done)
+            .expect("shared")
+    };
     let stuck = consumer.claim(&share(&block));
     consumer.write_on(stuck, 8);
     consumer.let_go(stuck);
-    // On a stream of its own a session and a participant begin and end meanwhile: none of their calls may stop.
+    // On a stream of its own a session and a participant begin and end meanwhile: none of their
+    // calls may stop.
     for round in 0..20 {
         let other = Producer::new();
-        let participant = Participant::builder(other.gpu.clone()).connect(other.session.socket_path());
+        let participant =
+            Participant::builder(other.gpu.clone()).connect(other.session.socket_path());
         let participant = participant.expect("connected");
         let block = other.block(round);
-        let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+        let descriptor = block
+            .share(To::Participant(participant.id()), After::Done)
+            .expect("shared");
         let stream = Stream::create(&other.gpu).expect("a stream");
-        let received =
-            participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), Some(WATCHDOG)).expect("claimed");
-        assert_eq!(read_stamp(&other.gpu, &stream, received.device_ptr()), round);
+        let received = participant
+            .claim(descriptor.as_bytes(), Wait::Stream(&stream), Some(WATCHDOG))
+            .expect("claimed");
+        assert_eq!(
+            read_stamp(&other.gpu, &stream, received.device_ptr()),
+            round
+        );
     }
     assert_eq!(block.outstanding(), 1, "the kernel still writes");
     consumer.kill();
@@ -217,11 +340,19 @@ fn ten_thousand_blocks() {
     let producer = Producer::new();
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
-    let blocks: Vec<SentBlock> = (0..10_000).map(|_| producer.session.alloc(4096).expect("there is room")).collect();
+    let blocks: Vec<SentBlock> = (0..10_000)
+        .map(|_| producer.session.alloc(4096).expect("there is room"))
+        .collect();
     for some in blocks.chunks(500) {
-        let grants: Vec<_> = some.iter().map(|block| (block, To::Participant(id))).collect();
+        let grants: Vec<_> = some
+            .iter()
+            .map(|block| (block, To::Participant(id)))
+            .collect();
         let after = After::Stream(&producer.stream);
-        let descriptors = producer.session.share_many(&grants, after, &Default::default()).expect("shared");
+        let descriptors = producer
+            .session
+            .share_many(&grants, after, &Default::default())
+            .expect("shared");
         assert_eq!(consumer.claim_many(&descriptors), (500, None));
     }
     drop(blocks);
@@ -234,11 +365,21 @@ fn ten_thousand_blocks() {
 fn thirty_two_consumers() {
     let producer = Producer::new();
     let mut consumers: Vec<Agent> = (0..32).map(|_| Agent::start()).collect();
-    let ids: Vec<ParticipantId> = consumers.iter_mut().map(|agent| agent.connect(&producer.session)).collect();
+    let ids: Vec<ParticipantId> = consumers
+        .iter_mut()
+        .map(|agent| agent.connect(&producer.session))
+        .collect();
     let block = producer.block(8);
-    let ticket = block.share(To::Ticket(Claims::Unlimited), After::Stream(&producer.stream)).expect("a ticket");
+    let ticket = block
+        .share(
+            To::Ticket(Claims::Unlimited),
+            After::Stream(&producer.stream),
+        )
+        .expect("a ticket");
     for (consumer, &id) in consumers.iter_mut().zip(&ids) {
-        let addressed = block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared");
+        let addressed = block
+            .share(To::Participant(id), After::Stream(&producer.stream))
+            .expect("shared");
         for descriptor in [addressed, ticket] {
             let claimed = consumer.claim_on_stream(&descriptor);
             assert_eq!(consumer.stamp(claimed), 8);
@@ -263,7 +404,11 @@ fn large_region() {
     write_stamp(&producer.gpu, &producer.stream, end, 77);
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
-    let whole = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    let whole = consumer.claim(
+        &block
+            .share(To::Participant(id), After::Done)
+            .expect("shared"),
+    );
     assert_eq!(consumer.len(whole), len);
     let last = consumer.slice(whole, len - 4096, len);
     assert_eq!(consumer.stamp(last), 77);
@@ -275,56 +420,78 @@ fn large_region() {
 fn global_capture() {
     let kernels = Kernels::open();
     let producer = Producer::new();
-    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant =
+        Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
     let participant = participant.expect("connected");
-    let (captured, stream) =
-        (Stream::create(&producer.gpu).expect("a stream"), Stream::create(&producer.gpu).expect("a stream"));
+    let (captured, stream) = (
+        Stream::create(&producer.gpu).expect("a stream"),
+        Stream::create(&producer.gpu).expect("a stream"),
+    );
     let target = producer.session.alloc(4096).expect("there is room");
     let graph = kernels.capture(&captured, || {
         kernels.write_once(&captured, target.device_ptr(), 512);
         // Shares, claims, drops, collects and times out while the application captures.
         for n in 0..200 {
             let block = producer.session.alloc(4096).expect("there is room");
-            let to = if n % 2 == 0 { To::Participant(participant.id()) } else { To::Ticket(Claims::Once) };
+            let to = if n % 2 == 0 {
+                To::Participant(participant.id())
+            } else {
+                To::Ticket(Claims::Once)
+            };
             let descriptor = block.share(to, After::Stream(&stream)).expect("shared");
             drop(block);
-            let claimed = participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), Some(WATCHDOG));
+            let claimed =
+                participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), Some(WATCHDOG));
             drop(claimed.expect("claimed"));
             producer.session.collect();
         }
-        assert!(target.share(To::Participant(participant.id()), After::Stream(&captured)).is_err(), "it captures");
+        assert!(
+            target
+                .share(To::Participant(participant.id()), After::Stream(&captured))
+                .is_err(),
+            "it captures"
+        );
     });
     kernels.launch_graph(&graph, &captured);
     captured.synchronize().expect("it runs");
     assert_eq!(producer.stamp(&target), 1);
 }
 
-/// More leases end behind a stream than a queue takes, so that the participant's thread records events on it, while the
-/// application begins and ends captures of the same stream.
+/// More leases end behind a stream than a queue takes, so that the participant's thread records
+/// events on it, while the application begins and ends captures of the same stream.
 fn captures_beside_releases() {
     let kernels = Kernels::open();
     let producer = Producer::new();
-    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant =
+        Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
     let participant = participant.expect("connected");
     let stream = Stream::create(&producer.gpu).expect("a stream");
-    let (block, target) =
-        (producer.session.alloc(4096).expect("there is room"), producer.session.alloc(4096).expect("there is room"));
+    let (block, target) = (
+        producer.session.alloc(4096).expect("there is room"),
+        producer.session.alloc(4096).expect("there is room"),
+    );
     for _ in 0..50 {
         let (go, gate) = std::sync::mpsc::channel::<()>();
         let hold = Box::new(move || {
             let _ = gate.recv();
         });
-        // SAFETY: `host_function` asks for a live stream that nobody captures at this moment: it lives to the end of
-        // the case.
+        // SAFETY: `host_function` asks for a live stream that nobody captures at this moment: it
+        // lives to the end of the case.
         unsafe { producer.gpu.backend().host_function(stream.raw(), hold) }.expect("queued");
         for _ in 0..200 {
-            let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
-            let held = participant.claim(descriptor.as_bytes(), Wait::None, Some(WATCHDOG)).expect("claimed");
+            let descriptor = block
+                .share(To::Participant(participant.id()), After::Done)
+                .expect("shared");
+            let held = participant
+                .claim(descriptor.as_bytes(), Wait::None, Some(WATCHDOG))
+                .expect("claimed");
             held.used_on(&stream).expect("a stream of its own");
         }
         drop(go);
         for _ in 0..20 {
-            let _graph = kernels.capture(&stream, || kernels.write_once(&stream, target.device_ptr(), 512));
+            let _graph = kernels.capture(&stream, || {
+                kernels.write_once(&stream, target.device_ptr(), 512)
+            });
         }
     }
     wait_until("every lease to end", || {
@@ -337,12 +504,17 @@ fn captures_beside_releases() {
 fn graph_again() {
     let kernels = Kernels::open();
     let producer = Producer::new();
-    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant =
+        Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
     let participant = participant.expect("connected");
     let stream = Stream::create(&producer.gpu).expect("a stream");
     let block = producer.block(50);
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
-    let received = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    let descriptor = block
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
+    let received = participant
+        .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
     let list = GraphBlocks::new();
     let graph = kernels.capture(&stream, || {
         kernels.write_once(&stream, received.device_ptr(), 512);
@@ -354,7 +526,11 @@ fn graph_again() {
         list.launched_on(&stream).expect("a stream of its own");
         kernels.launch_graph(&graph, &stream);
         stream.synchronize().expect("it runs");
-        assert_eq!(producer.stamp(&block), 1, "the graph writes the block again");
+        assert_eq!(
+            producer.stamp(&block),
+            1,
+            "the graph writes the block again"
+        );
         producer.session.collect();
         assert_eq!((block.outstanding(), participant.kept_leases()), (1, 0));
     }
@@ -372,31 +548,55 @@ fn graph_pool() {
     let memory = DeviceMemory::new(gpu.clone()).expect("memory");
     let program = Arc::new(Bfc::new(BfcOptions::new("program"), memory));
     // SAFETY: `stream_info` asks for a live stream: it lives until the end.
-    let identity = unsafe { gpu.backend().stream_info(stream.raw()) }.expect("a stream of ours").identity;
+    let identity = unsafe { gpu.backend().stream_info(stream.raw()) }
+        .expect("a stream of ours")
+        .identity;
     let pool = GraphPool::new("graph", program.clone());
     let result = program.alloc(Request::new(LEN)).expect("room");
     let mut places = Vec::new();
     let graph = kernels.capture(&stream, || {
-        // Each of the three is freed before the next is taken: all have the same bytes, in the stream's order.
+        // Each of the three is freed before the next is taken: all have the same bytes, in the
+        // stream's order.
         for _ in 0..3 {
-            let placed = pool.alloc(Request::new(LEN).on(identity)).expect("room under capture");
+            let placed = pool
+                .alloc(Request::new(LEN).on(identity))
+                .expect("room under capture");
             kernels.write_once(&stream, DevicePtr(placed.address), 512);
             pool.free(placed.address).expect("in use");
             places.push(placed.address);
         }
         kernels.write_once(&stream, DevicePtr(result.address), 512);
     });
-    assert!(places.iter().all(|&place| place == places[0]), "{places:x?}");
+    assert!(
+        places.iter().all(|&place| place == places[0]),
+        "{places:x?}"
+    );
     for stamp in [60, 70] {
         // The program cannot get the graph's bytes, so no launch writes into what it has.
-        let others: Vec<Placed> = (0..32).map(|_| program.alloc(Request::new(LEN)).expect("room")).collect();
-        others.iter().for_each(|other| write_stamp(&gpu, &stream, DevicePtr(other.address), stamp));
+        let others: Vec<Placed> = (0..32)
+            .map(|_| program.alloc(Request::new(LEN)).expect("room"))
+            .collect();
+        others
+            .iter()
+            .for_each(|other| write_stamp(&gpu, &stream, DevicePtr(other.address), stamp));
         kernels.launch_graph(&graph, &stream);
         stream.synchronize().expect("it runs");
-        assert_eq!(read_stamp(&gpu, &stream, DevicePtr(result.address)), 1, "the graph wrote its result");
-        assert_eq!(read_stamp(&gpu, &stream, DevicePtr(places[0])), 1, "and its own memory");
+        assert_eq!(
+            read_stamp(&gpu, &stream, DevicePtr(result.address)),
+            1,
+            "the graph wrote its result"
+        );
+        assert_eq!(
+            read_stamp(&gpu, &stream, DevicePtr(places[0])),
+            1,
+            "and its own memory"
+        );
         for other in others {
-            assert_eq!(read_stamp(&gpu, &stream, DevicePtr(other.address)), stamp, "and nobody else's");
+            assert_eq!(
+                read_stamp(&gpu, &stream, DevicePtr(other.address)),
+                stamp,
+                "and nobody else's"
+            );
             program.free(other.address).expect("in use");
         }
     }
@@ -414,10 +614,17 @@ fn graph_pool() {
 fn other_ordinal() {
     let producer = Producer::new();
     let uuid = producer.gpu.uuid().to_string();
-    let mut consumer = Agent::start_with(&[("CUDA_VISIBLE_DEVICES", "1,0"), (crate::device::DEVICE, &uuid)]);
+    let mut consumer = Agent::start_with(&[
+        ("CUDA_VISIBLE_DEVICES", "1,0"),
+        (crate::device::DEVICE, &uuid),
+    ]);
     let id = consumer.connect(&producer.session);
     let block = producer.block(12);
-    let index = consumer.claim(&block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared"));
+    let index = consumer.claim(
+        &block
+            .share(To::Participant(id), After::Stream(&producer.stream))
+            .expect("shared"),
+    );
     assert_eq!(consumer.stamp(index), 12);
     // The first of the two is another device there, and is told so.
     let mut wrong = Agent::start_with(&[("CUDA_VISIBLE_DEVICES", "1,0")]);
@@ -425,21 +632,28 @@ fn other_ordinal() {
     assert!(refused.text.contains(&uuid), "{refused:?}");
 }
 
-/// A kernel of the second device writes into memory of the first that another process shares by file descriptor.
+/// A kernel of the second device writes into memory of the first that another process shares by
+/// file descriptor.
 fn peer_device() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
     let mut producer = Agent::start();
     producer.open(&path);
     let block = producer.alloc(1048576, 6);
-    let participant = Participant::builder(open_gpu()).connect(&path).expect("connected");
+    let participant = Participant::builder(open_gpu())
+        .connect(&path)
+        .expect("connected");
     let (here, there) = (participant.gpu().device(), DeviceId(1));
     let peer = Gpu::new(participant.gpu().backend().clone(), there).expect("the second device");
-    peer.backend().enable_peer_access(there, here).expect("one reaches the other");
+    peer.backend()
+        .enable_peer_access(there, here)
+        .expect("one reaches the other");
     let kernels = Kernels::open_on(there);
     let stream = Stream::create(&peer).expect("a stream");
     let descriptor = producer.share(block, To::Participant(participant.id()));
-    let claimed = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    let claimed = participant
+        .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
     kernels.write_once(&stream, claimed.device_ptr(), LEN / 8);
     // The drop waits for the second device's stream, not for the caller.
     claimed.used_on(&stream).expect("a stream of its own");
@@ -454,17 +668,29 @@ fn both_devices() {
     let gpu = Gpu::new(first.gpu.backend().clone(), DeviceId(1)).expect("the second device");
     let uuid = gpu.uuid().to_string();
     let second = Producer::on(gpu, |builder| builder);
-    let (mut one, mut other) = (Agent::start(), Agent::start_with(&[(crate::device::DEVICE, &uuid)]));
-    for ((producer, agent), round) in [(&first, &mut one), (&second, &mut other)].into_iter().zip(0..) {
+    let (mut one, mut other) = (
+        Agent::start(),
+        Agent::start_with(&[(crate::device::DEVICE, &uuid)]),
+    );
+    for ((producer, agent), round) in [(&first, &mut one), (&second, &mut other)]
+        .into_iter()
+        .zip(0..)
+    {
         let id = agent.connect(&producer.session);
         let block = producer.block(round + 20);
-        let shared = block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared");
+        let shared = block
+            .share(To::Participant(id), After::Stream(&producer.stream))
+            .expect("shared");
         let claimed = agent.claim_on_stream(&shared);
         assert_eq!(agent.stamp(claimed), round + 20);
     }
     one.kill();
     second.session.collect();
-    assert_eq!(second.session.stats().held, 1, "a death on one device is none on the other");
+    assert_eq!(
+        second.session.stats().held,
+        1,
+        "a death on one device is none on the other"
+    );
     first.wait_for_nothing_held();
     other.let_go_of_all();
     second.wait_for_nothing_held();

@@ -1,4 +1,5 @@
-//! Regions that grow in place: blocks that lie across several pieces of one range. On devices that have ranges.
+//! Regions that grow in place: blocks that lie across several pieces of one range. On devices that
+//! have ranges.
 
 use std::sync::Arc;
 
@@ -12,17 +13,35 @@ use crate::words::{Command, Step};
 use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
-    ("growth::a_block_across_pieces_is_contiguous_and_goes_back_by_the_piece", across),
-    ("growth::a_block_across_more_pieces_than_the_cache_keeps", beyond_the_cache),
-    ("growth::a_consumer_in_the_same_process_gets_the_pointer", same_process),
-    ("growth::a_consumer_that_dies_between_two_pieces_pins_neither", dies_between),
-    ("growth::what_fragments_fixed_regions_fits_where_they_grow_in_place", fragmentation),
+    (
+        "growth::a_block_across_pieces_is_contiguous_and_goes_back_by_the_piece",
+        across,
+    ),
+    (
+        "growth::a_block_across_more_pieces_than_the_cache_keeps",
+        beyond_the_cache,
+    ),
+    (
+        "growth::a_consumer_in_the_same_process_gets_the_pointer",
+        same_process,
+    ),
+    (
+        "growth::a_consumer_that_dies_between_two_pieces_pins_neither",
+        dies_between,
+    ),
+    (
+        "growth::what_fragments_fixed_regions_fits_where_they_grow_in_place",
+        fragmentation,
+    ),
 ];
 
 const PIECE: u64 = 2 << 20;
 
 fn arena(gpu: &Gpu, in_place: bool, pieces: u64) -> Arc<Arena> {
-    let options = ArenaOptions::default().growth(Growth::Fixed(PIECE)).limit(pieces * PIECE).grows_in_place(in_place);
+    let options = ArenaOptions::default()
+        .growth(Growth::Fixed(PIECE))
+        .limit(pieces * PIECE)
+        .grows_in_place(in_place);
     Arena::new(gpu.clone(), options).expect("an arena")
 }
 
@@ -30,13 +49,17 @@ fn arena(gpu: &Gpu, in_place: bool, pieces: u64) -> Arc<Arena> {
 fn growing(pieces: u64) -> Producer {
     let gpu = open_gpu();
     assert!(gpu.caps().ranges, "this device has no ranges of addresses");
-    Producer::on(gpu.clone(), |builder| builder.arena(&arena(&gpu, true, pieces)))
+    Producer::on(gpu.clone(), |builder| {
+        builder.arena(&arena(&gpu, true, pieces))
+    })
 }
 
 impl Producer {
     /// Has the arena map this number of pieces, and leaves them free.
     fn grow(&self, pieces: u64) {
-        let blocks: Vec<_> = (0..pieces).map(|_| self.session.alloc(PIECE).expect("there is room")).collect();
+        let blocks: Vec<_> = (0..pieces)
+            .map(|_| self.session.alloc(PIECE).expect("there is room"))
+            .collect();
         drop(blocks);
         assert_eq!(self.session.stats().source.regions, pieces);
     }
@@ -44,12 +67,19 @@ impl Producer {
     /// Stamps a block at its beginning, across the end of each of its pieces, and at its end.
     fn stamp_through(&self, block: &SentBlock) {
         for (number, at) in places(block.len()).enumerate() {
-            write_stamp(&self.gpu, &self.stream, block.device_ptr().offset(at), stamp(number));
+            write_stamp(
+                &self.gpu,
+                &self.stream,
+                block.device_ptr().offset(at),
+                stamp(number),
+            );
         }
     }
 
     fn share(&self, block: &SentBlock, to: ParticipantId) -> Descriptor {
-        block.share(To::Participant(to), After::Done).expect("shared")
+        block
+            .share(To::Participant(to), After::Done)
+            .expect("shared")
     }
 
     fn reserved(&self) -> u64 {
@@ -86,8 +116,15 @@ fn across() {
     producer.grow(4);
     // The first piece, which the consumer maps for itself, and then the second to the fourth.
     let first = producer.session.alloc(PIECE).expect("there is room");
-    let block = producer.session.alloc(3 * PIECE).expect("three pieces are free");
-    assert_eq!(producer.session.stats().source.reserved, 4 * PIECE, "nothing was added for it");
+    let block = producer
+        .session
+        .alloc(3 * PIECE)
+        .expect("three pieces are free");
+    assert_eq!(
+        producer.session.stats().source.reserved,
+        4 * PIECE,
+        "nothing was added for it"
+    );
     producer.stamp_through(&block);
     let one = consumer.claim(&producer.share(&first, id));
     assert_eq!(consumer.mappings(), 1);
@@ -101,7 +138,10 @@ fn across() {
     drop((first, block));
     consumer.let_go(all);
     assert_eq!(producer.reserved(), 4 * PIECE);
-    assert!(is_stamped(&mut consumer, again), "the other lease holds the pieces");
+    assert!(
+        is_stamped(&mut consumer, again),
+        "the other lease holds the pieces"
+    );
     // The tail does, once the consumer has unmapped it; the first piece is in use.
     consumer.let_go(again);
     wait_until("the tail to go back", || {
@@ -109,7 +149,8 @@ fn across() {
         producer.reserved() == PIECE
     });
     assert_eq!(consumer.mappings(), 1);
-    // The places are used again, for other memory, by a block that begins in the middle of the first piece.
+    // The places are used again, for other memory, by a block that begins in the middle of the
+    // first piece.
     consumer.let_go(one);
     producer.wait_for_nothing_held();
     let half = producer.session.alloc(PIECE / 2).expect("there is room");
@@ -131,9 +172,16 @@ fn beyond_the_cache() {
     let producer = growing(64);
     let mut consumer = Agent::start();
     let socket = producer.session.socket_path().into();
-    let id = ParticipantId(number(consumer.must(&Command::ConnectWithCache { socket, bytes: PIECE, regions: 1 })));
+    let id = ParticipantId(number(consumer.must(&Command::ConnectWithCache {
+        socket,
+        bytes: PIECE,
+        regions: 1,
+    })));
     producer.grow(5);
-    let block = producer.session.alloc(5 * PIECE).expect("five pieces are free");
+    let block = producer
+        .session
+        .alloc(5 * PIECE)
+        .expect("five pieces are free");
     producer.stamp_through(&block);
     for _ in 0..3 {
         let claimed = consumer.claim(&producer.share(&block, id));
@@ -147,12 +195,22 @@ fn beyond_the_cache() {
 fn same_process() {
     let producer = growing(64);
     let participant = Participant::builder(producer.gpu.clone());
-    let participant = participant.connect(producer.session.socket_path()).expect("connected");
+    let participant = participant
+        .connect(producer.session.socket_path())
+        .expect("connected");
     producer.grow(2);
-    let block = producer.session.alloc(2 * PIECE).expect("two pieces are free");
+    let block = producer
+        .session
+        .alloc(2 * PIECE)
+        .expect("two pieces are free");
     let descriptor = producer.share(&block, participant.id());
-    let claimed = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
-    assert_eq!((claimed.device_ptr(), claimed.len()), (block.device_ptr(), 2 * PIECE));
+    let claimed = participant
+        .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
+    assert_eq!(
+        (claimed.device_ptr(), claimed.len()),
+        (block.device_ptr(), 2 * PIECE)
+    );
     assert_eq!(participant.mappings(), 2);
     let ptr = claimed.device_ptr().offset(PIECE - 4);
     write_stamp(&producer.gpu, &producer.stream, ptr, 7);
@@ -169,12 +227,19 @@ fn dies_between() {
     producer.grow(2);
     let first = producer.session.alloc(PIECE / 2).expect("there is room");
     let block = producer.session.alloc(PIECE).expect("there is room");
-    assert_eq!(producer.session.stats().source.regions, 2, "it begins in the first piece and ends in the second");
+    assert_eq!(
+        producer.session.stats().source.regions,
+        2,
+        "it begins in the first piece and ends in the second"
+    );
     consumer.claim(&producer.share(&first, id));
     let descriptor = producer.share(&block, id);
     // The next piece that it asks for is the second.
     consumer.die_at(Step::Map);
-    consumer.tell(&crate::agent::claim(&descriptor, crate::words::Waits::OnTheHost));
+    consumer.tell(&crate::agent::claim(
+        &descriptor,
+        crate::words::Waits::OnTheHost,
+    ));
     consumer.dies();
     drop((first, block));
     producer.wait_for_nothing_held();
@@ -182,10 +247,13 @@ fn dies_between() {
     assert_eq!(producer.session.stats().leaked_blocks, 0);
 }
 
-/// Fills a device of 16 pieces with blocks that fit no piece evenly, has a consumer hold each of them, and counts them.
+/// Fills a device of 16 pieces with blocks that fit no piece evenly, has a consumer hold each of
+/// them, and counts them.
 fn fill(in_place: bool) -> usize {
     let gpu = open_gpu();
-    let producer = Producer::on(gpu.clone(), |builder| builder.arena(&arena(&gpu, in_place, 16)));
+    let producer = Producer::on(gpu.clone(), |builder| {
+        builder.arena(&arena(&gpu, in_place, 16))
+    });
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
     let mut held = Vec::new();
@@ -206,8 +274,11 @@ fn fill(in_place: bool) -> usize {
 }
 
 fn fragmentation() {
-    // Each piece of 2 MiB has two blocks of 768 KiB and a quarter that is nobody's. In place only the last has a rest.
+    // Each piece of 2 MiB has two blocks of 768 KiB and a quarter that is nobody's. In place only
+    // the last has a rest.
     let (fixed, in_place) = (fill(false), fill(true));
-    println!("16 pieces of 2 MiB hold {fixed} blocks of 768 KiB on their own, and {in_place} in place");
+    println!(
+        "16 pieces of 2 MiB hold {fixed} blocks of 768 KiB on their own, and {in_place} in place"
+    );
     assert_eq!((fixed, in_place), (32, 42));
 }

@@ -1,4 +1,5 @@
-//! What an application does with an NVIDIA GPU: kernels that write on and on, a kernel that breaks its context, graphs.
+//! What an application does with an NVIDIA GPU: kernels that write on and on, a kernel that breaks
+//! its context, graphs.
 
 use backend_cuda::CudaBackend;
 use backend_cuda::launch::{Application, CAPTURE_GLOBAL, Graph, Kernel};
@@ -24,14 +25,21 @@ impl Kernels {
         let application = Application::begin(&cuda, device).expect("a context");
         let ptx = include_str!("../../crates/backend-cuda/tests/kernel/write.ptx");
         let write_on = application.kernel(ptx, "write_on").expect("it compiles");
-        Kernels { application, write_on }
+        Kernels {
+            application,
+            write_on,
+        }
     }
 
     fn launch(&self, stream: &Stream, arguments: [u64; 4]) {
-        // SAFETY: `launch` asks for a live stream, which the caller keeps, and for a kernel that may be run so: it has
-        // four parameters, and the callers' arguments are addresses of blocks that are held, or break the context on
-        // purpose.
-        unsafe { self.application.launch(&self.write_on, stream.raw(), (8, 128), &arguments) }.expect("launched");
+        // SAFETY: `launch` asks for a live stream, which the caller keeps, and for a kernel that
+        // may be run so: it has four parameters, and the callers' arguments are addresses of blocks
+        // that are held, or break the context on purpose.
+        unsafe {
+            self.application
+                .launch(&self.write_on, stream.raw(), (8, 128), &arguments)
+        }
+        .expect("launched");
     }
 
     /// Writes 1, 2, 3, ... into every word until the process dies.
@@ -60,8 +68,8 @@ impl Kernels {
 
     /// Launches a graph.
     pub fn launch_graph(&self, graph: &Graph, stream: &Stream) {
-        // SAFETY: `launch_graph` asks for a live stream, and that all may be done that the graph does: it writes into a
-        // block that is kept for it.
+        // SAFETY: `launch_graph` asks for a live stream, and that all may be done that the graph
+        // does: it writes into a block that is kept for it.
         unsafe { self.application.launch_graph(graph, stream.raw()) }.expect("launched");
     }
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::HostBackend;
 use gpu_ipc::{
-    After, ClaimError, Claims, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session, Stream, To, Wait,
+    After, ClaimError, Claims, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session,
+    Stream, To, Wait,
 };
 use harness::{WATCHDOG, step};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -63,14 +64,20 @@ pub fn run() {
 impl Life {
     fn obey(&mut self, command: Command) -> Answer {
         match command {
-            Command::Connect { socket } => self.joined(Participant::builder(self.gpu.clone()).connect(socket)?),
-            Command::ConnectWithCache { socket, bytes, regions } => {
+            Command::Connect { socket } => {
+                self.joined(Participant::builder(self.gpu.clone()).connect(socket)?)
+            }
+            Command::ConnectWithCache {
+                socket,
+                bytes,
+                regions,
+            } => {
                 let builder = Participant::builder(self.gpu.clone()).mapping_cache(bytes, regions);
                 self.joined(builder.connect(socket)?)
             }
             Command::ConnectBy { connection } => {
-                // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: the parent left it open for
-                // this command alone.
+                // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: the
+                // parent left it open for this command alone.
                 let connection = unsafe { OwnedFd::from_raw_fd(connection) };
                 self.joined(Participant::builder(self.gpu.clone()).connect_by(connection)?)
             }
@@ -84,7 +91,9 @@ impl Life {
                     Waits::OnTheStream => Wait::Stream(&self.stream),
                     Waits::ForNothing => Wait::None,
                 };
-                let block = self.participant()?.claim(&descriptor, wait, Some(WATCHDOG))?;
+                let block = self
+                    .participant()?
+                    .claim(&descriptor, wait, Some(WATCHDOG))?;
                 self.keep(block)
             }
             Command::TryClaim { descriptor } => {
@@ -93,7 +102,10 @@ impl Life {
             }
             Command::ClaimMany { descriptors } => {
                 let (mut blocks, mut refusal) = (0, None);
-                for claimed in self.participant()?.claim_many(&descriptors, Wait::None, Some(WATCHDOG)) {
+                for claimed in
+                    self.participant()?
+                        .claim_many(&descriptors, Wait::None, Some(WATCHDOG))
+                {
                     match claimed {
                         Ok(block) => {
                             blocks += 1;
@@ -126,26 +138,43 @@ impl Life {
                 self.received.clear();
                 Ok(Done::Nothing)
             }
-            Command::LateWrite { block, stamp, milliseconds } => {
-                let (host, ptr) = (self.host.as_ref().ok_or("not the host")?, self.received(block)?.device_ptr());
-                host.arm_late_write(ptr, &stamp.to_le_bytes(), Duration::from_millis(milliseconds))?;
+            Command::LateWrite {
+                block,
+                stamp,
+                milliseconds,
+            } => {
+                let (host, ptr) = (
+                    self.host.as_ref().ok_or("not the host")?,
+                    self.received(block)?.device_ptr(),
+                );
+                host.arm_late_write(
+                    ptr,
+                    &stamp.to_le_bytes(),
+                    Duration::from_millis(milliseconds),
+                )?;
                 Ok(Done::Nothing)
             }
             Command::JoinUntilRefused { socket } => self.join_until_refused(&socket),
             Command::Join { socket, count } => {
                 for _ in 0..count {
-                    self.crowd.push(Participant::builder(self.gpu.clone()).connect(&socket)?);
+                    self.crowd
+                        .push(Participant::builder(self.gpu.clone()).connect(&socket)?);
                 }
                 Ok(Done::Nothing)
             }
             Command::ClaimByFirst { descriptor } => {
                 let first = self.crowd.first().ok_or("nobody is connected")?;
-                Ok(Done::Number(first.claim(&descriptor, Wait::Host, Some(WATCHDOG))?.len()))
+                Ok(Done::Number(
+                    first.claim(&descriptor, Wait::Host, Some(WATCHDOG))?.len(),
+                ))
             }
             Command::ClaimByAll { descriptor } => {
                 for participant in &self.crowd {
                     self.serial += 1;
-                    self.received.insert(self.serial, participant.claim(&descriptor, Wait::Host, Some(WATCHDOG))?);
+                    self.received.insert(
+                        self.serial,
+                        participant.claim(&descriptor, Wait::Host, Some(WATCHDOG))?,
+                    );
                 }
                 Ok(Done::Number(self.crowd.len() as u64))
             }
@@ -160,15 +189,25 @@ impl Life {
                 self.sent.insert(self.serial, block);
                 Ok(Done::Number(self.serial))
             }
-            Command::Share { block, to, on_stream } => {
-                let after = if on_stream { After::Stream(&self.stream) } else { After::Done };
+            Command::Share {
+                block,
+                to,
+                on_stream,
+            } => {
+                let after = if on_stream {
+                    After::Stream(&self.stream)
+                } else {
+                    After::Done
+                };
                 let descriptor = self.sent(block)?.share(to.into(), after)?;
                 step::reached(Step::Send.name());
                 Ok(Done::Descriptor(descriptor.as_bytes().to_vec()))
             }
-            Command::Cancel { block, descriptor } => {
-                Ok(Done::Number(self.sent(block)?.cancel(&Descriptor::decode(&descriptor)?)?.into()))
-            }
+            Command::Cancel { block, descriptor } => Ok(Done::Number(
+                self.sent(block)?
+                    .cancel(&Descriptor::decode(&descriptor)?)?
+                    .into(),
+            )),
             Command::Outstanding { block } => {
                 self.session()?.collect();
                 Ok(Done::Number(self.sent(block)?.outstanding() as u64))
@@ -177,10 +216,16 @@ impl Life {
                 let session = self.session()?;
                 step::reached(Step::CollectBegins.name());
                 let blocks = session.collect().blocks;
-                Ok(Done::Collected { blocks, limbo: session.stats().limbo_blocks })
+                Ok(Done::Collected {
+                    blocks,
+                    limbo: session.stats().limbo_blocks,
+                })
             }
             Command::BreakContext => {
-                self.host.as_ref().ok_or("not the host")?.break_device(DeviceId(0));
+                self.host
+                    .as_ref()
+                    .ok_or("not the host")?
+                    .break_device(DeviceId(0));
                 Ok(Done::Nothing)
             }
             Command::Stamp { block } => {
@@ -223,12 +268,16 @@ impl Life {
                         sent.device_ptr()
                     }
                 };
-                self.kernels.get_or_insert_with(Kernels::open).write_on(&self.stream, ptr, words);
+                self.kernels
+                    .get_or_insert_with(Kernels::open)
+                    .write_on(&self.stream, ptr, words);
                 Ok(Done::Nothing)
             }
             Command::Crash => {
                 let stream = Stream::create(&self.gpu)?;
-                self.kernels.get_or_insert_with(Kernels::open).crash(&stream);
+                self.kernels
+                    .get_or_insert_with(Kernels::open)
+                    .crash(&stream);
                 // The error is there once a stream tells of it.
                 while stream.synchronize().is_ok() {}
                 std::mem::forget(stream);
@@ -252,7 +301,10 @@ impl Life {
     }
 
     fn received(&self, block: u64) -> Result<&ReceivedBlock, Refusal> {
-        Ok(self.received.get(&block).ok_or("no such block was received")?)
+        Ok(self
+            .received
+            .get(&block)
+            .ok_or("no such block was received")?)
     }
 
     fn sent(&self, block: u64) -> Result<&SentBlock, Refusal> {
@@ -276,8 +328,15 @@ impl Life {
             match Participant::builder(self.gpu.clone()).connect(socket) {
                 Ok(participant) => self.crowd.push(participant),
                 Err(error) => {
-                    let first = self.crowd.first().map_or(0, |participant| participant.id().0);
-                    return Ok(Done::Joined { count: self.crowd.len() as u64, first, refusal: error.into() });
+                    let first = self
+                        .crowd
+                        .first()
+                        .map_or(0, |participant| participant.id().0);
+                    return Ok(Done::Joined {
+                        count: self.crowd.len() as u64,
+                        first,
+                        refusal: error.into(),
+                    });
                 }
             }
         }
@@ -295,27 +354,40 @@ impl Life {
             if left.is_zero() {
                 return Err("no notice comes".into());
             }
-            let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: 0 };
-            let _ = poll(&mut [PollFd::new(participant, PollFlags::IN)], Some(&timeout));
+            let timeout = Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: 0,
+            };
+            let _ = poll(
+                &mut [PollFd::new(participant, PollFlags::IN)],
+                Some(&timeout),
+            );
         }
     }
 
     /// In a forked child every call gives `Forked` and every drop does nothing.
     fn call_in_a_child(&mut self) -> i32 {
-        // SAFETY: `fork` asks that the child of a process with threads calls only what is safe there: it allocates with
-        // the C library's allocator, which glibc keeps usable in a child, and leaves with `_exit`.
+        // SAFETY: `fork` asks that the child of a process with threads calls only what is safe
+        // there: it allocates with the C library's allocator, which glibc keeps usable in a child,
+        // and leaves with `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let mut good = true;
             if let Some(participant) = self.participant.take() {
-                good &= matches!(participant.claim(&[], Wait::None, None), Err(ClaimError::Forked));
+                good &= matches!(
+                    participant.claim(&[], Wait::None, None),
+                    Err(ClaimError::Forked)
+                );
                 good &= matches!(participant.prefetch(&[[0u8; 192]]), Err(ClaimError::Forked));
                 participant.abandon(&[]);
                 good &= participant.next_notice().is_none();
                 good &= matches!(participant.close(None), Err(gpu_ipc::Error::Forked { .. }));
             }
             for block in self.received.values() {
-                good &= matches!(block.used_on(&self.stream), Err(gpu_ipc::Error::Forked { .. }));
+                good &= matches!(
+                    block.used_on(&self.stream),
+                    Err(gpu_ipc::Error::Forked { .. })
+                );
                 let to = To::Ticket(Claims::Once);
                 good &= matches!(block.forward(to, None), Err(ClaimError::Forked));
             }
@@ -337,13 +409,13 @@ impl Life {
 
 /// Forks a child that does nothing until it is killed, and returns its number.
 fn fork_that_lives_on() -> i32 {
-    // SAFETY: `fork` asks that the child of a process with threads calls only async-signal-safe functions: it calls
-    // `pause` alone.
+    // SAFETY: `fork` asks that the child of a process with threads calls only async-signal-safe
+    // functions: it calls `pause` alone.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         for standard in 0..3 {
-            // The test reads these to their end, which must not wait for the child.
-            // SAFETY: `close` asks for a descriptor that nobody uses afterwards: the child uses none.
+            // The test reads these to their end, which must not wait for the child. SAFETY: `close`
+            // asks for a descriptor that nobody uses afterwards: the child uses none.
             unsafe { libc::close(standard) };
         }
         loop {

@@ -1,9 +1,11 @@
 //! Real processes, through the public API alone.
 //!
-//! With `GPU_IPC_TEST_BACKEND=cuda` they run on a GPU; what only the host backend can be made to do shows as ignored.
+//! With `GPU_IPC_TEST_BACKEND=cuda` they run on a GPU; what only the host backend can be made to do
+//! shows as ignored.
 //!
-//! Each case starts this binary again as an [`agent`](agent::Agent), which is a consumer or a producer, and kills,
-//! stops or forks it. Nothing here sleeps to be in time: a case waits for a condition, under a watchdog.
+//! Each case starts this binary again as an [`agent`](agent::Agent), which is a consumer or a
+//! producer, and kills, stops or forks it. Nothing here sleeps to be in time: a case waits for a
+//! condition, under a watchdog.
 
 mod agent;
 mod bad_input;
@@ -28,8 +30,8 @@ mod words;
 use harness::wait_until;
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// Cases that need what the host backend alone can be made to do: a late write, a broken context, a capture, a second
-/// device, a small device.
+/// Cases that need what the host backend alone can be made to do: a late write, a broken context, a
+/// capture, a second device, a small device.
 const HOST_ONLY: &[&str] = &[
     "lifecycle::out_of_memory_is_survived_when_limbo_is_collected",
     "death::a_consumer_with_a_late_write",
@@ -68,27 +70,42 @@ fn main() {
     ]
     .concat();
     let mut trials = trials(&here, true);
-    trials.extend(self::trials(container::NAMESPACES, harness::surroundings::has_namespaces()));
-    trials.extend(self::trials(container::USERS, harness::surroundings::has_users()));
-    trials.extend(self::trials(death::SHARED_CONTEXT, death::can_share_context()));
+    trials.extend(self::trials(
+        container::NAMESPACES,
+        harness::surroundings::has_namespaces(),
+    ));
+    trials.extend(self::trials(
+        container::USERS,
+        harness::surroundings::has_users(),
+    ));
+    trials.extend(self::trials(
+        death::SHARED_CONTEXT,
+        death::can_share_context(),
+    ));
     let on_cuda = std::env::var(device::BACKEND).is_ok_and(|backend| backend == "cuda");
     trials.extend(self::trials(gpu::CASES, on_cuda));
     if on_cuda || device::is_host() {
         trials.extend(self::trials(growth::CASES, true));
     } else {
-        eprintln!("no ranges of addresses: {} cases of growth in place are left out", growth::CASES.len());
+        eprintln!(
+            "no ranges of addresses: {} cases of growth in place are left out",
+            growth::CASES.len()
+        );
     }
     let devices = if on_cuda { gpu::devices() } else { 0 };
     if devices == 1 {
-        eprintln!("one device: {} cases that need two are left out", gpu::TWO_DEVICES.len());
+        eprintln!(
+            "one device: {} cases that need two are left out",
+            gpu::TWO_DEVICES.len()
+        );
     } else {
         trials.extend(self::trials(gpu::TWO_DEVICES, devices >= 2));
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-/// Makes trials of cases. What this machine cannot do shows as ignored. On a GPU the cases that are not about it are
-/// left out: a list without anything ignored has run all that it could.
+/// Makes trials of cases. What this machine cannot do shows as ignored. On a GPU the cases that are
+/// not about it are left out: a list without anything ignored has run all that it could.
 fn trials(cases: &[Case], possible: bool) -> Vec<Trial> {
     let elsewhere = |name| !device::is_host() && HOST_ONLY.contains(&name);
     cases
@@ -104,7 +121,8 @@ fn trials(cases: &[Case], possible: bool) -> Vec<Trial> {
         .collect()
 }
 
-/// A session on a fresh host device of this process, with its socket in a directory that goes with it.
+/// A session on a fresh host device of this process, with its socket in a directory that goes with
+/// it.
 struct Producer {
     gpu: gpu_ipc::Gpu,
     stream: gpu_ipc::Stream,
@@ -118,7 +136,9 @@ impl Producer {
         Self::with(|builder| builder)
     }
 
-    fn with(choose: impl FnOnce(gpu_ipc::session::SessionBuilder) -> gpu_ipc::session::SessionBuilder) -> Producer {
+    fn with(
+        choose: impl FnOnce(gpu_ipc::session::SessionBuilder) -> gpu_ipc::session::SessionBuilder,
+    ) -> Producer {
         Self::on(device::open_gpu(), choose)
     }
 
@@ -130,7 +150,12 @@ impl Producer {
         let builder = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s"));
         let session = choose(builder).open().expect("a session");
         let stream = gpu_ipc::Stream::create(&gpu).expect("a stream");
-        Producer { gpu, stream, session, dir }
+        Producer {
+            gpu,
+            stream,
+            session,
+            dir,
+        }
     }
 
     /// Allocates a block with a stamp in it.

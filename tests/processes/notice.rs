@@ -12,11 +12,23 @@ use crate::words::{Command, Heard, Why};
 use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
-    ("notice::a_claim_that_would_block_tells_when_to_try_again", try_again),
-    ("notice::a_consumer_is_told_of_the_producers_death_and_of_what_was_taken_back", told),
-    ("notice::a_producer_waits_until_its_block_is_released", backpressure),
+    (
+        "notice::a_claim_that_would_block_tells_when_to_try_again",
+        try_again,
+    ),
+    (
+        "notice::a_consumer_is_told_of_the_producers_death_and_of_what_was_taken_back",
+        told,
+    ),
+    (
+        "notice::a_producer_waits_until_its_block_is_released",
+        backpressure,
+    ),
     ("notice::idle_mappings_are_kept_within_bounds", cache),
-    ("notice::a_region_goes_back_when_nobody_maps_it", region_goes_back),
+    (
+        "notice::a_region_goes_back_when_nobody_maps_it",
+        region_goes_back,
+    ),
     ("notice::room_is_made_by_a_peer_that_unmaps", room),
     ("notice::a_report_names_who_holds_what", report),
     ("notice::a_stopped_producer_shows_as_hung", hung),
@@ -32,7 +44,13 @@ fn try_again() {
     let ticket = producer.share(block, To::Ticket(Claims::Once));
     producer.stop();
     for _ in 0..3 {
-        assert_eq!(consumer.try_claim(&ticket).expect_err("it stands still").why, Why::WouldBlock);
+        assert_eq!(
+            consumer
+                .try_claim(&ticket)
+                .expect_err("it stands still")
+                .why,
+            Why::WouldBlock
+        );
     }
     producer.signal(Signal::CONT);
     let claimed = loop {
@@ -54,7 +72,10 @@ fn told() {
     let id = consumer.connect_to(&path);
     let block = producer.alloc(4096, 6);
     let descriptor = producer.share(block, To::Participant(id));
-    producer.must(&Command::Cancel { block, descriptor: bytes(&descriptor) });
+    producer.must(&Command::Cancel {
+        block,
+        descriptor: bytes(&descriptor),
+    });
     consumer.hears(&Heard::revoked(&descriptor));
     producer.kill();
     consumer.hears(&Heard::ProducerGone);
@@ -65,8 +86,15 @@ fn backpressure() {
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
     let block = producer.block(1);
-    consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
-    assert!(matches!(block.wait_released(Some(Duration::ZERO)), Err(Error::Deadline { .. })));
+    consumer.claim(
+        &block
+            .share(To::Participant(id), After::Done)
+            .expect("shared"),
+    );
+    assert!(matches!(
+        block.wait_released(Some(Duration::ZERO)),
+        Err(Error::Deadline { .. })
+    ));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| block.wait_released(Some(WATCHDOG)));
         consumer.let_go_of_all();
@@ -83,12 +111,24 @@ fn cache() {
     for (bytes, regions, most) in [(u64::MAX, 2, 2), (3 * REGION, 1024, 3)] {
         let mut consumer = Agent::start();
         let socket = producer.session.socket_path().into();
-        let id = number(consumer.must(&Command::ConnectWithCache { socket, bytes, regions }));
+        let id = number(consumer.must(&Command::ConnectWithCache {
+            socket,
+            bytes,
+            regions,
+        }));
         let id = ParticipantId(id);
-        let blocks: Vec<_> = (0..6).map(|_| producer.session.alloc(REGION).expect("there is room")).collect();
+        let blocks: Vec<_> = (0..6)
+            .map(|_| producer.session.alloc(REGION).expect("there is room"))
+            .collect();
         let claims: Vec<u64> = blocks
             .iter()
-            .map(|block| consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared")))
+            .map(|block| {
+                consumer.claim(
+                    &block
+                        .share(To::Participant(id), After::Done)
+                        .expect("shared"),
+                )
+            })
             .collect();
         assert_eq!(consumer.mappings(), 6, "what is in use stays mapped");
         for index in claims {
@@ -105,7 +145,11 @@ fn region_goes_back() {
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
     let block = producer.session.alloc(REGION).expect("there is room");
-    let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    let index = consumer.claim(
+        &block
+            .share(To::Participant(id), After::Done)
+            .expect("shared"),
+    );
     drop(block);
     assert_eq!(producer.session.trim().expect("asked"), 0, "it is in use");
     consumer.hears(&Heard::PleaseUnmap);
@@ -124,19 +168,34 @@ fn room() {
     let config = gpu_ipc::host::HostConfig::default().bytes_per_device(4 * REGION);
     let backend = gpu_ipc::host::HostBackend::new(config).expect("it opens");
     let gpu = gpu_ipc::Gpu::new(backend, gpu_ipc::backend::DeviceId(0)).expect("a device");
-    let session = Session::builder(gpu).socket(dir.path().join("s")).region_bytes(REGION).open().expect("a session");
+    let session = Session::builder(gpu)
+        .socket(dir.path().join("s"))
+        .region_bytes(REGION)
+        .open()
+        .expect("a session");
     let mut consumer = Agent::start();
     let id = consumer.connect(&session);
-    let small: Vec<_> = (0..4).map(|_| session.alloc(REGION).expect("there is room")).collect();
+    let small: Vec<_> = (0..4)
+        .map(|_| session.alloc(REGION).expect("there is room"))
+        .collect();
     for block in &small {
-        consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+        consumer.claim(
+            &block
+                .share(To::Participant(id), After::Done)
+                .expect("shared"),
+        );
     }
     consumer.let_go_of_all();
     drop(small);
-    // All four regions are free and mapped by the consumer; one of twice their size needs two of them back.
-    let large = session.alloc_within(2 * REGION, WATCHDOG).expect("room is made");
+    // All four regions are free and mapped by the consumer; one of twice their size needs two of
+    // them back.
+    let large = session
+        .alloc_within(2 * REGION, WATCHDOG)
+        .expect("room is made");
     assert_eq!(large.len(), 2 * REGION);
-    let error = session.alloc_within(4 * REGION, Duration::ZERO).expect_err("it is in use");
+    let error = session
+        .alloc_within(4 * REGION, Duration::ZERO)
+        .expect_err("it is in use");
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
 }
 
@@ -145,21 +204,53 @@ fn report() {
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
     let block = producer.block(1);
-    let _ticket = block.share(To::Ticket(Claims::Once), After::Done).expect("a ticket");
-    consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    let _ticket = block
+        .share(To::Ticket(Claims::Once), After::Done)
+        .expect("a ticket");
+    consumer.claim(
+        &block
+            .share(To::Participant(id), After::Done)
+            .expect("shared"),
+    );
     let report = inspect(producer.session.socket_path(), Some(WATCHDOG)).expect("a report");
-    assert_eq!((report.session, report.pid), (producer.session.id(), std::process::id()));
-    assert_eq!((report.backend, report.device), (producer.gpu.kind(), producer.gpu.uuid()));
+    assert_eq!(
+        (report.session, report.pid),
+        (producer.session.id(), std::process::id())
+    );
+    assert_eq!(
+        (report.backend, report.device),
+        (producer.gpu.kind(), producer.gpu.uuid())
+    );
     let stats = &report.stats;
-    assert_eq!((stats.live_blocks, stats.held, stats.tickets, stats.participants), (1, 1, 1, 1));
-    let [holder] = &stats.holders[..] else { panic!("one holder: {stats:?}") };
+    assert_eq!(
+        (
+            stats.live_blocks,
+            stats.held,
+            stats.tickets,
+            stats.participants
+        ),
+        (1, 1, 1, 1)
+    );
+    let [holder] = &stats.holders[..] else {
+        panic!("one holder: {stats:?}")
+    };
     assert_eq!((holder.participant, holder.pid), (id, consumer.pid()));
-    assert_eq!((holder.leases, holder.bytes, holder.mappings, holder.dying), (1, 4096, 1, false));
+    assert_eq!(
+        (holder.leases, holder.bytes, holder.mappings, holder.dying),
+        (1, 4096, 1, false)
+    );
     // More holders than one message tells of.
-    consumer.must(&Command::Join { socket: producer.session.socket_path().into(), count: 100 });
+    consumer.must(&Command::Join {
+        socket: producer.session.socket_path().into(),
+        count: 100,
+    });
     let report = inspect(producer.session.socket_path(), Some(WATCHDOG)).expect("a report");
     assert_eq!(report.stats.holders.len(), 101);
-    assert_eq!(producer.session.participants().len(), 101, "a process that inspects is no participant");
+    assert_eq!(
+        producer.session.participants().len(),
+        101,
+        "a process that inspects is no participant"
+    );
 }
 
 fn hung() {
@@ -178,8 +269,16 @@ fn hung() {
     let runtime = tempfile::tempdir().expect("a directory");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     std::fs::set_permissions(runtime.path(), mode).expect("ours");
-    let session = Session::builder(crate::device::open_gpu()).runtime_dir(runtime.path()).open().expect("a session");
-    assert_eq!(sessions(Some(runtime.path())).expect("a list"), [session.socket_path()]);
+    let session = Session::builder(crate::device::open_gpu())
+        .runtime_dir(runtime.path())
+        .open()
+        .expect("a session");
+    assert_eq!(
+        sessions(Some(runtime.path())).expect("a list"),
+        [session.socket_path()]
+    );
     drop(session);
-    wait_until("its socket to go", || sessions(Some(runtime.path())).expect("a list").is_empty());
+    wait_until("its socket to go", || {
+        sessions(Some(runtime.path())).expect("a list").is_empty()
+    });
 }

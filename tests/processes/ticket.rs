@@ -13,13 +13,22 @@ use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
     ("ticket::the_first_who_asks_gets_it", first_who_asks),
-    ("ticket::so_many_get_it_and_the_block_waits_for_all", so_many),
+    (
+        "ticket::so_many_get_it_and_the_block_waits_for_all",
+        so_many,
+    ),
     ("ticket::an_unlimited_one_ends_with_its_block", unlimited),
     ("ticket::asked_again_it_gives_the_same_lease", same_answer),
     ("ticket::one_that_nobody_claims_lapses", lapses),
     ("ticket::a_cancelled_one_cannot_be_claimed", cancelled),
-    ("ticket::a_used_one_is_remembered_and_then_stale", remembered),
-    ("ticket::the_contents_wait_for_the_producers_stream", after_stream),
+    (
+        "ticket::a_used_one_is_remembered_and_then_stale",
+        remembered,
+    ),
+    (
+        "ticket::the_contents_wait_for_the_producers_stream",
+        after_stream,
+    ),
     ("ticket::a_stuck_stream_makes_no_queue_longer", stuck_stream),
     ("ticket::many_are_claimed_in_one_round_trip", many),
     ("ticket::a_batch_has_one_fence_and_all_or_nothing", batch),
@@ -28,7 +37,9 @@ pub const CASES: &[Case] = &[
 ];
 
 fn ticket(block: &SentBlock, claims: Claims) -> Descriptor {
-    block.share(To::Ticket(claims), After::Done).expect("a ticket")
+    block
+        .share(To::Ticket(claims), After::Done)
+        .expect("a ticket")
 }
 
 fn times(n: u32) -> Claims {
@@ -48,7 +59,10 @@ fn first_who_asks() {
     let mut consumers = connected(&producer, 2);
     let block = producer.block(9);
     let ticket = ticket(&block, Claims::Once);
-    assert_eq!((block.outstanding(), producer.session.stats().tickets), (1, 1));
+    assert_eq!(
+        (block.outstanding(), producer.session.stats().tickets),
+        (1, 1)
+    );
     drop(block);
     let index = consumers[0].claim(&ticket);
     assert_eq!(consumers[0].stamp(index), 9);
@@ -105,7 +119,9 @@ fn same_answer() {
     let ticket = ticket(&block, times(2));
     // The producer is asked, and its answer nobody waits for.
     consumer.prefetch(&ticket);
-    wait_until("the ticket to be redeemed", || producer.session.stats().in_flight == 1);
+    wait_until("the ticket to be redeemed", || {
+        producer.session.stats().in_flight == 1
+    });
     let index = consumer.claim(&ticket);
     assert_eq!(consumer.stamp(index), 8);
     // One lease and the ticket's other claim.
@@ -120,11 +136,19 @@ fn lapses() {
     consumer.connect(&producer.session);
     let block = producer.block(1);
     let options = ShareOptions::default().time_to_live(Some(Duration::from_millis(20)));
-    let once = block.share_with(To::Ticket(Claims::Once), After::Done, &options).expect("a ticket");
-    let open = block.share_with(To::Ticket(Claims::Unlimited), After::Done, &options).expect("a ticket");
-    wait_until("the tickets to lapse", || producer.session.stats().expired == 2);
+    let once = block
+        .share_with(To::Ticket(Claims::Once), After::Done, &options)
+        .expect("a ticket");
+    let open = block
+        .share_with(To::Ticket(Claims::Unlimited), After::Done, &options)
+        .expect("a ticket");
+    wait_until("the tickets to lapse", || {
+        producer.session.stats().expired == 2
+    });
     // They are counted before what they held is let go.
-    wait_until("what they held", || (block.outstanding(), producer.session.stats().tickets) == (0, 0));
+    wait_until("what they held", || {
+        (block.outstanding(), producer.session.stats().tickets) == (0, 0)
+    });
     for ticket in [once, open] {
         assert_eq!(consumer.cannot_claim(&ticket), Why::Revoked);
     }
@@ -134,11 +158,16 @@ fn cancelled() {
     let producer = Producer::new();
     let mut consumers = connected(&producer, 2);
     let (block, other) = (producer.block(1), producer.block(2));
-    let ticket = block.share(To::Ticket(times(2)), After::Done).expect("a ticket");
+    let ticket = block
+        .share(To::Ticket(times(2)), After::Done)
+        .expect("a ticket");
     consumers[0].claim(&ticket);
     assert!(matches!(other.cancel(&ticket), Err(Error::Mismatch { .. })));
     assert!(block.cancel(&ticket).expect("it is ours"));
-    assert!(!block.cancel(&ticket).expect("it is ours"), "cancelled twice");
+    assert!(
+        !block.cancel(&ticket).expect("it is ours"),
+        "cancelled twice"
+    );
     assert_eq!(consumers[1].cannot_claim(&ticket), Why::Revoked);
     assert_eq!(block.outstanding(), 1, "a lease that the ticket gave stays");
 }
@@ -153,7 +182,9 @@ fn remembered() {
     consumer.let_go_of_all();
     assert_eq!(consumer.cannot_claim(&first), Why::AlreadyClaimed);
     for _ in 0..5_000 {
-        let ticket = block.share(To::Ticket(Claims::Once), After::Done).expect("a ticket");
+        let ticket = block
+            .share(To::Ticket(Claims::Once), After::Done)
+            .expect("a ticket");
         assert!(block.cancel(&ticket).expect("it is ours"));
     }
     assert_eq!(consumer.cannot_claim(&first), Why::Stale);
@@ -172,18 +203,23 @@ fn after_stream() {
     let index = consumer.claim_unready(&pending);
     assert_eq!(consumer.contents(index), Contents::Pending);
     producer.open_gates();
-    wait_until("the contents to be there", || consumer.contents(index) == Contents::Ready);
+    wait_until("the contents to be there", || {
+        consumer.contents(index) == Contents::Ready
+    });
     assert_eq!(consumer.stamp(index), 6);
     // What is done when it is claimed needs no fence.
     producer.synchronize();
     let done = producer.share_on_stream(block, To::Ticket(Claims::Once));
     let index = consumer.claim_unready(&done);
-    // The synchronisation is over before the event is seen done, by a moment: then there is a fence all the same.
-    wait_until("the contents to be there", || consumer.contents(index) == Contents::Ready);
+    // The synchronisation is over before the event is seen done, by a moment: then there is a fence
+    // all the same.
+    wait_until("the contents to be there", || {
+        consumer.contents(index) == Contents::Ready
+    });
 }
 
-/// More fences than one queue takes are asked for while the stream is stuck: they wait at the producer, not in the
-/// driver's queue, and nobody else waits for them.
+/// More fences than one queue takes are asked for while the stream is stuck: they wait at the
+/// producer, not in the driver's queue, and nobody else waits for them.
 fn stuck_stream() {
     let mut producer = Agent::start();
     let dir = tempfile::tempdir().expect("a directory");
@@ -194,8 +230,9 @@ fn stuck_stream() {
     consumer.connect_to(&path);
     other.connect_to(&path);
     producer.close_gate();
-    let tickets: Vec<Descriptor> =
-        (0..300).map(|_| producer.share_on_stream(block, To::Ticket(Claims::Once))).collect();
+    let tickets: Vec<Descriptor> = (0..300)
+        .map(|_| producer.share_on_stream(block, To::Ticket(Claims::Once)))
+        .collect();
     consumer.tell(&claim_many(&tickets));
     for _ in 0..20 {
         let free = producer.share(block, To::Ticket(Claims::Once));
@@ -203,7 +240,16 @@ fn stuck_stream() {
     }
     producer.open_gates();
     let claimed = consumer.answer().expect("it lives").expect("claimed");
-    assert!(matches!(claimed, Done::Claimed { blocks: 300, refusal: None }), "{claimed:?}");
+    assert!(
+        matches!(
+            claimed,
+            Done::Claimed {
+                blocks: 300,
+                refusal: None
+            }
+        ),
+        "{claimed:?}"
+    );
 }
 
 fn many() {
@@ -211,9 +257,15 @@ fn many() {
     let mut consumer = Agent::start();
     consumer.connect(&producer.session);
     let blocks: Vec<_> = (0..200).map(|n| producer.block(n)).collect();
-    let mut tickets: Vec<Descriptor> = blocks.iter().map(|block| ticket(block, Claims::Once)).collect();
+    let mut tickets: Vec<Descriptor> = blocks
+        .iter()
+        .map(|block| ticket(block, Claims::Once))
+        .collect();
     tickets.push(tickets[0]);
-    assert_eq!(consumer.claim_many(&tickets), (200, Some(Why::AlreadyClaimed)));
+    assert_eq!(
+        consumer.claim_many(&tickets),
+        (200, Some(Why::AlreadyClaimed))
+    );
     drop(blocks);
     consumer.let_go_of_all();
     producer.wait_for_nothing_held();
@@ -222,7 +274,10 @@ fn many() {
 fn batch() {
     let producer = Producer::new();
     let mut consumers = [Agent::start(), Agent::start()];
-    let ids: Vec<ParticipantId> = consumers.iter_mut().map(|agent| agent.connect(&producer.session)).collect();
+    let ids: Vec<ParticipantId> = consumers
+        .iter_mut()
+        .map(|agent| agent.connect(&producer.session))
+        .collect();
     let blocks: Vec<_> = (0..100).map(|n| producer.block(n)).collect();
     let mut grants = Vec::new();
     for block in &blocks {
@@ -230,7 +285,10 @@ fn batch() {
         grants.push((block, To::Ticket(Claims::Once)));
     }
     let after = After::Stream(&producer.stream);
-    let descriptors = producer.session.share_many(&grants, after, &ShareOptions::default()).expect("shared");
+    let descriptors = producer
+        .session
+        .share_many(&grants, after, &ShareOptions::default())
+        .expect("shared");
     for (n, three) in descriptors.chunks(3).enumerate() {
         for (consumer, descriptor) in [0, 1, 0].into_iter().zip(three) {
             let index = consumers[consumer].claim(descriptor);
@@ -240,12 +298,24 @@ fn batch() {
     // One who is gone: nobody gets anything.
     let outstanding: Vec<usize> = blocks.iter().map(SentBlock::outstanding).collect();
     let nobody = (&blocks[0], To::Participant(ParticipantId(77)));
-    let error = producer.session.share_many(&[grants[0], nobody], after, &ShareOptions::default());
+    let error = producer
+        .session
+        .share_many(&[grants[0], nobody], after, &ShareOptions::default());
     assert!(matches!(error, Err(Error::ParticipantGone { .. })));
-    assert_eq!(blocks.iter().map(SentBlock::outstanding).collect::<Vec<_>>(), outstanding);
+    assert_eq!(
+        blocks
+            .iter()
+            .map(SentBlock::outstanding)
+            .collect::<Vec<_>>(),
+        outstanding
+    );
     let foreign = Producer::new();
     let theirs = foreign.block(1);
-    let error = producer.session.share_many(&[(&theirs, grants[0].1)], After::Done, &ShareOptions::default());
+    let error = producer.session.share_many(
+        &[(&theirs, grants[0].1)],
+        After::Done,
+        &ShareOptions::default(),
+    );
     assert!(matches!(error, Err(Error::Mismatch { .. })));
 }
 
@@ -264,8 +334,15 @@ fn claimant_dies() {
         consumer.dies();
         // The claim that it did not use, if it died before it asked, is somebody else's.
         let mut heirs = connected(&producer, 2);
-        let claimed = heirs.iter_mut().filter_map(|heir| heir.ask(&claim(&ticket, Waits::OnTheHost)).ok()).count();
-        assert_eq!(claimed, if step == Step::Ask { 2 } else { 1 }, "died at {step:?}");
+        let claimed = heirs
+            .iter_mut()
+            .filter_map(|heir| heir.ask(&claim(&ticket, Waits::OnTheHost)).ok())
+            .count();
+        assert_eq!(
+            claimed,
+            if step == Step::Ask { 2 } else { 1 },
+            "died at {step:?}"
+        );
         drop(heirs);
         producer.wait_for_nothing_held();
         assert_eq!(producer.session.stats().live_blocks, 0, "died at {step:?}");

@@ -226,9 +226,19 @@ pub enum Done {
     Descriptor(Bytes),
     State(Contents),
     Notice(Heard),
-    Joined { count: u64, first: u64, refusal: Refusal },
-    Claimed { blocks: u64, refusal: Option<Refusal> },
-    Collected { blocks: u64, limbo: u64 },
+    Joined {
+        count: u64,
+        first: u64,
+        refusal: Refusal,
+    },
+    Claimed {
+        blocks: u64,
+        refusal: Option<Refusal>,
+    },
+    Collected {
+        blocks: u64,
+        limbo: u64,
+    },
 }
 
 /// [`State`] as it travels.
@@ -264,7 +274,9 @@ pub enum Heard {
 impl Heard {
     /// What is told of a descriptor that was taken back.
     pub fn revoked(descriptor: &Descriptor) -> Heard {
-        Heard::Revoked { lease: format!("{:?}", descriptor.lease()) }
+        Heard::Revoked {
+            lease: format!("{:?}", descriptor.lease()),
+        }
     }
 }
 
@@ -274,7 +286,9 @@ impl From<Notice> for Heard {
             Notice::ProducerGone => Heard::ProducerGone,
             Notice::Closing => Heard::Closing,
             Notice::PleaseUnmap { .. } => Heard::PleaseUnmap,
-            Notice::Revoked { lease } => Heard::Revoked { lease: format!("{lease:?}") },
+            Notice::Revoked { lease } => Heard::Revoked {
+                lease: format!("{lease:?}"),
+            },
             Notice::TryAgain => Heard::TryAgain,
             other => panic!("a notice without a word here: {other:?}"),
         }
@@ -316,18 +330,27 @@ impl From<ClaimError> for Refusal {
             ClaimError::Refused { .. } => Why::Refused,
             ClaimError::Backend(_) => Why::Backend,
         };
-        Refusal { why, text: error.to_string() }
+        Refusal {
+            why,
+            text: error.to_string(),
+        }
     }
 }
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Refusal {
-        Refusal { why: Why::AnotherCall, text: error.to_string() }
+        Refusal {
+            why: Why::AnotherCall,
+            text: error.to_string(),
+        }
     }
 }
 
 impl From<&str> for Refusal {
     fn from(text: &str) -> Refusal {
-        Refusal { why: Why::AnotherCall, text: text.to_owned() }
+        Refusal {
+            why: Why::AnotherCall,
+            text: text.to_owned(),
+        }
     }
 }

@@ -1,18 +1,21 @@
-//! What is not theirs: another's lease, another's session, a descriptor twice, a ticket that was never sent, another
-//! process' death.
+//! What is not theirs: another's lease, another's session, a descriptor twice, a ticket that was
+//! never sent, another process' death.
 
 use gpu_ipc::{After, ClaimError, Claims, Descriptor, Error, Participant, ParticipantId, To, Wait};
 use harness::{WATCHDOG, wait_until};
 
 use crate::stranger::{
-    CLAIM_TICKETS, DECLINED, FORWARD, HELLO, Idler, MAP_REGION, NO_REGION, REFUSED, REGION, Stranger, TICKETS, hear,
-    hello, lease, map_region, say,
+    CLAIM_TICKETS, DECLINED, FORWARD, HELLO, Idler, MAP_REGION, NO_REGION, REFUSED, REGION,
+    Stranger, TICKETS, hear, hello, lease, map_region, say,
 };
 use crate::{Case, Stage};
 
 pub const CASES: &[Case] = &[
     ("forged::another_participants_lease", another_lease),
-    ("forged::another_participants_descriptor", another_descriptor),
+    (
+        "forged::another_participants_descriptor",
+        another_descriptor,
+    ),
     ("forged::a_descriptor_that_is_replayed", replayed),
     ("forged::a_session_id", session_id),
     ("forged::a_place_outside_the_block", place),
@@ -28,25 +31,50 @@ fn another_lease() {
     let stranger = Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd());
     let heard = stranger.ask(MAP_REGION, &map_region(&stage.theirs));
     assert_eq!((heard.number, heard.fds.len()), (NO_REGION, 0));
-    assert!(heard.text(8).contains("no lease of yours"), "{:?}", heard.text(8));
+    assert!(
+        heard.text(8).contains("no lease of yours"),
+        "{:?}",
+        heard.text(8)
+    );
     let forward = |lease: &[u8], kind: u8, to: u64| {
         let claims = u32::from(kind == 2);
-        let body = [&[0; 8], lease, &[kind, 0, 0, 0], &claims.to_le_bytes(), &to.to_le_bytes(), &[0; 64]].concat();
+        let body = [
+            &[0; 8],
+            lease,
+            &[kind, 0, 0, 0],
+            &claims.to_le_bytes(),
+            &to.to_le_bytes(),
+            &[0; 64],
+        ]
+        .concat();
         stranger.ask(FORWARD, &body)
     };
     for (kind, to) in [(1, stranger.id), (1, stage.honest.id().0), (2, 0)] {
         let heard = forward(&lease(&stage.theirs), kind, to);
         assert_eq!(heard.number, DECLINED);
-        assert!(heard.text(0).contains("the lease to forward"), "{:?}", heard.text(0));
+        assert!(
+            heard.text(0).contains("the lease to forward"),
+            "{:?}",
+            heard.text(0)
+        );
     }
     // Guessing: each slot of the first file and beyond it, in its first generations.
     for file in [0u32, 1, u32::MAX] {
         for slot in (0..8192u32).step_by(509).chain([8192, u32::MAX]) {
             for generation in [0u64, 1, 2, (1 << 61) - 1] {
-                let lease = [&file.to_le_bytes()[..], &slot.to_le_bytes(), &generation.to_le_bytes()].concat();
+                let lease = [
+                    &file.to_le_bytes()[..],
+                    &slot.to_le_bytes(),
+                    &generation.to_le_bytes(),
+                ]
+                .concat();
                 let region = &stage.theirs.as_bytes()[64..72];
                 let heard = stranger.ask(MAP_REGION, &[region, &[0; 8], &lease].concat());
-                assert_eq!((heard.number, heard.fds.len()), (NO_REGION, 0), "file {file} slot {slot}");
+                assert_eq!(
+                    (heard.number, heard.fds.len()),
+                    (NO_REGION, 0),
+                    "file {file} slot {slot}"
+                );
             }
         }
     }
@@ -56,17 +84,31 @@ fn another_lease() {
 
 fn another_descriptor() {
     let stage = Stage::new();
-    let other = Participant::builder(stage.gpu.clone()).connect(stage.session.socket_path()).expect("connected");
+    let other = Participant::builder(stage.gpu.clone())
+        .connect(stage.session.socket_path())
+        .expect("connected");
     let block = stage.block();
-    let descriptor = block.share(To::Participant(stage.honest.id()), After::Done).expect("shared");
-    let claim = |bytes: &[u8]| other.claim(bytes, Wait::Host, Some(WATCHDOG)).expect_err("it is not its own");
+    let descriptor = block
+        .share(To::Participant(stage.honest.id()), After::Done)
+        .expect("shared");
+    let claim = |bytes: &[u8]| {
+        other
+            .claim(bytes, Wait::Host, Some(WATCHDOG))
+            .expect_err("it is not its own")
+    };
     let error = claim(descriptor.as_bytes());
-    assert!(matches!(&error, ClaimError::Refused { why, .. } if why.contains("participant")), "{error}");
+    assert!(
+        matches!(&error, ClaimError::Refused { why, .. } if why.contains("participant")),
+        "{error}"
+    );
     // Even where it says that it is: the slot is in a file of its own, where nothing was granted.
     let error = claim(&altered(&descriptor, 40, &other.id().0.to_le_bytes()));
     assert!(matches!(error, ClaimError::Stale), "{error}");
     drop(block);
-    stage.honest.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("it is still there to be claimed");
+    stage
+        .honest
+        .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("it is still there to be claimed");
     drop(other);
     stage.end();
 }
@@ -75,31 +117,54 @@ fn replayed() {
     let stage = Stage::new();
     let claim = |bytes: &[u8]| stage.honest.claim(bytes, Wait::Host, Some(WATCHDOG));
     let block = stage.block();
-    let share = || block.share(To::Participant(stage.honest.id()), After::Done).expect("shared");
+    let share = || {
+        block
+            .share(To::Participant(stage.honest.id()), After::Done)
+            .expect("shared")
+    };
     let first = share();
     let held = claim(first.as_bytes()).expect("its own");
-    assert!(matches!(claim(first.as_bytes()), Err(ClaimError::AlreadyClaimed)));
+    assert!(matches!(
+        claim(first.as_bytes()),
+        Err(ClaimError::AlreadyClaimed)
+    ));
     drop(held);
     wait_until("the lease to end", || {
         stage.session.collect();
         block.outstanding() == 0
     });
-    assert!(matches!(claim(first.as_bytes()), Err(ClaimError::AlreadyClaimed | ClaimError::Stale)));
-    // Until its slot is granted again, to the same participant: the old descriptor does not take the new lease.
+    assert!(matches!(
+        claim(first.as_bytes()),
+        Err(ClaimError::AlreadyClaimed | ClaimError::Stale)
+    ));
+    // Until its slot is granted again, to the same participant: the old descriptor does not take
+    // the new lease.
     let again = loop {
         let again = share();
         if again.as_bytes()[48..56] == first.as_bytes()[48..56] {
             break again;
         }
-        assert!(block.outstanding() < 8192, "the slot is never granted again");
+        assert!(
+            block.outstanding() < 8192,
+            "the slot is never granted again"
+        );
     };
     assert!(matches!(claim(first.as_bytes()), Err(ClaimError::Stale)));
     claim(again.as_bytes()).expect("the new lease is untouched");
     // A ticket, too, is claimed as often as it says.
-    let ticket = block.share(To::Ticket(Claims::Once), After::Done).expect("shared");
-    let other = Participant::builder(stage.gpu.clone()).connect(stage.session.socket_path()).expect("connected");
-    let held = other.claim(ticket.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("the first who asks");
-    assert!(matches!(claim(ticket.as_bytes()), Err(ClaimError::AlreadyClaimed)));
+    let ticket = block
+        .share(To::Ticket(Claims::Once), After::Done)
+        .expect("shared");
+    let other = Participant::builder(stage.gpu.clone())
+        .connect(stage.session.socket_path())
+        .expect("connected");
+    let held = other
+        .claim(ticket.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("the first who asks");
+    assert!(matches!(
+        claim(ticket.as_bytes()),
+        Err(ClaimError::AlreadyClaimed)
+    ));
     drop((held, other, block));
     stage.end();
 }
@@ -107,14 +172,28 @@ fn replayed() {
 fn session_id() {
     let (stage, other) = (Stage::new(), Stage::new());
     let block = other.block();
-    let descriptor = block.share(To::Participant(other.honest.id()), After::Done).expect("shared");
-    let claim = |bytes: &[u8]| stage.honest.claim(bytes, Wait::Host, Some(WATCHDOG)).expect_err("it is another's");
+    let descriptor = block
+        .share(To::Participant(other.honest.id()), After::Done)
+        .expect("shared");
+    let claim = |bytes: &[u8]| {
+        stage
+            .honest
+            .claim(bytes, Wait::Host, Some(WATCHDOG))
+            .expect_err("it is another's")
+    };
     let error = claim(descriptor.as_bytes());
-    assert!(matches!(&error, ClaimError::Refused { why, .. } if why.contains("session")), "{error}");
-    // With this session's number written over: it names a slot and a generation, and those were not granted.
+    assert!(
+        matches!(&error, ClaimError::Refused { why, .. } if why.contains("session")),
+        "{error}"
+    );
+    // With this session's number written over: it names a slot and a generation, and those were not
+    // granted.
     let ours = &stage.theirs.as_bytes()[24..48];
     let error = claim(&altered(&descriptor, 24, ours));
-    assert!(matches!(error, ClaimError::Stale | ClaimError::AlreadyClaimed), "{error}");
+    assert!(
+        matches!(error, ClaimError::Stale | ClaimError::AlreadyClaimed),
+        "{error}"
+    );
     drop(block);
     stage.end();
     other.end();
@@ -124,23 +203,40 @@ fn session_id() {
 fn place() {
     let stage = Stage::new();
     let block = stage.block();
-    let share = || block.share(To::Participant(stage.honest.id()), After::Done).expect("shared");
+    let share = || {
+        block
+            .share(To::Participant(stage.honest.id()), After::Done)
+            .expect("shared")
+    };
     let claim = |bytes: &[u8]| stage.honest.claim(bytes, Wait::Host, Some(WATCHDOG));
     let beyond = 1u64 << 40;
     let cases: [(usize, Vec<u8>); 4] = [
         (64, u64::MAX.to_le_bytes().to_vec()),
         (72, beyond.to_le_bytes().to_vec()),
         (80, beyond.to_le_bytes().to_vec()),
-        (72, [(32u64 << 20).to_le_bytes(), 1u64.to_le_bytes()].concat()),
+        (
+            72,
+            [(32u64 << 20).to_le_bytes(), 1u64.to_le_bytes()].concat(),
+        ),
     ];
     for (at, bytes) in cases {
         let descriptor = share();
         let error = claim(&altered(&descriptor, at, &bytes)).expect_err("it lies outside");
-        let told = matches!(error, ClaimError::Refused { .. } | ClaimError::Backend(Error::BadDescriptor { .. }));
+        let told = matches!(
+            error,
+            ClaimError::Refused { .. } | ClaimError::Backend(Error::BadDescriptor { .. })
+        );
         assert!(told, "{at}: {error:?}");
         claim(descriptor.as_bytes()).expect("the true one is still there to be claimed");
     }
-    let fence = |word: u32, file: u32| [&word.to_le_bytes()[..], &file.to_le_bytes(), &1u64.to_le_bytes()].concat();
+    let fence = |word: u32, file: u32| {
+        [
+            &word.to_le_bytes()[..],
+            &file.to_le_bytes(),
+            &1u64.to_le_bytes(),
+        ]
+        .concat()
+    };
     let cases: [(usize, Vec<u8>); 5] = [
         (88, fence(512, 0)),
         (88, fence(3, 1)),
@@ -151,54 +247,90 @@ fn place() {
     for (at, bytes) in cases {
         let descriptor = share();
         // Without a deadline: the producer says that there is no such file.
-        let error = stage.honest.claim(&altered(&descriptor, at, &bytes), Wait::Host, None).expect_err("no such place");
-        assert!(matches!(error, ClaimError::Backend(Error::BadDescriptor { .. })), "{at}: {error:?}");
+        let error = stage
+            .honest
+            .claim(&altered(&descriptor, at, &bytes), Wait::Host, None)
+            .expect_err("no such place");
+        assert!(
+            matches!(error, ClaimError::Backend(Error::BadDescriptor { .. })),
+            "{at}: {error:?}"
+        );
         claim(descriptor.as_bytes()).expect("the true one is still there to be claimed");
     }
     drop(block);
     stage.end();
 }
 
-/// A participant may ask for any ticket: what it was not sent it has to guess, and a ticket that never was is stale.
+/// A participant may ask for any ticket: what it was not sent it has to guess, and a ticket that
+/// never was is stale.
 fn guessed_ticket() {
     let stage = Stage::new();
     let idler = Idler::new();
     let stranger = Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd());
     for number in [0u32, 1, 2, 63, 1 << 20, u32::MAX] {
         for generation in [0u64, 1, 2, (1 << 61) - 1] {
-            let ticket = [&number.to_le_bytes()[..], &[0; 4], &generation.to_le_bytes()].concat();
-            let heard = stranger.ask(CLAIM_TICKETS, &[&1u32.to_le_bytes()[..], &[0; 4], &ticket].concat());
+            let ticket = [
+                &number.to_le_bytes()[..],
+                &[0; 4],
+                &generation.to_le_bytes(),
+            ]
+            .concat();
+            let heard = stranger.ask(
+                CLAIM_TICKETS,
+                &[&1u32.to_le_bytes()[..], &[0; 4], &ticket].concat(),
+            );
             assert_eq!(heard.number, TICKETS);
-            assert_eq!(heard.body[12..16], 3u32.to_le_bytes(), "ticket {number} is not stale");
+            assert_eq!(
+                heard.body[12..16],
+                3u32.to_le_bytes(),
+                "ticket {number} is not stale"
+            );
         }
     }
     drop(stranger);
     stage.end();
 }
 
-/// A participant that names another process as itself is not taken for dead when that one dies, while it is connected.
+/// A participant that names another process as itself is not taken for dead when that one dies,
+/// while it is connected.
 fn another_death() {
     let stage = Stage::new();
     let mut idler = Idler::new();
     let stranger = Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd());
     let block = stage.block();
-    let descriptor = block.share(To::Participant(ParticipantId(stranger.id)), After::Done).expect("shared");
+    let descriptor = block
+        .share(To::Participant(ParticipantId(stranger.id)), After::Done)
+        .expect("shared");
     let heard = stranger.ask(MAP_REGION, &map_region(&descriptor));
     assert_eq!((heard.number, heard.fds.len()), (REGION, 1));
     // It claims: its own file is its to write.
     let file = stranger.files.last().expect("a counter file came");
-    let (slot, generation) = (&descriptor.as_bytes()[52..56], &descriptor.as_bytes()[56..64]);
+    let (slot, generation) = (
+        &descriptor.as_bytes()[52..56],
+        &descriptor.as_bytes()[56..64],
+    );
     let slot = u64::from(u32::from_le_bytes(slot.try_into().expect("4 bytes")));
     let held = u64::from_le_bytes(generation.try_into().expect("8 bytes")) << 3 | 2;
     let dirty_bytes = (8192u64 / 64 * 8).next_multiple_of(4096);
     rustix::io::pwrite(file, &held.to_le_bytes(), 8192 + dirty_bytes + slot * 8).expect("a memfd");
     drop(block);
     idler.kill();
-    wait_until("the death to be noticed", || stage.session.stats().holders.iter().any(|holder| holder.dying));
+    wait_until("the death to be noticed", || {
+        stage
+            .session
+            .stats()
+            .holders
+            .iter()
+            .any(|holder| holder.dying)
+    });
     for _ in 0..100 {
         stage.session.collect();
         // The honest one's and its own.
-        assert_eq!(stage.session.stats().limbo_blocks, 2, "what is held was given away");
+        assert_eq!(
+            stage.session.stats().limbo_blocks,
+            2,
+            "what is held was given away"
+        );
     }
     drop(stranger);
     wait_until("its block to come back", || {
@@ -237,6 +369,8 @@ fn altered(descriptor: &Descriptor, at: usize, bytes: &[u8]) -> Vec<u8> {
 /// The checksum of descriptors (Castagnoli's polynomial).
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0x82f6_3b78 & 0u32.wrapping_sub(crc & 1)))
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            (crc >> 1) ^ (0x82f6_3b78 & 0u32.wrapping_sub(crc & 1))
+        })
     })
 }

@@ -1,7 +1,8 @@
-//! Who means harm: participants that say and name what is not theirs, or ask for everything; users that are not
-//! allowed; and links and files in the way of a session's socket.
+//! Who means harm: participants that say and name what is not theirs, or ask for everything; users
+//! that are not allowed; and links and files in the way of a session's socket.
 //!
-//! What they say here they say in bytes, by the tables of `docs/WIRE.md`, since nothing in the API lets them.
+//! What they say here they say in bytes, by the tables of `docs/WIRE.md`, since nothing in the API
+//! lets them.
 
 mod directory;
 mod forged;
@@ -32,10 +33,24 @@ fn main() {
     arguments.test_threads = Some(1);
     let other_users = has_users();
     if !other_users {
-        println!("not root, or other users may not run this binary: the cases of other users are ignored");
+        println!(
+            "not root, or other users may not run this binary: the cases of other users are ignored"
+        );
     }
-    let mut trials = trials(&[forged::CASES, quotas::CASES, directory::CASES, way_in::CASES].concat(), true);
-    trials.extend(self::trials(&[users::CASES, directory::USERS].concat(), other_users));
+    let mut trials = trials(
+        &[
+            forged::CASES,
+            quotas::CASES,
+            directory::CASES,
+            way_in::CASES,
+        ]
+        .concat(),
+        true,
+    );
+    trials.extend(self::trials(
+        &[users::CASES, directory::USERS].concat(),
+        other_users,
+    ));
     libtest_mimic::run(&arguments, trials).exit();
 }
 
@@ -73,13 +88,28 @@ impl Stage {
 
     fn with(choose: impl FnOnce(SessionBuilder) -> SessionBuilder) -> Stage {
         let (dir, gpu) = (tempfile::tempdir().expect("a directory"), open_gpu());
-        let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).quarantine(Duration::ZERO);
+        let builder = Session::builder(gpu.clone())
+            .socket(dir.path().join("s"))
+            .quarantine(Duration::ZERO);
         let session = choose(builder).open().expect("a session");
-        let honest = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
+        let honest = Participant::builder(gpu.clone())
+            .connect(session.socket_path())
+            .expect("connected");
         let block = session.alloc(4096).expect("there is room");
-        let theirs = block.share(To::Participant(honest.id()), After::Done).expect("shared");
-        let held = honest.claim(theirs.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
-        Stage { dir, gpu, session, honest, held, theirs }
+        let theirs = block
+            .share(To::Participant(honest.id()), After::Done)
+            .expect("shared");
+        let held = honest
+            .claim(theirs.as_bytes(), Wait::Host, Some(WATCHDOG))
+            .expect("claimed");
+        Stage {
+            dir,
+            gpu,
+            session,
+            honest,
+            held,
+            theirs,
+        }
     }
 
     fn block(&self) -> SentBlock {
@@ -91,16 +121,29 @@ impl Stage {
     fn check(&self) {
         self.session.collect();
         let stats = self.session.stats();
-        assert!(stats.live_blocks >= 1 && stats.held >= 1, "an honest lease was ended: {stats:?}");
+        assert!(
+            stats.live_blocks >= 1 && stats.held >= 1,
+            "an honest lease was ended: {stats:?}"
+        );
         assert_eq!(self.held.len(), 4096);
-        let descriptor = self.block().share(To::Participant(self.honest.id()), After::Done).expect("shared");
-        self.honest.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("the honest one is not served");
+        let descriptor = self
+            .block()
+            .share(To::Participant(self.honest.id()), After::Done)
+            .expect("shared");
+        self.honest
+            .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+            .expect("the honest one is not served");
     }
 
     /// Ends it, and looks that nothing is left once the honest one is done.
     fn end(self) {
         self.check();
-        let Stage { session, honest, held, .. } = self;
+        let Stage {
+            session,
+            honest,
+            held,
+            ..
+        } = self;
         drop((held, honest));
         let report = session.shutdown(WATCHDOG);
         assert!(report.clean, "{report:?}");

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpu_ipc::{Descriptor, Gpu};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -53,7 +53,12 @@ pub struct Stranger {
 impl Stranger {
     /// Connects, and says nothing.
     pub fn connect(path: &Path) -> std::io::Result<OwnedFd> {
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(socket)
     }
@@ -65,7 +70,11 @@ impl Stranger {
         let heard = hear(&socket).expect("it answers");
         assert_eq!(heard.number, WELCOME, "{}", heard.text(0));
         let id = u64::from_le_bytes(heard.body[16..24].try_into().expect("8 bytes"));
-        Stranger { socket, id, files: heard.fds }
+        Stranger {
+            socket,
+            id,
+            files: heard.fds,
+        }
     }
 
     pub fn say(&self, number: u16, request: u64, body: &[u8]) {
@@ -79,7 +88,10 @@ impl Stranger {
         self.say(number, ASKED.fetch_add(1, Ordering::Relaxed) + 1, body);
         loop {
             let heard = hear(&self.socket).expect("it answers");
-            if matches!(heard.number, REGION | NO_REGION | TICKETS | 137 | DECLINED | 138) {
+            if matches!(
+                heard.number,
+                REGION | NO_REGION | TICKETS | 137 | DECLINED | 138
+            ) {
                 return heard;
             }
         }
@@ -108,7 +120,13 @@ pub fn map_region(descriptor: &Descriptor) -> Vec<u8> {
 }
 
 /// Says something with file descriptors.
-pub fn say(socket: &OwnedFd, number: u16, request: u64, body: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+pub fn say(
+    socket: &OwnedFd,
+    number: u16,
+    request: u64,
+    body: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> std::io::Result<()> {
     let mut packet = b"GI\x01\x00".to_vec();
     packet.extend(number.to_le_bytes());
     packet.extend((fds.len() as u16).to_le_bytes());
@@ -124,7 +142,12 @@ pub fn say_bytes(socket: &OwnedFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> std
     if !fds.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
     }
-    rustix::net::sendmsg(socket, &[IoSlice::new(packet)], &mut control, SendFlags::NOSIGNAL)?;
+    rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(packet)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
     Ok(())
 }
 
@@ -148,7 +171,11 @@ pub fn hear(socket: &OwnedFd) -> Option<Heard> {
         }
     }
     let number = u16::from_le_bytes(packet[..got.bytes].get(4..6)?.try_into().ok()?);
-    Some(Heard { number, body: packet[16..got.bytes].to_vec(), fds })
+    Some(Heard {
+        number,
+        body: packet[16..got.bytes].to_vec(),
+        fds,
+    })
 }
 
 /// A process that does nothing, until it is dropped, and a pidfd of it.
@@ -161,7 +188,11 @@ pub struct Idler {
 impl Idler {
     pub fn new() -> Idler {
         let mut command = Command::new("cat");
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("a process can be started");
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("a process can be started");
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).expect("it lives");
         Idler { child, pidfd }
     }

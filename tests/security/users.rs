@@ -15,11 +15,20 @@ use crate::stranger::{HELLO, INSPECT, REFUSED, Stranger, WELCOME, hear, hello, s
 use crate::{Case, Stage, open_gpu};
 
 pub const CASES: &[Case] = &[
-    ("users::one_that_is_not_allowed_cannot_reach_a_private_directory", private_directory),
+    (
+        "users::one_that_is_not_allowed_cannot_reach_a_private_directory",
+        private_directory,
+    ),
     ("users::one_that_is_not_allowed_cannot_connect", not_allowed),
     ("users::one_that_is_not_allowed_cannot_look", no_look),
-    ("users::one_that_is_not_allowed_cannot_read_what_a_process_holds", no_reading),
-    ("users::one_that_is_not_allowed_keeps_nobody_out", nobody_kept_out),
+    (
+        "users::one_that_is_not_allowed_cannot_read_what_a_process_holds",
+        no_reading,
+    ),
+    (
+        "users::one_that_is_not_allowed_keeps_nobody_out",
+        nobody_kept_out,
+    ),
 ];
 
 /// What a process does, of another user where nothing else is said.
@@ -67,7 +76,9 @@ const SOMEBODY: u32 = NOBODY - 1;
 #[track_caller]
 pub fn nobody(role: &Role) -> Said {
     let mut process = Process::run(as_user(NOBODY), role);
-    let said = process.answer().unwrap_or_else(|| panic!("{role:?}: it died"));
+    let said = process
+        .answer()
+        .unwrap_or_else(|| panic!("{role:?}: it died"));
     assert!(process.end().success(), "{role:?}: {said:?}");
     said
 }
@@ -103,11 +114,15 @@ pub fn run(role: Role) {
             });
         }
         Role::Silent { socket } => {
-            let open: Vec<_> = (0..600).map_while(|_| Stranger::connect(&socket).ok()).collect();
+            let open: Vec<_> = (0..600)
+                .map_while(|_| Stranger::connect(&socket).ok())
+                .collect();
             say(&Said::Open(open.len()));
             harness::next::<()>();
         }
-        Role::Read { file } => say(&match std::fs::File::open(file).and_then(|mut file| file.read(&mut [0; 8])) {
+        Role::Read { file } => say(&match std::fs::File::open(file)
+            .and_then(|mut file| file.read(&mut [0; 8]))
+        {
             Ok(len) => Said::Bytes(len),
             Err(error) => Said::Failed(error.to_string()),
         }),
@@ -145,13 +160,21 @@ fn let_in(dir: &Path) {
 fn private_directory() {
     let dir = tempfile::tempdir().expect("a directory");
     let_in(dir.path());
-    let session = Session::builder(open_gpu()).runtime_dir(dir.path().join("run")).open().expect("a session");
+    let session = Session::builder(open_gpu())
+        .runtime_dir(dir.path().join("run"))
+        .open()
+        .expect("a session");
     let socket = || session.socket_path().to_path_buf();
-    for role in
-        [Role::Connect { socket: socket() }, Role::Hello { socket: socket() }, Role::Inspect { socket: socket() }]
-    {
+    for role in [
+        Role::Connect { socket: socket() },
+        Role::Hello { socket: socket() },
+        Role::Inspect { socket: socket() },
+    ] {
         let why = refused(&role);
-        assert!(why.to_lowercase().contains("permission denied") || why.contains("this user may not"), "{why}");
+        assert!(
+            why.to_lowercase().contains("permission denied") || why.contains("this user may not"),
+            "{why}"
+        );
     }
     assert_eq!(session.stats().participants, 0);
 }
@@ -164,7 +187,9 @@ fn not_allowed() {
     let why = refused(&Role::Connect { socket: socket() });
     assert!(why.contains("uid 65534 is not allowed"), "{why}");
     let said = nobody(&Role::Hello { socket: socket() });
-    let Said::Heard(REFUSED, 0, why) = said else { panic!("it is let in: {said:?}") };
+    let Said::Heard(REFUSED, 0, why) = said else {
+        panic!("it is let in: {said:?}")
+    };
     assert!(why.contains("uid 65534 is not allowed"), "{why}");
     assert_eq!(stage.session.stats().participants, 1);
     stage.end();
@@ -173,7 +198,9 @@ fn not_allowed() {
 fn no_look() {
     let stage = Stage::with(|builder| builder.allow_uids([SOMEBODY]));
     let_in(stage.dir.path());
-    let said = nobody(&Role::Inspect { socket: stage.session.socket_path().into() });
+    let said = nobody(&Role::Inspect {
+        socket: stage.session.socket_path().into(),
+    });
     assert!(matches!(said, Said::Heard(REFUSED, 0, _)), "{said:?}");
     stage.end();
 }
@@ -184,16 +211,21 @@ fn no_reading() {
     let mut tried = 0;
     for entry in std::fs::read_dir("/proc/self/fd").expect("proc is mounted") {
         let entry = entry.expect("an entry");
-        let is_memory = std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().contains("memfd:"));
+        let is_memory = std::fs::read_link(entry.path())
+            .is_ok_and(|to| to.to_string_lossy().contains("memfd:"));
         if is_memory {
             let fd = entry.file_name().into_string().expect("a number");
-            let why = refused(&Role::Read { file: format!("/proc/{}/fd/{fd}", std::process::id()).into() });
+            let why = refused(&Role::Read {
+                file: format!("/proc/{}/fd/{fd}", std::process::id()).into(),
+            });
             assert!(why.to_lowercase().contains("permission denied"), "{why}");
             tried += 1;
         }
     }
     assert!(tried >= 2, "a counter file and a region are memory files");
-    let why = refused(&Role::Read { file: format!("/proc/{}/mem", std::process::id()).into() });
+    let why = refused(&Role::Read {
+        file: format!("/proc/{}/mem", std::process::id()).into(),
+    });
     assert!(why.to_lowercase().contains("permission denied"), "{why}");
     stage.end();
 }
@@ -202,13 +234,23 @@ fn no_reading() {
 fn nobody_kept_out() {
     let stage = Stage::with(|builder| builder.allow_uids([SOMEBODY]));
     let_in(stage.dir.path());
-    let mut many = Process::run(as_user(NOBODY), &Role::Silent { socket: stage.session.socket_path().into() });
+    let mut many = Process::run(
+        as_user(NOBODY),
+        &Role::Silent {
+            socket: stage.session.socket_path().into(),
+        },
+    );
     let said = many.answer();
-    assert!(matches!(said, Some(Said::Open(257..))), "only {said:?} connections");
+    assert!(
+        matches!(said, Some(Said::Open(257..))),
+        "only {said:?} connections"
+    );
     let late = Participant::builder(stage.gpu.clone()).connect(stage.session.socket_path());
     drop(late.expect("it is let in"));
     stage.check();
     many.kill();
-    wait_until("the others to be gone", || stage.session.stats().participants == 1);
+    wait_until("the others to be gone", || {
+        stage.session.stats().participants == 1
+    });
     stage.end();
 }

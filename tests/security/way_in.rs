@@ -1,4 +1,5 @@
-//! The way in and the way out: connections that end, stall or lie at every step, and what they leave behind.
+//! The way in and the way out: connections that end, stall or lie at every step, and what they
+//! leave behind.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,33 +21,63 @@ use crate::users::{Process, Role, Said};
 use crate::{Case, Stage, open_gpu};
 
 pub const CASES: &[Case] = &[
-    ("way_in::who_leaves_after_the_welcome_is_no_participant", leaves_after_the_welcome),
-    ("way_in::who_leaves_before_the_welcome_harms_no_share", leaves_before_the_welcome),
+    (
+        "way_in::who_leaves_after_the_welcome_is_no_participant",
+        leaves_after_the_welcome,
+    ),
+    (
+        "way_in::who_leaves_before_the_welcome_harms_no_share",
+        leaves_before_the_welcome,
+    ),
     ("way_in::every_step_that_fails_leaves_nothing", every_step),
-    ("way_in::descriptors_that_take_long_to_close_keep_nobody", lingering),
-    ("way_in::a_connection_that_is_shut_for_writing_costs_nothing", half_closed),
-    ("way_in::a_producer_that_shuts_its_end_for_writing_costs_nothing", half_closed_producer),
-    ("way_in::silent_connections_keep_out_no_other_process", silent),
-    ("way_in::words_are_unmapped_only_when_no_stream_owes_them_a_value", owed_words),
+    (
+        "way_in::descriptors_that_take_long_to_close_keep_nobody",
+        lingering,
+    ),
+    (
+        "way_in::a_connection_that_is_shut_for_writing_costs_nothing",
+        half_closed,
+    ),
+    (
+        "way_in::a_producer_that_shuts_its_end_for_writing_costs_nothing",
+        half_closed_producer,
+    ),
+    (
+        "way_in::silent_connections_keep_out_no_other_process",
+        silent,
+    ),
+    (
+        "way_in::words_are_unmapped_only_when_no_stream_owes_them_a_value",
+        owed_words,
+    ),
     ("way_in::who_joins_and_leaves_is_told_by_name", told),
-    ("way_in::a_shut_down_session_leaves_no_socket", no_socket_left),
+    (
+        "way_in::a_shut_down_session_leaves_no_socket",
+        no_socket_left,
+    ),
 ];
 
 fn open_files() -> usize {
-    fs::read_dir("/proc/self/fd").expect("proc is mounted").count()
+    fs::read_dir("/proc/self/fd")
+        .expect("proc is mounted")
+        .count()
 }
 
 /// Counter files that this process has mapped.
 fn mapped_files() -> usize {
     let maps = fs::read_to_string("/proc/self/maps").expect("proc is mounted");
-    maps.lines().filter(|line| line.contains("gpu-ipc-counters")).count()
+    maps.lines()
+        .filter(|line| line.contains("gpu-ipc-counters"))
+        .count()
 }
 
 /// How often this process has mapped one file.
 fn mappings_of(inode: u64) -> usize {
     let maps = fs::read_to_string("/proc/self/maps").expect("proc is mounted");
     let inode = inode.to_string();
-    maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
+    maps.lines()
+        .filter(|line| line.split_whitespace().nth(4) == Some(&inode))
+        .count()
 }
 
 /// A connect that fails after its welcome: the process lives on.
@@ -55,10 +86,18 @@ fn leaves_after_the_welcome() {
     let idler = Idler::new();
     let (files, maps) = (open_files(), mapped_files());
     for _ in 0..300 {
-        drop(Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd()));
+        drop(Stranger::join(
+            stage.session.socket_path(),
+            &stage.gpu,
+            idler.fd(),
+        ));
     }
-    wait_until("the rows to go", || stage.session.participants() == [stage.honest.id()]);
-    wait_until("their files to go", || open_files() <= files && mapped_files() <= maps);
+    wait_until("the rows to go", || {
+        stage.session.participants() == [stage.honest.id()]
+    });
+    wait_until("their files to go", || {
+        open_files() <= files && mapped_files() <= maps
+    });
     assert_eq!(stage.session.stats().deaths, 0, "nobody died");
     stage.end();
 }
@@ -74,7 +113,8 @@ fn leaves_before_the_welcome() {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 for id in stage.session.participants() {
-                    if let Ok(descriptor) = block.share(To::Participant(id), After::Stream(&stream)) {
+                    if let Ok(descriptor) = block.share(To::Participant(id), After::Stream(&stream))
+                    {
                         shared.fetch_add(1, Ordering::Relaxed);
                         block.cancel(&descriptor).expect("it is ours");
                     }
@@ -93,12 +133,15 @@ fn leaves_before_the_welcome() {
         wait_until("more shares", || shared.load(Ordering::Relaxed) > before);
         done.store(true, Ordering::Relaxed);
     });
-    wait_until("the rows to go", || stage.session.participants() == [stage.honest.id()]);
+    wait_until("the rows to go", || {
+        stage.session.participants() == [stage.honest.id()]
+    });
     drop((block, idler));
     stage.end();
 }
 
-/// Every way that a newcomer can fail in, one after the other: nothing stays of it, and the next is served.
+/// Every way that a newcomer can fail in, one after the other: nothing stays of it, and the next is
+/// served.
 fn every_step() {
     let stage = Stage::new();
     let idler = Idler::new();
@@ -115,12 +158,36 @@ fn every_step() {
     other_device[10] ^= 1;
     let cases: &[(&str, &dyn Fn() -> OwnedFd, bool)] = &[
         ("connects and goes", &connect, false),
-        ("says nothing that makes sense", &|| says(77, b"nonsense", &[]), true),
-        ("says hello with no pidfd", &|| says(HELLO, &body, &[]), true),
-        ("says hello with a pipe for a pidfd", &|| says(HELLO, &body, &[pipe.as_fd()]), true),
-        ("says hello for another device", &|| says(HELLO, &other_device, &[idler.fd()]), true),
-        ("says hello with too many descendants", &|| says(HELLO, &hello(&stage.gpu, 201), &[idler.fd(); 202]), true),
-        ("says hello and goes", &|| says(HELLO, &body, &[idler.fd()]), false),
+        (
+            "says nothing that makes sense",
+            &|| says(77, b"nonsense", &[]),
+            true,
+        ),
+        (
+            "says hello with no pidfd",
+            &|| says(HELLO, &body, &[]),
+            true,
+        ),
+        (
+            "says hello with a pipe for a pidfd",
+            &|| says(HELLO, &body, &[pipe.as_fd()]),
+            true,
+        ),
+        (
+            "says hello for another device",
+            &|| says(HELLO, &other_device, &[idler.fd()]),
+            true,
+        ),
+        (
+            "says hello with too many descendants",
+            &|| says(HELLO, &hello(&stage.gpu, 201), &[idler.fd(); 202]),
+            true,
+        ),
+        (
+            "says hello and goes",
+            &|| says(HELLO, &body, &[idler.fd()]),
+            false,
+        ),
         (
             "says hello and shuts its end",
             &|| {
@@ -159,10 +226,16 @@ fn every_step() {
             }
             drop(socket);
         }
-        wait_until(what, || stage.session.participants() == [stage.honest.id()] && open_files() <= files);
-        let next = Participant::builder(stage.gpu.clone()).connect(&path).unwrap_or_else(|e| panic!("{what}: {e}"));
+        wait_until(what, || {
+            stage.session.participants() == [stage.honest.id()] && open_files() <= files
+        });
+        let next = Participant::builder(stage.gpu.clone())
+            .connect(&path)
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
         drop(next);
-        wait_until("the next to go", || stage.session.participants() == [stage.honest.id()] && open_files() <= files);
+        wait_until("the next to go", || {
+            stage.session.participants() == [stage.honest.id()] && open_files() <= files
+        });
     }
     stage.end();
 }
@@ -170,9 +243,11 @@ fn every_step() {
 /// A TCP connection whose close takes an hour, and the end that keeps it so.
 fn slow_to_close() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let mut ours = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
+    let mut ours =
+        TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
     let (theirs, _) = listener.accept().expect("accepted");
-    rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(3600))).expect("it lingers");
+    rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(3600)))
+        .expect("it lingers");
     ours.set_nonblocking(true).expect("not blocking");
     while ours.write(&[0; 65_536]).is_ok() {}
     (ours.into(), theirs)
@@ -208,7 +283,9 @@ fn lingering() {
         let_go((stranger, slow));
     }
     stage.check();
-    let late = Participant::builder(stage.gpu.clone()).timeout(Some(WATCHDOG)).connect(stage.session.socket_path());
+    let late = Participant::builder(stage.gpu.clone())
+        .timeout(Some(WATCHDOG))
+        .connect(stage.session.socket_path());
     drop(late.expect("nobody waits for a stranger's close"));
     // A close ends when its other end does.
     drop(kept);
@@ -217,11 +294,18 @@ fn lingering() {
 
 /// How often this process' session thread went to sleep by itself.
 fn sleeps() -> u64 {
-    let tasks = fs::read_dir("/proc/self/task").expect("proc is mounted").flatten();
+    let tasks = fs::read_dir("/proc/self/task")
+        .expect("proc is mounted")
+        .flatten();
     let status = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
     let sessions = status.filter(|status| status.starts_with("Name:\tgpu-ipc-session\n"));
-    let count =
-        |status: String| status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:\t")?.parse().ok());
+    let count = |status: String| {
+        status.lines().find_map(|line| {
+            line.strip_prefix("voluntary_ctxt_switches:\t")?
+                .parse()
+                .ok()
+        })
+    };
     sessions.filter_map(count).max().expect("it runs")
 }
 
@@ -232,9 +316,12 @@ fn half_closed() {
     rustix::net::shutdown(&stranger.socket, Shutdown::Write).expect("shut");
     wait_until("it to be granted nothing more", || {
         let block = stage.block();
-        block.share(To::Participant(ParticipantId(stranger.id)), After::Done).is_err()
+        block
+            .share(To::Participant(ParticipantId(stranger.id)), After::Done)
+            .is_err()
     });
-    // A thread that sleeps between two answers goes to sleep each time; one that spins answers, and never does.
+    // A thread that sleeps between two answers goes to sleep each time; one that spins answers, and
+    // never does.
     let before = sleeps();
     wait_until("the session's thread to sleep between answers", || {
         gpu_ipc::admin::inspect(stage.session.socket_path(), Some(WATCHDOG)).expect("it answers");
@@ -242,18 +329,30 @@ fn half_closed() {
     });
     stage.check();
     drop(stranger);
-    wait_until("its row to go", || stage.session.participants() == [stage.honest.id()]);
+    wait_until("its row to go", || {
+        stage.session.participants() == [stage.honest.id()]
+    });
     stage.end();
 }
 
 /// Threads of this process by number: name and state.
 fn threads() -> BTreeMap<String, (String, char)> {
-    let tasks = fs::read_dir("/proc/self/task").expect("proc is mounted").flatten();
-    let stat = tasks.filter_map(|task| Some((task.file_name(), fs::read_to_string(task.path().join("stat")).ok()?)));
+    let tasks = fs::read_dir("/proc/self/task")
+        .expect("proc is mounted")
+        .flatten();
+    let stat = tasks.filter_map(|task| {
+        Some((
+            task.file_name(),
+            fs::read_to_string(task.path().join("stat")).ok()?,
+        ))
+    });
     stat.map(|(number, stat)| {
         let (front, state) = stat.rsplit_once(") ").expect("a name in parentheses");
         let (_, name) = front.split_once('(').expect("a name in parentheses");
-        (number.to_string_lossy().into_owned(), (name.to_owned(), state.chars().next().expect("a state")))
+        (
+            number.to_string_lossy().into_owned(),
+            (name.to_owned(), state.chars().next().expect("a state")),
+        )
     })
     .collect()
 }
@@ -261,44 +360,69 @@ fn threads() -> BTreeMap<String, (String, char)> {
 /// How often a thread of this process has given the processor away, or lost it.
 fn switches(thread: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).expect("it runs");
-    let counts = status.lines().filter_map(|line| line.split_once("voluntary_ctxt_switches:\t"));
-    counts.map(|(_, count)| count.parse::<u64>().expect("a number")).sum()
+    let counts = status
+        .lines()
+        .filter_map(|line| line.split_once("voluntary_ctxt_switches:\t"));
+    counts
+        .map(|(_, count)| count.parse::<u64>().expect("a number"))
+        .sum()
 }
 
 /// The participant's thread has nothing more to hear, and a claim that waits ends.
 fn half_closed_producer() {
     let stage = Stage::new();
-    let (theirs, ours) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a pair");
+    let (theirs, ours) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .expect("a pair");
     let copy = theirs.try_clone().expect("a descriptor");
     stage.session.accept(theirs).expect("it is open");
     let before = threads();
-    let participant = Participant::builder(stage.gpu.clone()).connect_by(ours).expect("welcomed");
+    let participant = Participant::builder(stage.gpu.clone())
+        .connect_by(ours)
+        .expect("welcomed");
     let mut thread = None;
     // It takes its name itself.
     wait_until("its thread", || {
-        let is_new =
-            |(number, (name, _)): &(String, (String, char))| name == "gpu-ipc-partici" && !before.contains_key(number);
+        let is_new = |(number, (name, _)): &(String, (String, char))| {
+            name == "gpu-ipc-partici" && !before.contains_key(number)
+        };
         thread = threads().into_iter().find(is_new).map(|(number, _)| number);
         thread.is_some()
     });
     let thread = thread.expect("it is there");
     let block = stage.block();
-    let ticket = block.share(To::Ticket(Claims::Once), After::Done).expect("shared");
+    let ticket = block
+        .share(To::Ticket(Claims::Once), After::Done)
+        .expect("shared");
     rustix::net::shutdown(&copy, Shutdown::Write).expect("shut");
     let claimed = participant.claim(ticket.as_bytes(), Wait::None, Some(WATCHDOG));
-    assert!(matches!(claimed, Err(ClaimError::ProducerGone)), "{claimed:?}");
+    assert!(
+        matches!(claimed, Err(ClaimError::ProducerGone)),
+        "{claimed:?}"
+    );
     // One that reads the same end again and again never sleeps.
-    wait_until("the participant's thread to sleep", || threads()[&thread].1 == 'S');
+    wait_until("the participant's thread to sleep", || {
+        threads()[&thread].1 == 'S'
+    });
     let before = switches(&thread);
     for _ in 0..100 {
         gpu_ipc::admin::inspect(stage.session.socket_path(), Some(WATCHDOG)).expect("it answers");
     }
-    assert!(switches(&thread) < before + 10, "it wakes up for nothing: {} times", switches(&thread) - before);
+    assert!(
+        switches(&thread) < before + 10,
+        "it wakes up for nothing: {} times",
+        switches(&thread) - before
+    );
     // The question may have come before the end was shut, or never.
     block.cancel(&ticket).expect("it is ours");
     drop((copy, block, participant));
-    wait_until("its row to go", || stage.session.participants() == [stage.honest.id()]);
+    wait_until("its row to go", || {
+        stage.session.participants() == [stage.honest.id()]
+    });
     stage.end();
 }
 
@@ -307,17 +431,26 @@ fn silent() {
     let stage = Stage::new();
     let path = stage.session.socket_path();
     let idler = Idler::new();
-    let mut slow = Process::start(&Role::Slow { socket: path.into() });
+    let mut slow = Process::start(&Role::Slow {
+        socket: path.into(),
+    });
     assert_eq!(slow.answer(), Some(Said::Connected));
-    let silent: Vec<OwnedFd> = (0..600).map(|_| Stranger::connect(path).expect("it listens")).collect();
+    let silent: Vec<OwnedFd> = (0..600)
+        .map(|_| Stranger::connect(path).expect("it listens"))
+        .collect();
     // They are all taken in when one that comes after them is served.
     drop(Stranger::join(path, &stage.gpu, idler.fd()));
-    assert_eq!(slow.ask(&()), Said::Welcome, "a silent crowd of another process had it closed");
+    assert_eq!(
+        slow.ask(&()),
+        Said::Welcome,
+        "a silent crowd of another process had it closed"
+    );
     drop((silent, slow));
     stage.end();
 }
 
-/// A participant writes into its words that all is done, and leaves, while a stream has yet to write there.
+/// A participant writes into its words that all is done, and leaves, while a stream has yet to
+/// write there.
 fn owed_words() {
     let stage = Stage::new();
     let mut idler = Idler::new();
@@ -327,32 +460,48 @@ fn owed_words() {
     let wait = Box::new(move || {
         let _ = gate.recv();
     });
-    // SAFETY: `host_function` asks for a live stream that nobody captures: this function keeps it until the gate opens.
+    // SAFETY: `host_function` asks for a live stream that nobody captures: this function keeps it
+    // until the gate opens.
     unsafe { stage.gpu.backend().host_function(stream.raw(), wait) }.expect("queued");
     let block = stage.block();
     let to = To::Participant(ParticipantId(stranger.id));
     let descriptor = block.share(to, After::Stream(&stream)).expect("shared");
-    let inode = rustix::fs::fstat(&stranger.files[1]).expect("it is open").st_ino;
+    let inode = rustix::fs::fstat(&stranger.files[1])
+        .expect("it is open")
+        .st_ino;
     assert_eq!(mappings_of(inode), 1, "the session has it mapped");
     // SAFETY: `mmap` at no address of ours asks for nothing.
     let words = unsafe {
-        mmap(std::ptr::null_mut(), 8192, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &stranger.files[1], 0)
+        mmap(
+            std::ptr::null_mut(),
+            8192,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            &stranger.files[1],
+            0,
+        )
     };
     let words = words.expect("a counter file can be mapped").cast::<u64>();
     for index in 512..1024 {
         // SAFETY: `add` stays in the mapping of 1,024 words, which is never unmapped.
         let word = unsafe { words.add(index) };
-        // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid and that everybody uses atomically:
-        // one of a counter file.
+        // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid and that
+        // everybody uses atomically: one of a counter file.
         unsafe { AtomicU64::from_ptr(word) }.store(1 << 60, Ordering::Relaxed);
     }
     assert!(block.cancel(&descriptor).expect("it is ours"));
     drop(stranger);
     idler.kill();
-    wait_until("its row to go", || stage.session.participants() == [stage.honest.id()]);
+    wait_until("its row to go", || {
+        stage.session.participants() == [stage.honest.id()]
+    });
     stage.check();
     // Ours and the attacker's.
-    assert_eq!(mappings_of(inode), 2, "its words were unmapped while a stream owes them a value");
+    assert_eq!(
+        mappings_of(inode),
+        2,
+        "its words were unmapped while a stream owes them a value"
+    );
     open.send(()).expect("the stream waits");
     stream.synchronize().expect("it runs");
     drop(block);
@@ -370,17 +519,44 @@ fn told() {
         });
         notice.expect("it came")
     };
-    assert_eq!(next(), SessionNotice::Joined { participant: stage.honest.id() });
+    assert_eq!(
+        next(),
+        SessionNotice::Joined {
+            participant: stage.honest.id()
+        }
+    );
     let builder = Participant::builder(stage.gpu.clone()).name("decoder");
-    let decoder = builder.connect(stage.session.socket_path()).expect("connected");
-    assert_eq!(next(), SessionNotice::Joined { participant: decoder.id() });
-    assert_eq!(stage.session.participant_name(decoder.id()).as_deref(), Some("decoder"));
+    let decoder = builder
+        .connect(stage.session.socket_path())
+        .expect("connected");
+    assert_eq!(
+        next(),
+        SessionNotice::Joined {
+            participant: decoder.id()
+        }
+    );
+    assert_eq!(
+        stage.session.participant_name(decoder.id()).as_deref(),
+        Some("decoder")
+    );
     let id = decoder.id();
     let stats = stage.session.stats();
-    assert!(stats.holders.iter().any(|holder| holder.participant == id && holder.command == "decoder"), "{stats:?}");
+    assert!(
+        stats
+            .holders
+            .iter()
+            .any(|holder| holder.participant == id && holder.command == "decoder"),
+        "{stats:?}"
+    );
     let block = stage.block();
-    let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
-    drop(decoder.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed"));
+    let descriptor = block
+        .share(To::Participant(id), After::Done)
+        .expect("shared");
+    drop(
+        decoder
+            .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+            .expect("claimed"),
+    );
     drop(decoder);
     assert_eq!(next(), SessionNotice::Left { participant: id });
     assert_eq!(stage.session.participant_name(id), None);
@@ -391,14 +567,24 @@ fn told() {
 fn no_socket_left() {
     for _ in 0..50 {
         let dir = tempfile::tempdir().expect("a directory");
-        let session = gpu_ipc::Session::builder(open_gpu()).socket(dir.path().join("s")).open().expect("a session");
+        let session = gpu_ipc::Session::builder(open_gpu())
+            .socket(dir.path().join("s"))
+            .open()
+            .expect("a session");
         let own = session.alloc(4096).expect("there is room");
         let report = session.shutdown(Duration::ZERO);
         assert!(!report.clean && report.own_blocks == 1, "{report:?}");
-        assert_eq!(report.to_string(), "1 blocks of 4096 bytes are held; 1 by this process itself: drop them");
+        assert_eq!(
+            report.to_string(),
+            "1 blocks of 4096 bytes are held; 1 by this process itself: drop them"
+        );
         drop(own);
         let report = session.shutdown(WATCHDOG);
         assert!(report.clean, "{report}");
-        assert_eq!(fs::read_dir(dir.path()).expect("it is there").count(), 0, "the socket's file stays");
+        assert_eq!(
+            fs::read_dir(dir.path()).expect("it is there").count(),
+            0,
+            "the socket's file stays"
+        );
     }
 }

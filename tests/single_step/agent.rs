@@ -1,4 +1,5 @@
-//! The process that dies: this test's own binary, started again, with one call to make, and what it is told and says.
+//! The process that dies: this test's own binary, started again, with one call to make, and what it
+//! is told and says.
 
 use std::path::PathBuf;
 
@@ -49,9 +50,13 @@ pub fn open_gpu() -> Gpu {
 pub fn write_stamp(gpu: &Gpu, ptr: gpu_ipc::backend::DevicePtr, stamp: u64) {
     let stream = Stream::create(gpu).expect("a stream");
     let bytes = stamp.to_le_bytes();
-    // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the stream
-    // is synchronised before `bytes` goes, and every block here has 8 bytes.
-    unsafe { gpu.backend().copy_to_device(stream.raw(), ptr, bytes.as_ptr(), 8) }.expect("it copies");
+    // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy
+    // is done: the stream is synchronised before `bytes` goes, and every block here has 8 bytes.
+    unsafe {
+        gpu.backend()
+            .copy_to_device(stream.raw(), ptr, bytes.as_ptr(), 8)
+    }
+    .expect("it copies");
     stream.synchronize().expect("it runs");
 }
 
@@ -59,8 +64,13 @@ pub fn write_stamp(gpu: &Gpu, ptr: gpu_ipc::backend::DevicePtr, stamp: u64) {
 pub fn read_stamp(gpu: &Gpu, ptr: gpu_ipc::backend::DevicePtr) -> u64 {
     let stream = Stream::create(gpu).expect("a stream");
     let mut bytes = [0; 8];
-    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: as above.
-    unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), ptr, 8) }.expect("it copies");
+    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is
+    // done: as above.
+    unsafe {
+        gpu.backend()
+            .copy_to_host(stream.raw(), bytes.as_mut_ptr(), ptr, 8)
+    }
+    .expect("it copies");
     stream.synchronize().expect("it runs");
     u64::from_le_bytes(bytes)
 }

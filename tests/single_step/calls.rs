@@ -49,10 +49,14 @@ fn hear_descriptor() -> Vec<u8> {
 }
 
 fn claim(socket: &Path) {
-    let participant = Participant::builder(open_gpu()).connect(socket).expect("connected");
+    let participant = Participant::builder(open_gpu())
+        .connect(socket)
+        .expect("connected");
     say(&Said::Joined(participant.id().0));
     // The region is mapped, so that the claim is the slot's and not the socket's.
-    let first = participant.claim(&hear_descriptor(), Wait::Host, None).expect("claimed");
+    let first = participant
+        .claim(&hear_descriptor(), Wait::Host, None)
+        .expect("claimed");
     say(&Said::Mapped);
     let descriptor = hear_descriptor();
     ready();
@@ -63,11 +67,17 @@ fn claim(socket: &Path) {
 }
 
 fn release(socket: &Path) {
-    let participant = Participant::builder(open_gpu()).connect(socket).expect("connected");
+    let participant = Participant::builder(open_gpu())
+        .connect(socket)
+        .expect("connected");
     say(&Said::Joined(participant.id().0));
-    let first = participant.claim(&hear_descriptor(), Wait::Host, None).expect("claimed");
+    let first = participant
+        .claim(&hear_descriptor(), Wait::Host, None)
+        .expect("claimed");
     say(&Said::Mapped);
-    let second = participant.claim(&hear_descriptor(), Wait::None, None).expect("claimed");
+    let second = participant
+        .claim(&hear_descriptor(), Wait::None, None)
+        .expect("claimed");
     ready();
     mark();
     drop(second);
@@ -97,16 +107,30 @@ fn revoke(socket: &Path) {
 /// Opens a session, waits for a consumer, and gives it a block to hold; returns another block.
 fn produce(socket: &Path) -> (Session, gpu_ipc::SentBlock, To) {
     let gpu = open_gpu();
-    let session = Session::builder(gpu.clone()).socket(socket).open().expect("a session");
+    let session = Session::builder(gpu.clone())
+        .socket(socket)
+        .open()
+        .expect("a session");
     say(&Said::Open);
     let told = harness::next();
-    let Some(Told::Participant(id)) = told else { panic!("nobody comes: {told:?}") };
+    let Some(Told::Participant(id)) = told else {
+        panic!("nobody comes: {told:?}")
+    };
     let to = To::Participant(ParticipantId(id));
     let held = session.alloc(4096).expect("there is room");
     write_stamp(&gpu, held.device_ptr(), 7);
-    say(&Said::Shared(held.share(to, After::Done).expect("shared").as_bytes().to_vec()));
+    say(&Said::Shared(
+        held.share(to, After::Done)
+            .expect("shared")
+            .as_bytes()
+            .to_vec(),
+    ));
     harness::next::<Told>();
     // Held by the consumer from here on.
     drop(held);
-    (session.clone(), session.alloc(4096).expect("there is room"), to)
+    (
+        session.clone(),
+        session.alloc(4096).expect("there is room"),
+        to,
+    )
 }

@@ -15,8 +15,13 @@ use crate::trace::Trace;
 use crate::{Case, chosen};
 
 pub const CASES: &[Case] = &[
-    ("consumer::dies_before_each_instruction_of_a_claim", || dies_in("claim", |socket| Call::Claim { socket })),
-    ("consumer::dies_before_each_instruction_of_a_release", || dies_in("release", |socket| Call::Release { socket })),
+    ("consumer::dies_before_each_instruction_of_a_claim", || {
+        dies_in("claim", |socket| Call::Claim { socket })
+    }),
+    (
+        "consumer::dies_before_each_instruction_of_a_release",
+        || dies_in("release", |socket| Call::Release { socket }),
+    ),
 ];
 
 /// A source that counts what is taken and what is given back.
@@ -66,23 +71,47 @@ impl Stage {
         let gpu = open_gpu();
         let options = ArenaOptions::default().growth(Growth::Fixed(1 << 20));
         let source = Arena::new(gpu.clone(), options).expect("an arena");
-        let source = Arc::new(Counted { source, taken: AtomicU64::new(0), given_back: AtomicU64::new(0) });
-        let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).source(source.clone());
-        let session = builder.quarantine(Duration::ZERO).open().expect("a session");
-        let survivor = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
+        let source = Arc::new(Counted {
+            source,
+            taken: AtomicU64::new(0),
+            given_back: AtomicU64::new(0),
+        });
+        let builder = Session::builder(gpu.clone())
+            .socket(dir.path().join("s"))
+            .source(source.clone());
+        let session = builder
+            .quarantine(Duration::ZERO)
+            .open()
+            .expect("a session");
+        let survivor = Participant::builder(gpu.clone())
+            .connect(session.socket_path())
+            .expect("connected");
         let block = session.alloc(4096).expect("there is room");
         write_stamp(&gpu, block.device_ptr(), STAMP);
-        let descriptor = block.share(To::Participant(survivor.id()), After::Done).expect("shared");
-        let survivors = survivor.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
+        let descriptor = block
+            .share(To::Participant(survivor.id()), After::Done)
+            .expect("shared");
+        let survivors = survivor
+            .claim(descriptor.as_bytes(), Wait::Host, None)
+            .expect("claimed");
         drop(block);
-        Stage { gpu, source, session, survivors, _survivor: survivor, _dir: dir }
+        Stage {
+            gpu,
+            source,
+            session,
+            survivors,
+            _survivor: survivor,
+            _dir: dir,
+        }
     }
 
     /// Starts an agent that is at the beginning of its call: it holds one block already.
     fn start(&self, call: fn(PathBuf) -> Call) -> Trace {
         let mut trace = Trace::start(&call(self.session.socket_path().into()));
         let said = trace.hear();
-        let Said::Joined(id) = said else { panic!("it does not connect: {said:?}") };
+        let Said::Joined(id) = said else {
+            panic!("it does not connect: {said:?}")
+        };
         let to = To::Participant(ParticipantId(id));
         for answer in [Said::Mapped, Said::Ready] {
             let block = self.session.alloc(4096).expect("there is room");
@@ -94,7 +123,8 @@ impl Stage {
         trace
     }
 
-    /// Returns what the death that is to come will have to change: leases granted, held, and blocks in limbo.
+    /// Returns what the death that is to come will have to change: leases granted, held, and blocks
+    /// in limbo.
     fn standing(&self) -> (u64, u64, u64) {
         self.session.collect();
         let stats = self.session.stats();
@@ -106,18 +136,31 @@ impl Stage {
         wait_until("the burial", || self.session.stats().deaths == deaths);
         wait_until("the blocks of the dead", || self.standing() == (0, 1, 1));
         let stats = self.session.stats();
-        assert_eq!((stats.live_blocks, stats.leaked_blocks, stats.poisoned, stats.corrupt_words), (1, 0, 0, 0));
+        assert_eq!(
+            (
+                stats.live_blocks,
+                stats.leaked_blocks,
+                stats.poisoned,
+                stats.corrupt_words
+            ),
+            (1, 0, 0, 0)
+        );
         wait_until("their bytes", || {
-            self.source.taken.load(Ordering::Acquire) == 1 + self.source.given_back.load(Ordering::Acquire)
+            self.source.taken.load(Ordering::Acquire)
+                == 1 + self.source.given_back.load(Ordering::Acquire)
         });
-        assert_eq!(read_stamp(&self.gpu, self.survivors.device_ptr()), STAMP, "the survivor's block was used again");
+        assert_eq!(
+            read_stamp(&self.gpu, self.survivors.device_ptr()),
+            STAMP,
+            "the survivor's block was used again"
+        );
     }
 }
 
 fn dies_in(name: &str, call: fn(PathBuf) -> Call) {
     let stage = Stage::new();
-    // The first is watched: which instructions change something? Of a lease, since its block may follow later, by the
-    // session's own thread.
+    // The first is watched: which instructions change something? Of a lease, since its block may
+    // follow later, by the session's own thread.
     let mut pilot = stage.start(call);
     let leases = || {
         let (in_flight, held, _) = stage.standing();
@@ -134,7 +177,11 @@ fn dies_in(name: &str, call: fn(PathBuf) -> Call) {
     }
     let total = pilot.executed();
     pilot.kill();
-    assert_eq!(decisive.len(), 1, "one instruction of a {name} decides, not {decisive:?}");
+    assert_eq!(
+        decisive.len(),
+        1,
+        "one instruction of a {name} decides, not {decisive:?}"
+    );
     let mut deaths = 1;
     stage.check(deaths);
     let points = chosen(total, &decisive);
@@ -145,5 +192,9 @@ fn dies_in(name: &str, call: fn(PathBuf) -> Call) {
         deaths += 1;
         stage.check(deaths);
     }
-    println!("{name}: {total} instructions, number {} decides, {} deaths", decisive[0], points.len());
+    println!(
+        "{name}: {total} instructions, number {} decides, {} deaths",
+        decisive[0],
+        points.len()
+    );
 }

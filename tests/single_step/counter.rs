@@ -14,12 +14,28 @@ pub const CASES: &[Case] = &[("counter::a_plain_counter_leaks", leaks)];
 
 /// Maps a counter for as long as the process lives.
 pub fn open(path: &Path) -> &'static AtomicU64 {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("a file");
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .expect("a file");
     file.set_len(8).expect("there is room");
     // SAFETY: `mmap` at no address of ours replaces no mapping.
-    let page = unsafe { mmap(std::ptr::null_mut(), 8, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0) }
-        .expect("mapped");
-    // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid: a page is, and it is never unmapped.
+    let page = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            8,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            &file,
+            0,
+        )
+    }
+    .expect("mapped");
+    // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid: a page is, and it is
+    // never unmapped.
     unsafe { AtomicU64::from_ptr(page.cast()) }
 }
 
@@ -68,5 +84,8 @@ fn leaks() {
     }
     println!("counter: {total} instructions, {points} deaths, {leaked} leaks");
     assert!(leaked > 0, "nothing leaked: these deaths prove nothing");
-    assert!(leaked < points, "everything leaked: these deaths prove nothing");
+    assert!(
+        leaked < points,
+        "everything leaked: these deaths prove nothing"
+    );
 }

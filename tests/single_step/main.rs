@@ -1,11 +1,13 @@
 //! Deaths before each instruction of a claim, a release, a grant and a revocation.
 //!
-//! Each case starts this binary again as an [`agent`], which gets everything ready and stops. A [`trace`] then has it
-//! execute a number of instructions of the one call, kills it, and checks that what it left is repaired, once. A
-//! plain shared counter, which cannot be repaired, is killed in the same way and must leak.
+//! Each case starts this binary again as an [`agent`], which gets everything ready and stops. A
+//! [`trace`] then has it execute a number of instructions of the one call, kills it, and checks
+//! that what it left is repaired, once. A plain shared counter, which cannot be repaired, is killed
+//! in the same way and must leak.
 //!
 //! By default instructions are sampled: evenly, and all around the one that changes the lease.
-//! `GPU_IPC_INSTRUCTIONS=all` tries every one, which takes minutes; a number tries about that many of each call.
+//! `GPU_IPC_INSTRUCTIONS=all` tries every one, which takes minutes; a number tries about that many
+//! of each call.
 
 mod agent;
 mod calls;
@@ -35,7 +37,8 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
 }
 
-/// Chooses the instructions of a call to die before: all close to the decisive ones, and some of the others.
+/// Chooses the instructions of a call to die before: all close to the decisive ones, and some of
+/// the others.
 fn chosen(total: usize, decisive: &[usize]) -> Vec<usize> {
     /// How many of a call's instructions are tried, besides those around the decisive ones.
     const SAMPLES: usize = 40;
@@ -43,10 +46,14 @@ fn chosen(total: usize, decisive: &[usize]) -> Vec<usize> {
     const AROUND: usize = 8;
     let samples = match std::env::var("GPU_IPC_INSTRUCTIONS") {
         Ok(all) if all == "all" => total,
-        Ok(number) => number.parse().expect("GPU_IPC_INSTRUCTIONS is `all` or a number"),
+        Ok(number) => number
+            .parse()
+            .expect("GPU_IPC_INSTRUCTIONS is `all` or a number"),
         Err(_) => SAMPLES,
     };
     let every = total.div_ceil(samples.max(1)).max(1);
     let is_close = |n: &usize| decisive.iter().any(|at| n.abs_diff(*at) <= AROUND);
-    (0..=total).filter(|n| n % every == 0 || *n == total || is_close(n)).collect()
+    (0..=total)
+        .filter(|n| n % every == 0 || *n == total || is_close(n))
+        .collect()
 }

@@ -1,7 +1,7 @@
 //! A process that is executed instruction by instruction.
 //!
-//! Only its first thread is: it marks the beginning and the end of the call with a SIGTRAP to itself, and its other
-//! threads run as they please.
+//! Only its first thread is: it marks the beginning and the end of the call with a SIGTRAP to
+//! itself, and its other threads run as they please.
 
 use harness::Child;
 use rustix::process::Signal;
@@ -31,7 +31,11 @@ enum Stop {
 impl Trace {
     /// Starts an agent, which gets ready for its call.
     pub fn start(call: &Call) -> Trace {
-        Trace { child: Child::start(call), executed: 0, over: false }
+        Trace {
+            child: Child::start(call),
+            executed: 0,
+            over: false,
+        }
     }
 
     /// Hears how far the agent is.
@@ -49,7 +53,10 @@ impl Trace {
     pub fn begin(&mut self) {
         self.seize().expect("it was tried before");
         self.tell(&Told::Go);
-        assert!(matches!(self.stopped(), Some(Stop::Mark)), "the agent did not come to its call");
+        assert!(
+            matches!(self.stopped(), Some(Stop::Mark)),
+            "the agent did not come to its call"
+        );
     }
 
     /// Has one instruction executed, and says whether the call goes on.
@@ -83,9 +90,21 @@ impl Trace {
     }
 
     fn seize(&self) -> std::io::Result<()> {
-        // SAFETY: `ptrace(PTRACE_SEIZE)` asks for no memory of ours; what it does, it does to the agent.
-        let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, self.pid(), 0usize, libc::PTRACE_O_EXITKILL as usize) };
-        if seized == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        // SAFETY: `ptrace(PTRACE_SEIZE)` asks for no memory of ours; what it does, it does to the
+        // agent.
+        let seized = unsafe {
+            libc::ptrace(
+                libc::PTRACE_SEIZE,
+                self.pid(),
+                0usize,
+                libc::PTRACE_O_EXITKILL as usize,
+            )
+        };
+        if seized == 0 {
+            Ok(())
+        } else {
+            Err(std::io::Error::last_os_error())
+        }
     }
 
     fn resume(&self, how: libc::c_uint, signal: libc::c_int) {
@@ -105,10 +124,17 @@ impl Trace {
             }
             let signal = libc::WSTOPSIG(status);
             if signal == libc::SIGTRAP && status >> 16 == 0 {
-                return Some(if self.is_mark() { Stop::Mark } else { Stop::Step });
+                return Some(if self.is_mark() {
+                    Stop::Mark
+                } else {
+                    Stop::Step
+                });
             }
             // Anything else is the agent's own business.
-            self.resume(libc::PTRACE_CONT, if status >> 16 == 0 { signal } else { 0 });
+            self.resume(
+                libc::PTRACE_CONT,
+                if status >> 16 == 0 { signal } else { 0 },
+            );
         }
     }
 
@@ -117,7 +143,8 @@ impl Trace {
         // SAFETY: a `siginfo_t` of zeroes is valid: it is plain data.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: `PTRACE_GETSIGINFO` asks for a writable `siginfo_t`.
-        let got = unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, self.pid(), 0usize, &raw mut info) };
+        let got =
+            unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, self.pid(), 0usize, &raw mut info) };
         got == 0 && info.si_code == libc::SI_TKILL
     }
 }

@@ -1,8 +1,8 @@
 //! Against PyTorch's own code, without a GPU.
 //!
-//! Needs a Python with PyTorch built for CUDA (the functions that speak of counters are only there): `python3`, or the
-//! program that `GPU_IPC_PYTHON` names. Everything shows as ignored without one; with `REQUIRE_TORCH=1` that is a
-//! failure.
+//! Needs a Python with PyTorch built for CUDA (the functions that speak of counters are only
+//! there): `python3`, or the program that `GPU_IPC_PYTHON` names. Everything shows as ignored
+//! without one; with `REQUIRE_TORCH=1` that is a failure.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -11,16 +11,33 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use gpu_ipc::backend::DeviceUuid;
-use gpu_ipc::torch::{CounterFile, CounterName, Dtype, Fields, Layout, Released, SLOTS, TensorMessage};
+use gpu_ipc::torch::{
+    CounterFile, CounterName, Dtype, Fields, Layout, Released, SLOTS, TensorMessage,
+};
 use harness::program::{example, run_to_end};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const CASES: &[(&str, fn())] = &[
-    ("pytorch_decreases_our_counter_and_leaves_our_file", pytorch_decreases_our_counter_and_leaves_our_file),
-    ("pytorch_unlinks_our_file_when_it_is_the_last", pytorch_unlinks_our_file_when_it_is_the_last),
-    ("we_join_a_file_of_pytorchs_and_leave_it", we_join_a_file_of_pytorchs_and_leave_it),
-    ("python_writes_the_bytes_that_rust_does", python_writes_the_bytes_that_rust_does),
-    ("python_reads_the_bytes_that_rust_writes", python_reads_the_bytes_that_rust_writes),
+    (
+        "pytorch_decreases_our_counter_and_leaves_our_file",
+        pytorch_decreases_our_counter_and_leaves_our_file,
+    ),
+    (
+        "pytorch_unlinks_our_file_when_it_is_the_last",
+        pytorch_unlinks_our_file_when_it_is_the_last,
+    ),
+    (
+        "we_join_a_file_of_pytorchs_and_leave_it",
+        we_join_a_file_of_pytorchs_and_leave_it,
+    ),
+    (
+        "python_writes_the_bytes_that_rust_does",
+        python_writes_the_bytes_that_rust_does,
+    ),
+    (
+        "python_reads_the_bytes_that_rust_writes",
+        python_reads_the_bytes_that_rust_writes,
+    ),
     ("the_producers_example", the_producers_example),
     ("the_trainers_example", the_trainers_example),
 ];
@@ -29,7 +46,12 @@ const WATCHDOG: Duration = Duration::from_secs(600);
 
 fn main() {
     let found = Command::new(python())
-        .args(["-W", "ignore", "-c", "import torch; torch.UntypedStorage._release_ipc_counter_cuda"])
+        .args([
+            "-W",
+            "ignore",
+            "-c",
+            "import torch; torch.UntypedStorage._release_ipc_counter_cuda",
+        ])
         .stderr(Stdio::null())
         .status()
         .is_ok_and(|status| status.success());
@@ -68,10 +90,16 @@ impl Torch {
             .stdout(Stdio::piped())
             .spawn()
             .expect("it starts");
-        let (to, out) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        let (to, out) = (
+            child.stdin.take().expect("piped"),
+            child.stdout.take().expect("piped"),
+        );
         let (lines, from) = mpsc::channel();
         std::thread::spawn(move || {
-            BufReader::new(out).lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
+            BufReader::new(out)
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| lines.send(line))
         });
         let torch = Torch { child, to, from };
         println!("PyTorch {}", torch.answer());
@@ -122,7 +150,10 @@ fn pytorch_unlinks_our_file_when_it_is_the_last() {
     file.grant(3);
     let name = file.name().clone();
     // As if this process had ended without leaving: the count is what PyTorch adds.
-    let bytes = std::fs::OpenOptions::new().write(true).open(path(&name)).expect("it is there");
+    let bytes = std::fs::OpenOptions::new()
+        .write(true)
+        .open(path(&name))
+        .expect("it is there");
     std::os::unix::fs::FileExt::write_at(&bytes, &0i32.to_ne_bytes(), 0).expect("written");
     torch.ask(&format!("release {} 3", name.as_str()));
     assert_eq!((path(&name).exists(), file.count(3)), (false, 0));
@@ -131,14 +162,21 @@ fn pytorch_unlinks_our_file_when_it_is_the_last() {
 
 fn we_join_a_file_of_pytorchs_and_leave_it() {
     let mut torch = Torch::start();
-    let name = CounterName::new(torch.ask(&format!("make {SLOTS}")).as_bytes()).expect("PyTorch's names are good");
-    assert_eq!(std::fs::metadata(path(&name)).expect("it is there").len(), 64 + 8 * u64::from(SLOTS));
+    let name = CounterName::new(torch.ask(&format!("make {SLOTS}")).as_bytes())
+        .expect("PyTorch's names are good");
+    assert_eq!(
+        std::fs::metadata(path(&name)).expect("it is there").len(),
+        64 + 8 * u64::from(SLOTS)
+    );
     let file = CounterFile::attach(&name).expect("it has the form of a counter file");
     let users = file.users();
     assert!(users >= 2, "{users}");
     assert_eq!((file.count(0), file.count(SLOTS - 1)), (7, 7));
     assert_eq!(file.release(SLOTS - 1), Released::Yes);
-    assert_eq!((torch.ask("see 9999"), torch.ask("see 9998")), ("6".into(), "7".into()));
+    assert_eq!(
+        (torch.ask("see 9999"), torch.ask("see 9998")),
+        ("6".into(), "7".into())
+    );
     // The last process unlinks: here it is us.
     torch.ask("drop");
     assert_eq!(file.users(), users - 1);
@@ -159,8 +197,17 @@ fn message() -> TensorMessage {
         event_handle: Some(vec![9; 64]),
         event_sync_required: true,
     };
-    let layout = Layout { dtype: Dtype::F32, offset: 1, shape: vec![3], strides: vec![4] };
-    TensorMessage { fields, uuid: Some(DeviceUuid([8; 16])), layout }
+    let layout = Layout {
+        dtype: Dtype::F32,
+        offset: 1,
+        shape: vec![3],
+        strides: vec![4],
+    };
+    TensorMessage {
+        fields,
+        uuid: Some(DeviceUuid([8; 16])),
+        layout,
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -168,12 +215,18 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn python_writes_the_bytes_that_rust_does() {
-    assert_eq!(Torch::start().ask("pack"), hex(&message().encode().expect("good")));
+    assert_eq!(
+        Torch::start().ask("pack"),
+        hex(&message().encode().expect("good"))
+    );
 }
 
 fn python_reads_the_bytes_that_rust_writes() {
     let mut torch = Torch::start();
-    let read = torch.ask(&format!("unpack {}", hex(&message().encode().expect("good"))));
+    let read = torch.ask(&format!(
+        "unpack {}",
+        hex(&message().encode().expect("good"))
+    ));
     let handles = (r"\x07".repeat(64), r"\t".repeat(64), r"\x08".repeat(16));
     let expected = format!(
         "((3, b'{}', 4096, 512, b'/torch_1_2_3', 5, b'{}', True), b'{}', torch.float32, 1, (3,), (4,))",
@@ -181,10 +234,16 @@ fn python_reads_the_bytes_that_rust_writes() {
     );
     assert_eq!(read, expected);
     // A storage of no bytes is four times None.
-    let nothing =
-        TensorMessage { fields: Fields::default(), uuid: None, layout: Layout::contiguous(Dtype::Bool, &[0]) };
+    let nothing = TensorMessage {
+        fields: Fields::default(),
+        uuid: None,
+        layout: Layout::contiguous(Dtype::Bool, &[0]),
+    };
     let read = torch.ask(&format!("unpack {}", hex(&nothing.encode().expect("good"))));
-    assert_eq!(read, "((0, None, 0, 0, None, 0, None, False), None, torch.bool, 0, (0,), (1,))");
+    assert_eq!(
+        read,
+        "((0, None, 0, 0, None, 0, None, False), None, torch.bool, 0, (0,), (1,))"
+    );
 }
 
 /// Runs one side's program to its end; it checks itself, and its children end with it.
@@ -199,7 +258,10 @@ fn passed(output: &Output, checks: usize) {
     let last = text.lines().last().unwrap_or_default();
     let summary = format!(": {checks} checks passed, 0 failed, 0 skipped");
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && last.ends_with(&summary), "{text}{errors}");
+    assert!(
+        output.status.success() && last.ends_with(&summary),
+        "{text}{errors}"
+    );
 }
 
 /// Starts Python on one of the examples with shared memory in place of a GPU.
@@ -213,18 +275,43 @@ fn the_producers_example() {
     // One word: what the program starts in place of Python.
     let dir = tempfile::tempdir().expect("a directory");
     let script = dir.path().join("python");
-    let line = format!("#!/bin/sh\nexec '{}' '{}' \"$@\"\n", python(), folder().join("stand_in.py").display());
+    let line = format!(
+        "#!/bin/sh\nexec '{}' '{}' \"$@\"\n",
+        python(),
+        folder().join("stand_in.py").display()
+    );
     std::fs::write(&script, line).expect("room");
-    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("it is ours");
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .expect("it is ours");
     let mut command = Command::new(example("torch_producer"));
-    command.args(["--backend", "host", "--big-mib", "16", "--count", "10100", "--python"]).arg(script);
-    command.arg("--consumer").arg(folder().join("../../examples/torch/consumer.py"));
+    command
+        .args([
+            "--backend",
+            "host",
+            "--big-mib",
+            "16",
+            "--count",
+            "10100",
+            "--python",
+        ])
+        .arg(script);
+    command
+        .arg("--consumer")
+        .arg(folder().join("../../examples/torch/consumer.py"));
     passed(&run(&mut command), 32);
 }
 
 fn the_trainers_example() {
     let mut command = stand_in();
     command.arg(folder().join("../../examples/torch/trainer.py"));
-    command.args(["--backend", "host", "--big-mib", "16", "--count", "10100", "--consumer"]);
+    command.args([
+        "--backend",
+        "host",
+        "--big-mib",
+        "16",
+        "--count",
+        "10100",
+        "--consumer",
+    ]);
     passed(&run(command.arg(example("torch_consumer"))), 32);
 }

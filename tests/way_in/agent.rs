@@ -35,18 +35,28 @@ pub fn run(role: Role) {
         match role {
             Role::Newcomer { socket, step } => {
                 injector.arm(NEWCOMER, step, Action::Die);
-                let came = come(&gpu, &socket, WATCHDOG).join().expect("nothing panics");
+                let came = come(&gpu, &socket, WATCHDOG)
+                    .join()
+                    .expect("nothing panics");
                 let participant = came.expect("nothing fails");
-                participant.close(Some(WATCHDOG)).expect("its goodbye is heard");
+                participant
+                    .close(Some(WATCHDOG))
+                    .expect("its goodbye is heard");
             }
             Role::Session { socket, step } => {
-                let builder = Session::builder(gpu).socket(socket).quarantine(Duration::ZERO);
+                let builder = Session::builder(gpu)
+                    .socket(socket)
+                    .quarantine(Duration::ZERO);
                 let session = builder.open().expect("a session");
                 injector.arm(SESSION, step, Action::Die);
                 harness::say(&Said::Ready);
                 harness::next::<()>();
                 wait_until("who came to go", || {
-                    if session.participants().is_empty() { Ok(()) } else { Err("it is there".to_owned()) }
+                    if session.participants().is_empty() {
+                        Ok(())
+                    } else {
+                        Err("it is there".to_owned())
+                    }
                 });
             }
         }

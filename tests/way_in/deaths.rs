@@ -19,13 +19,21 @@ fn newcomer_dies() {
     let socket = stage.session.socket_path().to_path_buf();
     let mut died = 0;
     for step in 1.. {
-        let status = Agent::start(&Role::Newcomer { socket: socket.clone(), step }).end();
+        let status = Agent::start(&Role::Newcomer {
+            socket: socket.clone(),
+            step,
+        })
+        .end();
         stage.await_rest(&format!("a death at step {step}"));
         stage.check();
         if status.success() {
             break;
         }
-        assert_eq!(status.signal(), Some(libc::SIGKILL), "it did not die as it was meant to: {status}");
+        assert_eq!(
+            status.signal(),
+            Some(libc::SIGKILL),
+            "it did not die as it was meant to: {status}"
+        );
         died += 1;
     }
     stage.serve_the_next();
@@ -40,7 +48,10 @@ fn session_dies() {
     let mut rest: Option<Possessions> = None;
     let (mut died, mut refused) = (0, 0);
     for step in 1.. {
-        let mut agent = Agent::start(&Role::Session { socket: path.clone(), step });
+        let mut agent = Agent::start(&Role::Session {
+            socket: path.clone(),
+            step,
+        });
         assert_eq!(agent.answer(), Some(Said::Ready));
         let came = come(&gpu, &path, WATCHDOG).join().expect("nothing panics");
         refused += u32::from(came.is_err());
@@ -61,16 +72,27 @@ fn session_dies() {
         } else {
             wait_until("the first to go", || {
                 let seen = Possessions::look(&host);
-                if seen.nothing_of_the_library() { Ok(()) } else { Err(format!("{seen:?}")) }
+                if seen.nothing_of_the_library() {
+                    Ok(())
+                } else {
+                    Err(format!("{seen:?}"))
+                }
             });
             rest = Some(Possessions::look(&host));
         }
         if status.success() {
             break;
         }
-        assert_eq!(status.signal(), Some(libc::SIGKILL), "it did not die as it was meant to: {status}");
+        assert_eq!(
+            status.signal(),
+            Some(libc::SIGKILL),
+            "it did not die as it was meant to: {status}"
+        );
         died += 1;
     }
     println!("died at {died} steps, and {refused} newcomers were told");
-    assert!(died >= 15 && refused >= 10, "only {died} died and {refused} were told");
+    assert!(
+        died >= 15 && refused >= 10,
+        "only {died} died and {refused} were told"
+    );
 }

@@ -1,8 +1,9 @@
 //! System calls of this process' own threads that fail, wait or kill, the n-th of them.
 //!
-//! A filter of the kernel's (seccomp, `SECCOMP_RET_USER_NOTIF`) asks a thread of this process about every call that
-//! takes something: a descriptor, memory, a thread, a place in a socket. The library that runs is the one that ships;
-//! nothing in it knows of this. The filter belongs to the thread that made it and to those that this one starts.
+//! A filter of the kernel's (seccomp, `SECCOMP_RET_USER_NOTIF`) asks a thread of this process about
+//! every call that takes something: a descriptor, memory, a thread, a place in a socket. The
+//! library that runs is the one that ships; nothing in it knows of this. The filter belongs to the
+//! thread that made it and to those that this one starts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -53,7 +54,8 @@ const CALLS: &[Call] = &[
     (libc::SYS_clone3, libc::EAGAIN),
 ];
 
-/// Looks into other processes that count, of a search through all of them: each is like the one before.
+/// Looks into other processes that count, of a search through all of them: each is like the one
+/// before.
 const MOST_LOOKS: u32 = 4;
 
 #[derive(Debug)]
@@ -84,14 +86,24 @@ impl Injector {
         let (listener, plan) = (Arc::new(AtomicI32::new(-1)), Arc::new(Mutex::new(None)));
         // Before the filter: it does not apply to the thread that answers.
         let (told, of) = (listener.clone(), plan.clone());
-        std::thread::Builder::new().name("injector".into()).spawn(move || answer(&told, &of))?;
+        std::thread::Builder::new()
+            .name("injector".into())
+            .spawn(move || answer(&told, &of))?;
         listener.store(install()?, Ordering::Release);
         Ok(Injector { listener, plan })
     }
 
     /// From here on the `step`-th call, from 1, of threads of these names is treated so.
     pub fn arm(&self, threads: &'static [&'static str], step: u32, action: Action) {
-        *lock(&self.plan) = Some(Plan { threads, step, action, seen: 0, looks: 0, fired: None, held: None });
+        *lock(&self.plan) = Some(Plan {
+            threads,
+            step,
+            action,
+            seen: 0,
+            looks: 0,
+            fired: None,
+            held: None,
+        });
     }
 
     /// Says which call has come, if it has.
@@ -139,26 +151,57 @@ fn name_of(call: libc::c_long) -> &'static str {
 
 /// Has the kernel ask about this thread's calls, and returns the descriptor that it asks by.
 fn install() -> io::Result<RawFd> {
-    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let statement = |code: u32, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    };
     let asked = CALLS.len() as u8;
     let mut program = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
     for (place, (call, _)) in (1..).zip(CALLS) {
         // Past the other calls, and past the answer that lets the call pass.
         let jt = asked - place + 1;
         let code = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-        program.push(libc::sock_filter { code, jt, jf: 0, k: *call as u32 });
+        program.push(libc::sock_filter {
+            code,
+            jt,
+            jf: 0,
+            k: *call as u32,
+        });
     }
-    program.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW));
-    program.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_USER_NOTIF));
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    program.push(statement(
+        libc::BPF_RET | libc::BPF_K,
+        libc::SECCOMP_RET_ALLOW,
+    ));
+    program.push(statement(
+        libc::BPF_RET | libc::BPF_K,
+        libc::SECCOMP_RET_USER_NOTIF,
+    ));
+    let filter = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
     // SAFETY: `prctl(PR_SET_NO_NEW_PRIVS)` asks for no memory.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-    // SAFETY: `seccomp(SECCOMP_SET_MODE_FILTER)` asks for a program that lives during the call: it is on this frame.
-    let fd = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const filter) };
-    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(fd as RawFd) }
+    // SAFETY: `seccomp(SECCOMP_SET_MODE_FILTER)` asks for a program that lives during the call: it
+    // is on this frame.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            flags,
+            &raw const filter,
+        )
+    };
+    if fd < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(fd as RawFd)
+    }
 }
 
 /// Answers the kernel for as long as anybody is left to be asked about.
@@ -169,8 +212,8 @@ fn answer(listener: &AtomicI32, plan: &Mutex<Option<Plan>>) {
             fd => break fd,
         }
     };
-    // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes: `install` made it for this
-    // thread.
+    // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes: `install`
+    // made it for this thread.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     loop {
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
@@ -204,7 +247,11 @@ fn decide(listener: RawFd, asked: &libc::seccomp_notif, plan: &Mutex<Option<Plan
     }
     plan.fired = Some(call);
     match plan.action {
-        Action::Fail => respond(listener, asked.id, CALLS.iter().find(|it| it.0 == call).map(|it| it.1)),
+        Action::Fail => respond(
+            listener,
+            asked.id,
+            CALLS.iter().find(|it| it.0 == call).map(|it| it.1),
+        ),
         Action::Stall => plan.held = Some(asked.id),
         Action::Die => kill_process(getpid(), Signal::KILL).expect("it is this process"),
     }
@@ -213,7 +260,8 @@ fn decide(listener: RawFd, asked: &libc::seccomp_notif, plan: &Mutex<Option<Plan
 impl Plan {
     /// Says whether a call takes something, and is one of the threads'.
     fn is_meant(&mut self, asked: &libc::seccomp_notif) -> bool {
-        let thread = fs::read_to_string(format!("/proc/self/task/{}/comm", asked.pid)).unwrap_or_default();
+        let thread =
+            fs::read_to_string(format!("/proc/self/task/{}/comm", asked.pid)).unwrap_or_default();
         if !self.threads.contains(&thread.trim_end()) {
             return false;
         }
@@ -235,21 +283,35 @@ impl Plan {
 
 /// Says whether a path at this address begins with `/proc/` and a number.
 fn is_other_process(path: u64) -> bool {
-    // SAFETY: `CStr::from_ptr` asks for a string that ends with a zero and stays: a thread of this process waits in a
-    // call that was given it.
+    // SAFETY: `CStr::from_ptr` asks for a string that ends with a zero and stays: a thread of this
+    // process waits in a call that was given it.
     let path = unsafe { std::ffi::CStr::from_ptr(path as usize as *const libc::c_char) };
-    path.to_bytes().strip_prefix(b"/proc/").and_then(|rest| rest.first()).is_some_and(u8::is_ascii_digit)
+    path.to_bytes()
+        .strip_prefix(b"/proc/")
+        .and_then(|rest| rest.first())
+        .is_some_and(u8::is_ascii_digit)
 }
 
 /// Lets a call pass, or fail.
 fn respond(listener: RawFd, id: u64, error: Option<i32>) {
-    let flags = if error.is_none() { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 } else { 0 };
-    let mut said = libc::seccomp_notif_resp { id, val: 0, error: error.map_or(0, |error| -error), flags };
-    // SAFETY: `SECCOMP_IOCTL_NOTIF_SEND` asks for a `seccomp_notif_resp` to read. Who is gone needs no answer.
+    let flags = if error.is_none() {
+        libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32
+    } else {
+        0
+    };
+    let mut said = libc::seccomp_notif_resp {
+        id,
+        val: 0,
+        error: error.map_or(0, |error| -error),
+        flags,
+    };
+    // SAFETY: `SECCOMP_IOCTL_NOTIF_SEND` asks for a `seccomp_notif_resp` to read. Who is gone needs
+    // no answer.
     let _ = unsafe { libc::ioctl(listener, NOTIF_SEND, &raw mut said) };
 }
 
-/// `_IOWR('!', 0, struct seccomp_notif)` and `_IOWR('!', 1, struct seccomp_notif_resp)` of linux/seccomp.h.
+/// `_IOWR('!', 0, struct seccomp_notif)` and `_IOWR('!', 1, struct seccomp_notif_resp)` of
+/// linux/seccomp.h.
 const NOTIF_RECV: libc::Ioctl = request(0, size_of::<libc::seccomp_notif>());
 const NOTIF_SEND: libc::Ioctl = request(1, size_of::<libc::seccomp_notif_resp>());
 

@@ -15,11 +15,24 @@ use crate::injector::{Action, Injector};
 use crate::{Case, wait_until};
 
 pub const CASES: &[Case] = &[
-    ("steps::a_newcomers_step_that_fails_leaves_nothing", || fails(NEWCOMER, 20)),
-    ("steps::a_sessions_step_that_fails_leaves_nothing", || fails(SESSION, 15)),
-    ("steps::a_step_of_the_way_out_that_fails_leaves_nothing", leaving),
-    ("steps::a_newcomer_that_stands_still_keeps_nobody", newcomer_stalls),
-    ("steps::who_does_not_wait_for_a_session_that_stands_still_leaves_nothing", session_stalls),
+    ("steps::a_newcomers_step_that_fails_leaves_nothing", || {
+        fails(NEWCOMER, 20)
+    }),
+    ("steps::a_sessions_step_that_fails_leaves_nothing", || {
+        fails(SESSION, 15)
+    }),
+    (
+        "steps::a_step_of_the_way_out_that_fails_leaves_nothing",
+        leaving,
+    ),
+    (
+        "steps::a_newcomer_that_stands_still_keeps_nobody",
+        newcomer_stalls,
+    ),
+    (
+        "steps::who_does_not_wait_for_a_session_that_stands_still_leaves_nothing",
+        session_stalls,
+    ),
 ];
 
 /// Threads of who connects, by their names as the kernel cuts them.
@@ -44,8 +57,13 @@ impl Possessions {
         // A closer ends by itself when nothing came for it for a while.
         threads.retain(|name| name != CLOSER);
         Possessions {
-            descriptors: fs::read_dir("/proc/self/fd").expect("proc is mounted").count(),
-            mapped: fs::read_to_string("/proc/self/maps").expect("proc is mounted").matches("/memfd:").count(),
+            descriptors: fs::read_dir("/proc/self/fd")
+                .expect("proc is mounted")
+                .count(),
+            mapped: fs::read_to_string("/proc/self/maps")
+                .expect("proc is mounted")
+                .matches("/memfd:")
+                .count(),
             registered: host.registered_words(),
             threads,
         }
@@ -53,7 +71,8 @@ impl Possessions {
 
     /// Says whether these are those of a session and one participant, and nothing is being closed.
     fn is_rest(&self) -> bool {
-        // A counter file has two mappings and two registrations, one at each side, and the region has one.
+        // A counter file has two mappings and two registrations, one at each side, and the region
+        // has one.
         (self.mapped, self.registered) == (3, 2)
             && self.threads == ["gpu-ipc-blockin", "gpu-ipc-partici", "gpu-ipc-session"]
             && !own_threads().iter().any(|name| name == CLOSER)
@@ -70,11 +89,20 @@ impl Possessions {
         wait_until(&format!("what is left after {after} to go"), || {
             // The cheapest look first: what is counted below takes the kernel longer.
             if host.registered_words() != self.registered {
-                return Err(format!("{} files are registered, not {}", host.registered_words(), self.registered));
+                return Err(format!(
+                    "{} files are registered, not {}",
+                    host.registered_words(),
+                    self.registered
+                ));
             }
             let seen = Possessions::look(host);
             // What closes on a thread of its own may have been there when this was looked at.
-            if seen == (Possessions { descriptors: seen.descriptors.min(self.descriptors), ..self.clone() }) {
+            if seen
+                == (Possessions {
+                    descriptors: seen.descriptors.min(self.descriptors),
+                    ..self.clone()
+                })
+            {
                 Ok(())
             } else {
                 Err(format!("{seen:?}, not {self:?}"))
@@ -88,7 +116,9 @@ const CLOSER: &str = "gpu-ipc-closer";
 
 /// The names of the library's threads, sorted.
 fn own_threads() -> Vec<String> {
-    let tasks = fs::read_dir("/proc/self/task").expect("proc is mounted").flatten();
+    let tasks = fs::read_dir("/proc/self/task")
+        .expect("proc is mounted")
+        .flatten();
     let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
     let mut names: Vec<String> = names.map(|name| name.trim_end().to_owned()).collect();
     names.retain(|name| name.starts_with("gpu-ipc"));
@@ -111,17 +141,33 @@ impl Stage {
     pub fn new() -> Stage {
         let dir = tempfile::tempdir().expect("a directory");
         let (host, gpu) = open();
-        let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).quarantine(Duration::ZERO);
+        let builder = Session::builder(gpu.clone())
+            .socket(dir.path().join("s"))
+            .quarantine(Duration::ZERO);
         let session = builder.open().expect("a session");
-        let honest = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
+        let honest = Participant::builder(gpu.clone())
+            .connect(session.socket_path())
+            .expect("connected");
         let held = lend(&session, &honest);
-        let mut stage = Stage { _dir: dir, host, gpu, session, honest, held, rest: None };
+        let mut stage = Stage {
+            _dir: dir,
+            host,
+            gpu,
+            session,
+            honest,
+            held,
+            rest: None,
+        };
         // Whatever is made at the first need, and stays, is there after that.
         stage.serve_the_next();
         wait_until("the first to go", || {
             stage.is_alone()?;
             let seen = Possessions::look(&stage.host);
-            if seen.is_rest() { Ok(()) } else { Err(format!("{seen:?}")) }
+            if seen.is_rest() {
+                Ok(())
+            } else {
+                Err(format!("{seen:?}"))
+            }
         });
         stage.rest = Some(Possessions::look(&stage.host));
         stage.serve_the_next();
@@ -132,14 +178,21 @@ impl Stage {
     fn is_alone(&self) -> Result<(), String> {
         self.session.collect();
         let rows = self.session.participants();
-        if rows == [self.honest.id()] { Ok(()) } else { Err(format!("{rows:?} are in the table")) }
+        if rows == [self.honest.id()] {
+            Ok(())
+        } else {
+            Err(format!("{rows:?} are in the table"))
+        }
     }
 
     /// Waits until only the honest one is there, and this process has what it had before.
     #[track_caller]
     pub fn await_rest(&self, after: &str) {
         wait_until(&format!("the row to go after {after}"), || self.is_alone());
-        self.rest.as_ref().expect("it is set").await_again(&self.host, after);
+        self.rest
+            .as_ref()
+            .expect("it is set")
+            .await_again(&self.host, after);
     }
 
     /// Looks whether the honest one still holds its block and gets another.
@@ -152,7 +205,9 @@ impl Stage {
     /// Looks whether who comes next is let in and gets a block.
     #[track_caller]
     pub fn serve_the_next(&self) {
-        let next = Participant::builder(self.gpu.clone()).timeout(Some(WATCHDOG)).connect(self.session.socket_path());
+        let next = Participant::builder(self.gpu.clone())
+            .timeout(Some(WATCHDOG))
+            .connect(self.session.socket_path());
         let next = next.expect("the next who comes is let in");
         drop(lend(&self.session, &next));
     }
@@ -167,15 +222,23 @@ pub fn open() -> (Arc<HostBackend>, Gpu) {
 #[track_caller]
 fn lend(session: &Session, to: &Participant) -> ReceivedBlock {
     let block = session.alloc(4096).expect("there is room");
-    let descriptor = block.share(To::Participant(to.id()), After::Done).expect("who is welcome can be shared with");
-    to.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("who is welcome can claim")
+    let descriptor = block
+        .share(To::Participant(to.id()), After::Done)
+        .expect("who is welcome can be shared with");
+    to.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("who is welcome can claim")
 }
 
 /// Connects on a thread of its own.
 pub fn come(gpu: &Gpu, path: &Path, timeout: Duration) -> JoinHandle<Result<Participant>> {
-    let (builder, path) = (Participant::builder(gpu.clone()).timeout(Some(timeout)), path.to_owned());
+    let (builder, path) = (
+        Participant::builder(gpu.clone()).timeout(Some(timeout)),
+        path.to_owned(),
+    );
     let thread = std::thread::Builder::new().name("newcomer".into());
-    thread.spawn(move || builder.connect(path)).expect("a thread")
+    thread
+        .spawn(move || builder.connect(path))
+        .expect("a thread")
 }
 
 /// Every step of a side fails in turn while somebody connects.
@@ -185,7 +248,9 @@ fn fails(side: &'static [&'static str], least: u32) {
     let mut failed = Vec::new();
     for step in 1..MOST_STEPS {
         injector.arm(side, step, Action::Fail);
-        let came = come(&stage.gpu, stage.session.socket_path(), WATCHDOG).join().expect("nothing panics");
+        let came = come(&stage.gpu, stage.session.socket_path(), WATCHDOG)
+            .join()
+            .expect("nothing panics");
         let fired = injector.disarm();
         let what = format!("step {step}, {fired:?}: {came:?}");
         match came {
@@ -200,8 +265,16 @@ fn fails(side: &'static [&'static str], least: u32) {
         match fired {
             Some(call) => failed.push(call),
             None => {
-                println!("{} steps of {side:?} failed: {}", failed.len(), failed.join(" "));
-                assert!(failed.len() >= least as usize, "only {} steps failed", failed.len());
+                println!(
+                    "{} steps of {side:?} failed: {}",
+                    failed.len(),
+                    failed.join(" ")
+                );
+                assert!(
+                    failed.len() >= least as usize,
+                    "only {} steps failed",
+                    failed.len()
+                );
                 return;
             }
         }
@@ -216,7 +289,9 @@ fn leaving() {
     for side in [NEWCOMER, SESSION] {
         let mut failed = 0;
         for step in 1..MOST_STEPS {
-            let came = come(&stage.gpu, stage.session.socket_path(), WATCHDOG).join().expect("nothing panics");
+            let came = come(&stage.gpu, stage.session.socket_path(), WATCHDOG)
+                .join()
+                .expect("nothing panics");
             let newcomer = came.expect("nothing fails yet");
             drop(lend(&stage.session, &newcomer));
             injector.arm(side, step, Action::Fail);
@@ -230,7 +305,10 @@ fn leaving() {
             failed += 1;
         }
         println!("{failed} steps of {side:?} failed");
-        assert!((1..MOST_STEPS - 1).contains(&failed), "{failed} steps failed");
+        assert!(
+            (1..MOST_STEPS - 1).contains(&failed),
+            "{failed} steps failed"
+        );
     }
 }
 
@@ -242,7 +320,11 @@ fn newcomer_stalls() {
         injector.arm(NEWCOMER, step, Action::Stall);
         let newcomer = come(&stage.gpu, stage.session.socket_path(), WATCHDOG);
         wait_until("it to stand still, or to pass", || {
-            if injector.fired().is_some() || newcomer.is_finished() { Ok(()) } else { Err("neither".to_owned()) }
+            if injector.fired().is_some() || newcomer.is_finished() {
+                Ok(())
+            } else {
+                Err("neither".to_owned())
+            }
         });
         stage.check();
         stage.serve_the_next();
@@ -262,7 +344,8 @@ fn session_stalls() {
     let injector = Injector::new().expect("it was tried before");
     let stage = Stage::new();
     let (mut gave_up, mut step) = (0, 1);
-    // Long enough on an idle machine. On a busy one it gives up without need, which is as good a case.
+    // Long enough on an idle machine. On a busy one it gives up without need, which is as good a
+    // case.
     let mut patience = Duration::from_millis(100);
     while step < MOST_STEPS {
         injector.arm(SESSION, step, Action::Stall);
@@ -271,7 +354,10 @@ fn session_stalls() {
         stage.check();
         gave_up += u32::from(matches!(came, Err(Error::Deadline { .. })));
         if let Err(error) = &came {
-            assert!(matches!(error, Error::Deadline { .. }), "step {step}: {error}");
+            assert!(
+                matches!(error, Error::Deadline { .. }),
+                "step {step}: {error}"
+            );
         }
         let is_in = came.is_ok();
         drop(came);

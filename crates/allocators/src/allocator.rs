@@ -12,11 +12,11 @@ use crate::{AllocatorStats, Bfc, Memory, Placed, Request, Snapshot, SubAllocator
 ///
 /// # Safety
 ///
-/// For implementors. Wrappers such as [`Guard`](crate::Guard) read and write what an allocator hands out, from safe
-/// code:
+/// For implementors. Wrappers such as [`Guard`](crate::Guard) read and write what an allocator
+/// hands out, from safe code:
 ///
-/// - What `alloc` hands out, [`Placed::bytes`] from [`Placed::address`] on, overlaps nothing that was handed out and
-///   not taken back since.
+/// - What `alloc` hands out, [`Placed::bytes`] from [`Placed::address`] on, overlaps nothing that
+///   was handed out and not taken back since.
 /// - If `memory` succeeds, it can be read and written through that until it is taken back.
 pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     /// Returns what reports call it.
@@ -26,27 +26,29 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`](gpu_api::Error::OutOfMemory) after everything that it can do about it,
-    /// [`Error::Invalid`](gpu_api::Error::Invalid) for no bytes or an alignment that is not a power of two,
-    /// [`Error::Forked`](gpu_api::Error::Forked) in a forked child.
+    /// [`Error::OutOfMemory`](gpu_api::Error::OutOfMemory) after everything that it can do about
+    /// it, [`Error::Invalid`](gpu_api::Error::Invalid) for no bytes or an alignment that is not a
+    /// power of two, [`Error::Forked`](gpu_api::Error::Forked) in a forked child.
     fn alloc(&self, request: Request) -> Result<Placed>;
 
     /// Takes an allocation back: its bytes may be used again at once.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](gpu_api::Error::Invalid) for an address that is not handed out; nothing changes then.
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for an address that is not handed out; nothing
+    /// changes then.
     fn free(&self, address: u64) -> Result<()>;
 
     /// Takes an allocation back whose bytes may be used again once all of this work, and what was
-    /// [noted](Allocator::record_work) before, has finished. When a single stream's work is left, that stream may use
-    /// them at once, in its order ([`Request::on`]).
+    /// [noted](Allocator::record_work) before, has finished. When a single stream's work is left,
+    /// that stream may use them at once, in its order ([`Request::on`]).
     ///
     /// Work stands for what was queued before this call.
     ///
     /// # Errors
     ///
-    /// As [`free`](Allocator::free), and [`Error::Unsupported`] of an allocator that gives the memory away at once.
+    /// As [`free`](Allocator::free), and [`Error::Unsupported`] of an allocator that gives the
+    /// memory away at once.
     fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
         if work.is_empty() {
             return self.free(address);
@@ -54,8 +56,9 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
         Err(no_patience(self.name()))
     }
 
-    /// Notes work that touches an allocation, such as that of a second stream: after its free, whatever that says, its
-    /// bytes are not used again before this work has finished, but by its own stream.
+    /// Notes work that touches an allocation, such as that of a second stream: after its free,
+    /// whatever that says, its bytes are not used again before this work has finished, but by its
+    /// own stream.
     ///
     /// # Errors
     ///
@@ -72,7 +75,8 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Adds a keeper of free memory of it, which is asked to return it before a request fails or waits.
+    /// Adds a keeper of free memory of it, which is asked to return it before a request fails or
+    /// waits.
     fn register_keeper(&self, keeper: Weak<dyn Trim>) {
         let _ = keeper;
     }
@@ -80,7 +84,8 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     /// Returns what is known of an allocation; `None` for an address that is not handed out.
     fn get(&self, address: u64) -> Option<Placed>;
 
-    /// Finds the allocation that an address lies in, at its start or anywhere. It may look through all of them.
+    /// Finds the allocation that an address lies in, at its start or anywhere. It may look through
+    /// all of them.
     fn find(&self, address: u64) -> Option<Placed> {
         self.get(address)
     }
@@ -102,7 +107,8 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`](gpu_api::Error::Unsupported) for addresses without memory behind them.
+    /// [`Error::Unsupported`](gpu_api::Error::Unsupported) for addresses without memory behind
+    /// them.
     fn memory(&self) -> Result<Arc<dyn Memory>> {
         Err(no_memory())
     }
@@ -220,8 +226,8 @@ pub(crate) use hand_on;
 // Object-safe on purpose: wrappers stack in any order.
 const _: Option<&dyn Allocator> = None;
 
-// SAFETY: `Allocator` asks that what is handed out does not overlap: chunks of a heap do not, and upstream's extents do
-// not (`SubAllocator`). `memory` is upstream's.
+// SAFETY: `Allocator` asks that what is handed out does not overlap: chunks of a heap do not, and
+// upstream's extents do not (`SubAllocator`). `memory` is upstream's.
 unsafe impl<U: SubAllocator> Allocator for Bfc<U> {
     fn name(&self) -> &str {
         &self.options().name

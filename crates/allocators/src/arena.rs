@@ -11,8 +11,8 @@ use crate::relief::PATIENCE;
 use crate::request::end_of;
 use crate::snapshot::Snapshot;
 use crate::{
-    Allocator, Bfc, BfcOptions, Budget, DeviceMemory, GrowingMemory, Growth, Placed, RegionVisitor, Relief, Relieved,
-    Request, Shareable, Visited,
+    Allocator, Bfc, BfcOptions, Budget, DeviceMemory, GrowingMemory, Growth, Placed, RegionVisitor,
+    Relief, Relieved, Request, Shareable, Visited,
 };
 
 /// The most bytes behind a block that nobody can use: a page.
@@ -32,8 +32,8 @@ pub struct ArenaOptions {
     pub sharing: Option<Sharing>,
     /// Whether regions are pieces of one range of addresses, where the device has ranges.
     pub grows_in_place: bool,
-    /// How long [`take`](RegionSource::take) waits for memory when there is none. Without a wait, a block that another
-    /// thread is giving back at that moment counts as in use.
+    /// How long [`take`](RegionSource::take) waits for memory when there is none. Without a wait, a
+    /// block that another thread is giving back at that moment counts as in use.
     pub wait: Duration,
     /// How long it waits for consumers that it asked to unmap.
     pub patience: Duration,
@@ -46,8 +46,8 @@ pub struct ArenaOptions {
 }
 
 impl Default for ArenaOptions {
-    /// Regions of 32 MiB, and for a block above half of that one of its own size; no limit; no waiting but 100 ms for
-    /// the participants that were asked to unmap.
+    /// Regions of 32 MiB, and for a block above half of that one of its own size; no limit; no
+    /// waiting but 100 ms for the participants that were asked to unmap.
     fn default() -> ArenaOptions {
         ArenaOptions {
             name: String::new(),
@@ -79,7 +79,8 @@ impl ArenaOptions {
         self
     }
 
-    /// Sets how much is taken at a time. A consumer maps whole regions: larger ones cost it more, once.
+    /// Sets how much is taken at a time. A consumer maps whole regions: larger ones cost it more,
+    /// once.
     #[must_use]
     pub fn growth(mut self, growth: Growth) -> ArenaOptions {
         self.growth = growth;
@@ -93,13 +94,14 @@ impl ArenaOptions {
         self
     }
 
-    /// Grows in place: regions are pieces that are mapped one behind the other in a range of addresses, which this
-    /// process and every consumer reserve once. A block may lie across several, so what is free at the end of one is
-    /// used with the beginning of the next. The last pieces go back to the driver when nobody uses or maps them.
+    /// Grows in place: regions are pieces that are mapped one behind the other in a range of
+    /// addresses, which this process and every consumer reserve once. A block may lie across
+    /// several, so what is free at the end of one is used with the beginning of the next. The last
+    /// pieces go back to the driver when nobody uses or maps them.
     ///
     /// Regions are on their own all the same, which `tracing` reports once, on a device without
-    /// [`Caps::ranges`](gpu_api::Caps::ranges), with `Sharing::Handle`, and in a process that has no such range of
-    /// addresses to give.
+    /// [`Caps::ranges`](gpu_api::Caps::ranges), with `Sharing::Handle`, and in a process that has
+    /// no such range of addresses to give.
     #[must_use]
     pub fn grows_in_place(mut self, grows: bool) -> ArenaOptions {
         self.grows_in_place = grows;
@@ -127,7 +129,8 @@ impl ArenaOptions {
         self
     }
 
-    /// Calls `visitor` for each region that comes or goes, such as to register it with a network card.
+    /// Calls `visitor` for each region that comes or goes, such as to register it with a network
+    /// card.
     #[must_use]
     pub fn visitor(mut self, visitor: Arc<dyn RegionVisitor>) -> ArenaOptions {
         self.visitor = Some(visitor);
@@ -156,15 +159,16 @@ impl fmt::Debug for ArenaOptions {
 
 /// The memory that sessions of one device take their blocks from.
 ///
-/// A consumer maps a region as a whole, so a region of the arena is exported when it is made and holds nothing but
-/// blocks of sessions: no private neighbour is ever exposed. A block goes from here into a session, perhaps through its
-/// limbo, and back. Taking may call the driver, also to free idle regions, which may block. A region that another
-/// process may have mapped never returns to the driver.
+/// A consumer maps a region as a whole, so a region of the arena is exported when it is made and
+/// holds nothing but blocks of sessions: no private neighbour is ever exposed. A block goes from
+/// here into a session, perhaps through its limbo, and back. Taking may call the driver, also to
+/// free idle regions, which may block. A region that another process may have mapped never returns
+/// to the driver.
 ///
 /// # Dropping
 ///
-/// Gives regions back to the driver that nobody uses or maps, which may block. Others stay until the process ends, and
-/// so does everything in a forked child.
+/// Gives regions back to the driver that nobody uses or maps, which may block. Others stay until
+/// the process ends, and so does everything in a forked child.
 ///
 /// # Examples
 ///
@@ -211,16 +215,25 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on a device whose memory cannot be shared; [`Error::System`] when the kernel has no page
-    /// for the fork guard.
+    /// [`Error::Unsupported`] on a device whose memory cannot be shared; [`Error::System`] when the
+    /// kernel has no page for the fork guard.
     pub fn new(gpu: Gpu, options: ArenaOptions) -> Result<Arc<Arena>> {
-        let name = if options.name.is_empty() { format!("arena of {}", gpu.device()) } else { options.name };
-        let bfc = BfcOptions::new(name).device(gpu.device()).limit(options.limit).growth(options.growth);
+        let name = if options.name.is_empty() {
+            format!("arena of {}", gpu.device())
+        } else {
+            options.name
+        };
+        let bfc = BfcOptions::new(name)
+            .device(gpu.device())
+            .limit(options.limit)
+            .growth(options.growth);
         // Blocks are large and stay; half a region of slack behind one would be nobody's.
         let bfc = bfc.max_slack(MAX_SLACK);
         let sharing = options.sharing.map_or_else(|| gpu.default_sharing(), Ok)?;
-        let growing =
-            options.grows_in_place.then(|| growing(&gpu, sharing, options.limit, options.budget.clone())).flatten();
+        let growing = options
+            .grows_in_place
+            .then(|| growing(&gpu, sharing, options.limit, options.budget.clone()))
+            .flatten();
         let memory = match growing {
             Some(memory) => Shareable::growing(memory),
             None => {
@@ -232,8 +245,12 @@ impl Arena {
             }
         };
         let bfc = Bfc::new(bfc, Visited::maybe(memory, options.visitor));
-        let heap = Relieved::with_patience(bfc, options.relief.unwrap_or_default(), options.patience);
-        Ok(Arc::new(Arena { heap, wait: options.wait }))
+        let heap =
+            Relieved::with_patience(bfc, options.relief.unwrap_or_default(), options.patience);
+        Ok(Arc::new(Arena {
+            heap,
+            wait: options.wait,
+        }))
     }
 
     /// Adds a session to those that it turns to when it is out of memory, without keeping it alive.
@@ -273,8 +290,14 @@ impl Arena {
     }
 }
 
-/// Reserves the addresses of an arena that grows in place; `None`, and a line that says why, where that cannot be.
-fn growing(gpu: &Gpu, sharing: Sharing, limit: u64, budget: Option<Arc<Budget>>) -> Option<GrowingMemory> {
+/// Reserves the addresses of an arena that grows in place; `None`, and a line that says why, where
+/// that cannot be.
+fn growing(
+    gpu: &Gpu,
+    sharing: Sharing,
+    limit: u64,
+    budget: Option<Arc<Budget>>,
+) -> Option<GrowingMemory> {
     if sharing != Sharing::Fd {
         tracing::warn!(device = %gpu.device(), ?sharing, "an arena cannot grow in place without descriptors");
         return None;
@@ -299,31 +322,49 @@ fn growing(gpu: &Gpu, sharing: Sharing, limit: u64, budget: Option<Arc<Budget>>)
 impl RegionSource for Arena {
     fn take(&self, len: u64, align: u64) -> Result<Piece> {
         if len == 0 {
-            return Err(Error::Invalid { what: "block size", got: "0 bytes".into(), must: "at least 1 byte" });
+            return Err(Error::Invalid {
+                what: "block size",
+                got: "0 bytes".into(),
+                must: "at least 1 byte",
+            });
         }
         let mut request = Request::new(len).align(align).tag("block");
         request.until = (!self.wait.is_zero()).then(|| end_of(Instant::now(), self.wait));
         let placed = self.heap.place(request)?;
         let offset = placed.address - placed.token.base().0;
-        Ok(Piece { region: placed.token, offset, len })
+        Ok(Piece {
+            region: placed.token,
+            offset,
+            len,
+        })
     }
 
     fn give_back(&self, piece: Piece) {
         let address = piece.region.base().0.checked_add(piece.offset);
         let given = address.is_some_and(|address| {
-            let is_meant = |placed: &Placed<_>| placed.asked == piece.len && Arc::ptr_eq(&placed.token, &piece.region);
+            let is_meant = |placed: &Placed<_>| {
+                placed.asked == piece.len && Arc::ptr_eq(&placed.token, &piece.region)
+            };
             self.heap.bfc().free_if(address, is_meant).is_ok()
         });
         // In a forked child there is nothing to give back, and to log might lock.
         if !given && self.check_owner().is_ok() {
             // To believe it would hand out bytes twice.
-            tracing::error!(region = piece.region.id().0, piece.offset, piece.len, "no such piece is out");
+            tracing::error!(
+                region = piece.region.id().0,
+                piece.offset,
+                piece.len,
+                "no such piece is out"
+            );
         }
     }
 
     fn regions(&self, piece: &Piece) -> Vec<Arc<Region>> {
         let start = piece.region.base().0;
-        self.heap.bfc().core.tokens(start, start.saturating_add(piece.offset).saturating_add(piece.len))
+        self.heap.bfc().core.tokens(
+            start,
+            start.saturating_add(piece.offset).saturating_add(piece.len),
+        )
     }
 
     fn trim(&self) -> Result<u64> {
@@ -338,7 +379,12 @@ impl RegionSource for Arena {
         let bfc = self.heap.bfc();
         let stats = bfc.stats();
         let (regions, pinned) = bfc.core.regions();
-        SourceUsage { regions, reserved: stats.bytes_reserved, in_use: stats.bytes_in_use, pinned }
+        SourceUsage {
+            regions,
+            reserved: stats.bytes_reserved,
+            in_use: stats.bytes_in_use,
+            pinned,
+        }
     }
 
     fn snapshot(&self, asker: &dyn Reclaim, most: usize) -> Option<String> {
@@ -350,6 +396,8 @@ impl RegionSource for Arena {
 
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Arena").field("heap", &self.heap).finish_non_exhaustive()
+        f.debug_struct("Arena")
+            .field("heap", &self.heap)
+            .finish_non_exhaustive()
     }
 }

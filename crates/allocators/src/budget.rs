@@ -11,8 +11,8 @@ use crate::keepers::Keepers;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use crate::upstream::{RoomListener, RoomListeners};
 
-/// A limit that several allocators share: what one takes the others cannot. Returned bytes wake every request that
-/// waits for memory under it.
+/// A limit that several allocators share: what one takes the others cannot. Returned bytes wake
+/// every request that waits for memory under it.
 pub struct Budget {
     limit: u64,
     state: Mutex<BudgetState>,
@@ -61,20 +61,32 @@ impl Budget {
         self.take_until(bytes, None)
     }
 
-    /// Takes bytes for an allocator of a device, which was asked for `asked`; the error names the budget, and says of
-    /// which memory it is.
+    /// Takes bytes for an allocator of a device, which was asked for `asked`; the error names the
+    /// budget, and says of which memory it is.
     ///
     /// # Errors
     ///
     /// [`Error::OutOfMemory`] when too few are left.
-    pub(crate) fn take_for(&self, device: DeviceId, bytes: u64, asked: u64, of: &str) -> gpu_api::Result<()> {
+    pub(crate) fn take_for(
+        &self,
+        device: DeviceId,
+        bytes: u64,
+        asked: u64,
+        of: &str,
+    ) -> gpu_api::Result<()> {
         self.take(bytes).map_err(|free| {
             let hint = format!("of a budget of {} bytes{of}", self.limit);
-            Error::OutOfMemory { device, asked, free, hint }
+            Error::OutOfMemory {
+                device,
+                asked,
+                free,
+                hint,
+            }
         })
     }
 
-    /// Takes bytes as [`take`](Budget::take), and waits for others to give some back, until then if at all.
+    /// Takes bytes as [`take`](Budget::take), and waits for others to give some back, until then if
+    /// at all.
     ///
     /// # Errors
     ///
@@ -89,10 +101,13 @@ impl Budget {
                 return Ok(());
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let Some(left) = left.filter(|left| !left.is_zero() && bytes <= self.limit) else { return Err(free) };
+            let Some(left) = left.filter(|left| !left.is_zero() && bytes <= self.limit) else {
+                return Err(free);
+            };
             state.waiters += 1;
             if !asked_keepers {
-                // Not before it is known that somebody waits: what comes back meanwhile would be kept again.
+                // Not before it is known that somebody waits: what comes back meanwhile would be
+                // kept again.
                 asked_keepers = true;
                 drop(state);
                 self.keepers.ask();
@@ -102,7 +117,11 @@ impl Budget {
                     continue;
                 }
             }
-            state = self.given_back.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .given_back
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
             state.waiters -= 1;
         }
     }
@@ -142,7 +161,10 @@ impl Budget {
 
 impl fmt::Debug for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Budget").field("limit", &self.limit).field("used", &self.used()).finish()
+        f.debug_struct("Budget")
+            .field("limit", &self.limit)
+            .field("used", &self.used())
+            .finish()
     }
 }
 

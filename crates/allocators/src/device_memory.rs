@@ -17,15 +17,22 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Takes memory of this device, the way that it is shared by default: by file descriptor where the device can,
-    /// since freeing such memory waits for no stream. A device that cannot share has private memory all the same.
+    /// Takes memory of this device, the way that it is shared by default: by file descriptor where
+    /// the device can, since freeing such memory waits for no stream. A device that cannot share
+    /// has private memory all the same.
     ///
     /// # Errors
     ///
     /// [`Error::System`] when the kernel has no page for the fork guard.
     pub fn new(gpu: Gpu) -> Result<DeviceMemory> {
         let sharing = gpu.default_sharing().unwrap_or(Sharing::Handle);
-        Ok(DeviceMemory { gpu, sharing, budget: None, fork: ForkGuard::new()?, bytes: OnceLock::new() })
+        Ok(DeviceMemory {
+            gpu,
+            sharing,
+            budget: None,
+            fork: ForkGuard::new()?,
+            bytes: OnceLock::new(),
+        })
     }
 
     /// Chooses the kind of memory by how it could be shared.
@@ -50,7 +57,9 @@ impl DeviceMemory {
     pub(crate) fn allocate(&self, len: u64) -> Result<Allocation> {
         self.check_owner()?;
         let device = self.gpu.device();
-        let rounded = len.checked_next_multiple_of(self.granularity()).unwrap_or(u64::MAX);
+        let rounded = len
+            .checked_next_multiple_of(self.granularity())
+            .unwrap_or(u64::MAX);
         self.afford(rounded, len)?;
         let allocation = match self.gpu.backend().alloc(device, rounded, self.sharing) {
             Ok(allocation) => allocation,
@@ -63,7 +72,8 @@ impl DeviceMemory {
         let more = allocation.len.saturating_sub(rounded);
         if let Err(error) = self.afford(more, len) {
             self.forgo(rounded);
-            // SAFETY: `free` asks for a base from `alloc` that nothing uses: nobody has seen it yet.
+            // SAFETY: `free` asks for a base from `alloc` that nothing uses: nobody has seen it
+            // yet.
             if let Err(error) = unsafe { self.gpu.backend().free(allocation.base) } {
                 tracing::warn!(%error, "a region is leaked");
             }
@@ -74,15 +84,20 @@ impl DeviceMemory {
 
     /// Takes bytes of the budget.
     fn afford(&self, bytes: u64, asked: u64) -> Result<()> {
-        self.budget.as_ref().map_or(Ok(()), |budget| budget.take_for(self.gpu.device(), bytes, asked, ""))
+        self.budget.as_ref().map_or(Ok(()), |budget| {
+            budget.take_for(self.gpu.device(), bytes, asked, "")
+        })
     }
 
     pub(crate) fn release(&self, extent: Extent) -> Result<()> {
         self.check_owner()?;
         // SAFETY: `GpuBackend::free` asks for
-        // - a base from `alloc`, not yet freed: `SubAllocator::free` gets each extent once, as `allocate` gave it;
-        // - no GPU work that touches it: the free of its last piece stated that its bytes may be used again;
-        // - no process with its handle open: a private extent has none, and `Shareable::may_free` said so of its own.
+        // - a base from `alloc`, not yet freed: `SubAllocator::free` gets each extent once, as
+        //   `allocate` gave it;
+        // - no GPU work that touches it: the free of its last piece stated that its bytes may be
+        //   used again;
+        // - no process with its handle open: a private extent has none, and `Shareable::may_free`
+        //   said so of its own.
         let freed = unsafe { self.gpu.backend().free(DevicePtr(extent.base)) };
         // What failed is leaked and stays counted.
         if freed.is_ok() {
@@ -112,14 +127,21 @@ impl DeviceMemory {
     }
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed, which `GpuBackend::alloc` promises,
-// and that `memory` reaches them: it copies on the device that they lie on.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed, which
+// `GpuBackend::alloc` promises, and that `memory` reaches them: it copies on the device that they
+// lie on.
 unsafe impl SubAllocator for DeviceMemory {
     type Token = ();
 
     fn alloc(&self, len: u64, _align: u64) -> Result<(Extent, ())> {
         let allocation = self.allocate(len)?;
-        Ok((Extent { base: allocation.base.0, len: allocation.len }, ()))
+        Ok((
+            Extent {
+                base: allocation.base.0,
+                len: allocation.len,
+            },
+            (),
+        ))
     }
 
     fn free(&self, extent: Extent, (): ()) -> Result<()> {
@@ -131,7 +153,11 @@ unsafe impl SubAllocator for DeviceMemory {
     }
 
     fn capacity(&self) -> u64 {
-        self.gpu.info().total_bytes.min(self.budget.as_ref().map_or(u64::MAX, |budget| budget.limit()))
+        self.gpu.info().total_bytes.min(
+            self.budget
+                .as_ref()
+                .map_or(u64::MAX, |budget| budget.limit()),
+        )
     }
 
     fn subscribe(&self, listener: Weak<dyn RoomListener>) {

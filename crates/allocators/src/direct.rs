@@ -10,8 +10,8 @@ use crate::allocator::hand_on;
 use crate::bfc::Counters;
 use crate::request::foreign;
 use crate::{
-    Allocator, AllocatorStats, Bfc, BfcOptions, Extent, Growth, HostHeap, HostPages, NodePages, Placed, RegionVisitor,
-    Request, SubAllocator, Visited,
+    Allocator, AllocatorStats, Bfc, BfcOptions, Extent, Growth, HostHeap, HostPages, NodePages,
+    Placed, RegionVisitor, Request, SubAllocator, Visited,
 };
 
 /// An allocator that hands each extent of upstream out as it is.
@@ -30,8 +30,16 @@ struct DirectState<T> {
 impl<U: SubAllocator> Direct<U> {
     /// Hands out what comes from there.
     pub fn new(name: impl Into<String>, upstream: U) -> Direct<U> {
-        let state = DirectState { live: HashMap::new(), counters: Counters::default(), number: 0 };
-        Direct { name: name.into(), upstream, state: Mutex::new(state) }
+        let state = DirectState {
+            live: HashMap::new(),
+            counters: Counters::default(),
+            number: 0,
+        };
+        Direct {
+            name: name.into(),
+            upstream,
+            state: Mutex::new(state),
+        }
     }
 
     /// Returns where memory comes from.
@@ -44,9 +52,9 @@ impl<U: SubAllocator> Direct<U> {
     }
 }
 
-// SAFETY: `Allocator` asks that what is handed out does not overlap: each is an extent of its own, which the promises
-// of `SubAllocator` keep apart until it is freed, and each is freed once, when it is taken back. `memory` is
-// upstream's.
+// SAFETY: `Allocator` asks that what is handed out does not overlap: each is an extent of its own,
+// which the promises of `SubAllocator` keep apart until it is freed, and each is freed once, when
+// it is taken back. `memory` is upstream's.
 unsafe impl<U: SubAllocator> Allocator for Direct<U> {
     fn name(&self) -> &str {
         &self.name
@@ -60,13 +68,22 @@ unsafe impl<U: SubAllocator> Allocator for Direct<U> {
             self.upstream.free(Extent { base, len }, token)?;
             return Err(Error::Unsupported {
                 what: "this alignment",
-                why: format!("upstream gave {base:#x}, which is not a multiple of {}", request.align),
+                why: format!(
+                    "upstream gave {base:#x}, which is not a multiple of {}",
+                    request.align
+                ),
                 remedy: "put a best-fit allocator over it",
             });
         }
         let mut state = self.state();
         state.number += 1;
-        let placed = Placed { address: base, bytes: len, asked: request.bytes, number: state.number, token: () };
+        let placed = Placed {
+            address: base,
+            bytes: len,
+            asked: request.bytes,
+            number: state.number,
+            token: (),
+        };
         state.live.insert(base, (placed, token));
         state.counters.allocated(len, request.bytes);
         state.counters.grown(len);
@@ -77,12 +94,21 @@ unsafe impl<U: SubAllocator> Allocator for Direct<U> {
         self.upstream.check_owner()?;
         let (placed, token) = {
             let mut state = self.state();
-            let (placed, token) = state.live.remove(&address).ok_or_else(|| foreign(address))?;
+            let (placed, token) = state
+                .live
+                .remove(&address)
+                .ok_or_else(|| foreign(address))?;
             state.counters.freed(placed.bytes, placed.asked);
             state.counters.reserved -= placed.bytes;
             (placed, token)
         };
-        self.upstream.free(Extent { base: address, len: placed.bytes }, token)
+        self.upstream.free(
+            Extent {
+                base: address,
+                len: placed.bytes,
+            },
+            token,
+        )
     }
 
     fn get(&self, address: u64) -> Option<Placed> {
@@ -90,7 +116,11 @@ unsafe impl<U: SubAllocator> Allocator for Direct<U> {
     }
 
     fn find(&self, address: u64) -> Option<Placed> {
-        self.state().live.values().map(|(placed, _)| *placed).find(|placed| placed.covers(address))
+        self.state()
+            .live
+            .values()
+            .map(|(placed, _)| *placed)
+            .find(|placed| placed.covers(address))
     }
 
     fn stats(&self) -> AllocatorStats {
@@ -116,21 +146,29 @@ impl<U: SubAllocator> Drop for Direct<U> {
         }
         let in_use = self.state().counters.in_use;
         if in_use > 0 {
-            tracing::warn!(allocator = self.name, in_use, "dropped while memory of it is in use");
+            tracing::warn!(
+                allocator = self.name,
+                in_use,
+                "dropped while memory of it is in use"
+            );
         }
     }
 }
 
 impl<U: SubAllocator> fmt::Debug for Direct<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Direct").field("name", &self.name).field("upstream", &self.upstream).finish_non_exhaustive()
+        f.debug_struct("Direct")
+            .field("name", &self.name)
+            .field("upstream", &self.upstream)
+            .finish_non_exhaustive()
     }
 }
 
 /// Plain host memory, which needs no device: what a [`Pool`](crate::Pool) is put over.
 ///
-/// Without a node each request is one of the program's own allocator, at its price. Memory of a NUMA node is cut from
-/// regions of 2 MiB that are bound to it, since the kernel binds pages and not bytes.
+/// Without a node each request is one of the program's own allocator, at its price. Memory of a
+/// NUMA node is cut from regions of 2 MiB that are bound to it, since the kernel binds pages and
+/// not bytes.
 ///
 /// # Examples
 ///
@@ -157,12 +195,22 @@ impl BasicCpu {
     }
 
     /// Takes the same, and tells a visitor, if there is one, of each piece that comes and goes.
-    pub(crate) fn visited(numa_node: Option<u32>, visitor: Option<Arc<dyn RegionVisitor>>) -> Result<BasicCpu> {
+    pub(crate) fn visited(
+        numa_node: Option<u32>,
+        visitor: Option<Arc<dyn RegionVisitor>>,
+    ) -> Result<BasicCpu> {
         Ok(BasicCpu(match numa_node {
-            None => Arc::new(Direct::new("cpu", Visited::maybe(HostHeap::new()?, visitor))),
+            None => Arc::new(Direct::new(
+                "cpu",
+                Visited::maybe(HostHeap::new()?, visitor),
+            )),
             Some(node) => {
-                let options = BfcOptions::new(format!("cpu of node {node}")).growth(Growth::Fixed(2 << 20));
-                Arc::new(Bfc::new(options, Visited::maybe(NodePages::new(node)?, visitor)))
+                let options =
+                    BfcOptions::new(format!("cpu of node {node}")).growth(Growth::Fixed(2 << 20));
+                Arc::new(Bfc::new(
+                    options,
+                    Visited::maybe(NodePages::new(node)?, visitor),
+                ))
             }
         }))
     }
@@ -179,8 +227,17 @@ impl PinnedHost {
     ///
     /// As [`HostPages::new`].
     pub fn new(gpu: Gpu, numa_node: Option<u32>) -> Result<PinnedHost> {
-        let name = numa_node.map_or_else(|| "pinned".to_owned(), |node| format!("pinned of node {node}"));
-        let pages = HostPages::new(gpu, HostMemory { pinned: true, numa_node })?;
+        let name = numa_node.map_or_else(
+            || "pinned".to_owned(),
+            |node| format!("pinned of node {node}"),
+        );
+        let pages = HostPages::new(
+            gpu,
+            HostMemory {
+                pinned: true,
+                numa_node,
+            },
+        )?;
         Ok(PinnedHost(Direct::new(name, pages)))
     }
 

@@ -1,9 +1,11 @@
-//! Memory that belongs to a graph: what is freed under capture is used again within the graph, and by nobody else.
+//! Memory that belongs to a graph: what is freed under capture is used again within the graph, and
+//! by nobody else.
 //!
-//! A graph has the addresses that its kernels were captured with, and touches them at every launch. So what was handed
-//! out during its capture stays the graph's until that is gone, freed or not. Within the capture a free means: from
-//! here on in the stream's order. Another allocation of the same stream may have the bytes then, at every launch anew.
-//! PyTorch's private pools (`torch.cuda.graph_pool_handle`) do the same.
+//! A graph has the addresses that its kernels were captured with, and touches them at every launch.
+//! So what was handed out during its capture stays the graph's until that is gone, freed or not.
+//! Within the capture a free means: from here on in the stream's order. Another allocation of the
+//! same stream may have the bytes then, at every launch anew. PyTorch's private pools
+//! (`torch.cuda.graph_pool_handle`) do the same.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -14,25 +16,28 @@ use gpu_api::{Error, Result, StreamIdentity};
 
 use crate::bfc::Counters;
 use crate::request::foreign;
-use crate::{Allocator, AllocatorStats, Bfc, BfcOptions, Extent, Growth, Memory, Placed, Request, SubAllocator, Work};
+use crate::{
+    Allocator, AllocatorStats, Bfc, BfcOptions, Extent, Growth, Memory, Placed, Request,
+    SubAllocator, Work,
+};
 
 /// What a heap of a pool takes at a time, when there is room for it.
 const GROWTH: Growth = Growth::Fixed(2 << 20);
 
 /// An allocator for what is captured into a graph, over the one that the program uses otherwise.
 ///
-/// Each stream of the capture has a heap of its own, since nothing but its order keeps two users of the same bytes
-/// apart. [`Request::on`] names the stream. Memory that another stream touches as well is told so
-/// ([`record_stream`](GraphPool::record_stream)); freed, it is nobody's until the graph is gone. The same holds for
-/// memory of a request without a stream.
+/// Each stream of the capture has a heap of its own, since nothing but its order keeps two users of
+/// the same bytes apart. [`Request::on`] names the stream. Memory that another stream touches as
+/// well is told so ([`record_stream`](GraphPool::record_stream)); freed, it is nobody's until the
+/// graph is gone. The same holds for memory of a request without a stream.
 ///
-/// Several captures may share a pool if their graphs are launched in the order in which they were captured, on one
-/// stream at a time.
+/// Several captures may share a pool if their graphs are launched in the order in which they were
+/// captured, on one stream at a time.
 ///
 /// # Dropping
 ///
-/// Says that the graph is gone and has no launch under way, as [`release`](GraphPool::release) without work. Memory
-/// that is still in use then is leaked.
+/// Says that the graph is gone and has no launch under way, as [`release`](GraphPool::release)
+/// without work. Memory that is still in use then is leaked.
 ///
 /// # Examples
 ///
@@ -92,19 +97,35 @@ struct StreamHeaps {
     number: u64,
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is an allocation of the
-// allocator beneath, which promises that, and goes back once. `memory` is its memory.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is an
+// allocation of the allocator beneath, which promises that, and goes back once. `memory` is its
+// memory.
 unsafe impl SubAllocator for Leased {
     type Token = ();
 
     fn alloc(&self, len: u64, align: u64) -> Result<(Extent, ())> {
-        // Of no stream: the graph may be launched on another one than that whose order a pending piece is in.
-        let placed = self.0.inner.alloc(Request::new(len).align(align).tag("graph"))?;
-        Ok((Extent { base: placed.address, len: placed.bytes }, ()))
+        // Of no stream: the graph may be launched on another one than that whose order a pending
+        // piece is in.
+        let placed = self
+            .0
+            .inner
+            .alloc(Request::new(len).align(align).tag("graph"))?;
+        Ok((
+            Extent {
+                base: placed.address,
+                len: placed.bytes,
+            },
+            (),
+        ))
     }
 
     fn free(&self, extent: Extent, (): ()) -> Result<()> {
-        let after = self.0.after.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let after = self
+            .0
+            .after
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         self.0.inner.free_after(extent.base, after)
     }
 
@@ -124,12 +145,21 @@ unsafe impl SubAllocator for Leased {
 impl GraphPool {
     /// Takes memory for a graph from this allocator.
     pub fn new(name: impl Into<String>, inner: Arc<dyn Allocator>) -> GraphPool {
-        let lease = Arc::new(Lease { inner, is_over: AtomicBool::new(false), after: Mutex::default() });
-        GraphPool { name: name.into(), lease, state: Mutex::default() }
+        let lease = Arc::new(Lease {
+            inner,
+            is_over: AtomicBool::new(false),
+            after: Mutex::default(),
+        });
+        GraphPool {
+            name: name.into(),
+            lease,
+            state: Mutex::default(),
+        }
     }
 
-    /// Notes that a further stream of the capture touches an allocation: once freed, its bytes are nobody's until the
-    /// graph is gone. Under capture no event can say when that stream is through with it.
+    /// Notes that a further stream of the capture touches an allocation: once freed, its bytes are
+    /// nobody's until the graph is gone. Under capture no event can say when that stream is through
+    /// with it.
     ///
     /// # Errors
     ///
@@ -138,18 +168,22 @@ impl GraphPool {
         self.record(address, Some(stream), || true)
     }
 
-    /// Says that the graph is gone, or that its capture was aborted: what is free goes back to the allocator beneath,
-    /// once this work is done, which is that of launches still under way; and so does the rest when it is freed. Says
-    /// how many bytes went back at once.
+    /// Says that the graph is gone, or that its capture was aborted: what is free goes back to the
+    /// allocator beneath, once this work is done, which is that of launches still under way; and so
+    /// does the rest when it is freed. Says how many bytes went back at once.
     ///
     /// # Errors
     ///
-    /// What the allocator beneath gives, such as [`Error::Unsupported`] of one that cannot keep memory until work is
-    /// done. What it did not take is leaked.
+    /// What the allocator beneath gives, such as [`Error::Unsupported`] of one that cannot keep
+    /// memory until work is done. What it did not take is leaked.
     pub fn release(&self, after: Vec<Work>) -> Result<u64> {
         self.lease.inner.check_owner()?;
         if !self.lease.is_over() {
-            *self.lease.after.lock().unwrap_or_else(PoisonError::into_inner) = after;
+            *self
+                .lease
+                .after
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = after;
             self.lease.is_over.store(true, Ordering::Release);
         }
         self.trim()
@@ -170,7 +204,11 @@ impl GraphPool {
             let options = BfcOptions::new(name).growth(GROWTH).collect_regions(false);
             Arc::new(Bfc::new(options, Leased(self.lease.clone())))
         };
-        self.state().heaps.entry(stream).or_insert_with(made).clone()
+        self.state()
+            .heaps
+            .entry(stream)
+            .or_insert_with(made)
+            .clone()
     }
 
     fn heaps(&self) -> Vec<Arc<Heap>> {
@@ -190,7 +228,12 @@ impl GraphPool {
         stream: Option<StreamIdentity>,
         done: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Result<()> {
-        let own = self.state().live.get(&address).ok_or_else(|| foreign(address))?.1;
+        let own = self
+            .state()
+            .live
+            .get(&address)
+            .ok_or_else(|| foreign(address))?
+            .1;
         if own.is_some() && stream == own {
             return Ok(());
         }
@@ -198,8 +241,8 @@ impl GraphPool {
     }
 }
 
-// SAFETY: `Allocator` asks that what is handed out does not overlap: it lies in heaps over allocations of their own.
-// `memory` is that of the allocator beneath.
+// SAFETY: `Allocator` asks that what is handed out does not overlap: it lies in heaps over
+// allocations of their own. `memory` is that of the allocator beneath.
 unsafe impl Allocator for GraphPool {
     fn name(&self) -> &str {
         &self.name
@@ -214,11 +257,15 @@ unsafe impl Allocator for GraphPool {
                 must: "made before the graph is gone",
             });
         }
-        // Its heap has nothing that is pending in the stream's order: frees are of the same order as allocations.
+        // Its heap has nothing that is pending in the stream's order: frees are of the same order
+        // as allocations.
         let placed = self.heap(request.stream).alloc(request.idle())?;
         let mut state = self.state();
         state.number += 1;
-        let placed = Placed { number: state.number, ..placed };
+        let placed = Placed {
+            number: state.number,
+            ..placed
+        };
         state.live.insert(placed.address, (placed, request.stream));
         state.counters.allocated(placed.bytes, placed.asked);
         Ok(placed)
@@ -228,22 +275,30 @@ unsafe impl Allocator for GraphPool {
         self.free_after(address, Vec::new())
     }
 
-    /// As [`free`](Allocator::free): work of the allocation's own stream is in its order, and other work keeps the
-    /// bytes until the graph is gone as well.
+    /// As [`free`](Allocator::free): work of the allocation's own stream is in its order, and other
+    /// work keeps the bytes until the graph is gone as well.
     fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
         self.check_owner()?;
         let (placed, own) = {
             let mut state = self.state();
-            let live = state.live.remove(&address).ok_or_else(|| foreign(address))?;
+            let live = state
+                .live
+                .remove(&address)
+                .ok_or_else(|| foreign(address))?;
             state.counters.freed(live.0.bytes, live.0.asked);
             live
         };
         let heap = self.heap(own);
-        let mut others: Vec<Work> = work.into_iter().filter(|work| own.is_none() || work.stream() != own).collect();
+        let mut others: Vec<Work> = work
+            .into_iter()
+            .filter(|work| own.is_none() || work.stream() != own)
+            .collect();
         if own.is_none() && others.is_empty() {
             others.push(Work::alone(|| true));
         }
-        let others = others.into_iter().map(|work| self.until_over(move || work.is_done()));
+        let others = others
+            .into_iter()
+            .map(|work| self.until_over(move || work.is_done()));
         heap.free_after_all(placed.address, others.collect())?;
         if self.lease.is_over() {
             heap.trim()?;
@@ -268,11 +323,19 @@ unsafe impl Allocator for GraphPool {
 
     fn stats(&self) -> AllocatorStats {
         let heaps = self.heaps();
-        let of = |count: fn(AllocatorStats) -> u64| heaps.iter().map(|heap| count(heap.stats())).sum();
+        let of =
+            |count: fn(AllocatorStats) -> u64| heaps.iter().map(|heap| count(heap.stats())).sum();
         let mut counters = self.state().counters;
         counters.reserved = of(|stats| stats.bytes_reserved);
         counters.peak_reserved = of(|stats| stats.peak_bytes_reserved);
-        counters.stats(u64::MAX, heaps.iter().map(|heap| heap.stats().largest_free_block_bytes).max().unwrap_or(0))
+        counters.stats(
+            u64::MAX,
+            heaps
+                .iter()
+                .map(|heap| heap.stats().largest_free_block_bytes)
+                .max()
+                .unwrap_or(0),
+        )
     }
 
     fn clear_stats(&self) {

@@ -9,16 +9,18 @@ use gpu_api::{Access, AddressRange, DevicePtr, Error, ForkGuard, Gpu, RawMemory,
 use crate::upstream::RoomListener;
 use crate::{Budget, DeviceBytes, Extent, Memory, SubAllocator};
 
-/// How many times the device's memory the range of addresses is: holes that no piece fits into cost addresses alone.
+/// How many times the device's memory the range of addresses is: holes that no piece fits into cost
+/// addresses alone.
 const ADDRESSES: u64 = 2;
 
 /// Memory of a device in pieces that lie side by side. No other process sees it, unless a
 /// [`Shareable`](crate::Shareable) exports it.
 ///
-/// Addresses for more than the device has are reserved at the first piece, and each piece is mapped at the lowest place
-/// that is free. A [`Bfc`](crate::Bfc) over it uses neighbouring pieces as one region, so what is free in several of
-/// them serves a request that is larger than each, and it gives the last pieces of a region back when nobody uses them.
-/// PyTorch's expandable segments are the same.
+/// Addresses for more than the device has are reserved at the first piece, and each piece is mapped
+/// at the lowest place that is free. A [`Bfc`](crate::Bfc) over it uses neighbouring pieces as one
+/// region, so what is free in several of them serves a request that is larger than each, and it
+/// gives the last pieces of a region back when nobody uses them. PyTorch's expandable segments are
+/// the same.
 ///
 /// # Examples
 ///
@@ -69,8 +71,8 @@ impl GrowingMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on a device without [`Caps::ranges`](gpu_api::Caps::ranges); [`Error::System`] when the
-    /// kernel has no page for the fork guard.
+    /// [`Error::Unsupported`] on a device without [`Caps::ranges`](gpu_api::Caps::ranges);
+    /// [`Error::System`] when the kernel has no page for the fork guard.
     pub fn new(gpu: Gpu) -> Result<GrowingMemory> {
         if !gpu.caps().ranges {
             return Err(Error::Unsupported {
@@ -80,7 +82,14 @@ impl GrowingMemory {
             });
         }
         let fork = ForkGuard::new()?;
-        Ok(GrowingMemory { gpu, budget: None, most: u64::MAX, fork, mapped: Mutex::default(), bytes: OnceLock::new() })
+        Ok(GrowingMemory {
+            gpu,
+            budget: None,
+            most: u64::MAX,
+            fork,
+            mapped: Mutex::default(),
+            bytes: OnceLock::new(),
+        })
     }
 
     /// Reserves addresses for no more than this, where that is less than the device has.
@@ -120,9 +129,22 @@ impl GrowingMemory {
             return Ok(range);
         }
         let granularity = self.granularity();
-        let whole = self.gpu.info().total_bytes.min(self.most).max(len).max(granularity).saturating_mul(ADDRESSES);
-        let whole = whole.checked_next_multiple_of(granularity).unwrap_or(u64::MAX / granularity * granularity);
-        Ok(*mapped.range.insert(self.gpu.backend().reserve_range(self.gpu.device(), whole, None)?))
+        let whole = self
+            .gpu
+            .info()
+            .total_bytes
+            .min(self.most)
+            .max(len)
+            .max(granularity)
+            .saturating_mul(ADDRESSES);
+        let whole = whole
+            .checked_next_multiple_of(granularity)
+            .unwrap_or(u64::MAX / granularity * granularity);
+        Ok(*mapped.range.insert(self.gpu.backend().reserve_range(
+            self.gpu.device(),
+            whole,
+            None,
+        )?))
     }
 
     /// Takes no more than a budget allows.
@@ -138,7 +160,9 @@ impl GrowingMemory {
 
     /// Takes bytes of the budget.
     fn afford(&self, bytes: u64, asked: u64) -> Result<()> {
-        self.budget.as_ref().map_or(Ok(()), |budget| budget.take_for(self.gpu.device(), bytes, asked, ""))
+        self.budget.as_ref().map_or(Ok(()), |budget| {
+            budget.take_for(self.gpu.device(), bytes, asked, "")
+        })
     }
 
     fn forgo(&self, bytes: u64) {
@@ -158,9 +182,13 @@ impl GrowingMemory {
             Some(at) => {
                 // SAFETY: `map_memory` asks for
                 // - memory that is not yet released: it was created just now;
-                // - a place within one range from `reserve_range`, at a multiple of the granularity, with nothing
-                //   mapped on it: `place` looked for it among the pieces, whose lengths are multiples.
-                unsafe { backend.map_memory(DevicePtr(range.base.0 + at), memory, Access::ReadWrite) }.map(|()| at)
+                // - a place within one range from `reserve_range`, at a multiple of the
+                //   granularity, with nothing mapped on it: `place` looked for it among the pieces,
+                //   whose lengths are multiples.
+                unsafe {
+                    backend.map_memory(DevicePtr(range.base.0 + at), memory, Access::ReadWrite)
+                }
+                .map(|()| at)
             }
             None => Err(Error::OutOfMemory {
                 device,
@@ -172,10 +200,14 @@ impl GrowingMemory {
         match result {
             Ok(at) => {
                 mapped.pieces.insert(at, memory);
-                Ok(Extent { base: range.base.0 + at, len: memory.len })
+                Ok(Extent {
+                    base: range.base.0 + at,
+                    len: memory.len,
+                })
             }
             Err(error) => {
-                // SAFETY: `release_memory` asks for memory that is not yet released: it was created just now.
+                // SAFETY: `release_memory` asks for memory that is not yet released: it was created
+                // just now.
                 if let Err(error) = unsafe { backend.release_memory(memory) } {
                     tracing::warn!(%error, "physical memory is leaked");
                 }
@@ -188,13 +220,21 @@ impl GrowingMemory {
 impl Mapped {
     /// Finds the place of a piece that is out.
     fn find(&self, extent: Extent) -> Result<(AddressRange, u64)> {
-        let found = self.range.and_then(|range| Some((range, extent.base.checked_sub(range.base.0)?)));
-        let is_out = |at: u64| self.pieces.get(&at).is_some_and(|memory| memory.len == extent.len);
-        found.filter(|&(_, at)| is_out(at)).ok_or_else(|| Error::Invalid {
-            what: "extent",
-            got: format!("{extent:?}"),
-            must: "one that is out",
-        })
+        let found = self
+            .range
+            .and_then(|range| Some((range, extent.base.checked_sub(range.base.0)?)));
+        let is_out = |at: u64| {
+            self.pieces
+                .get(&at)
+                .is_some_and(|memory| memory.len == extent.len)
+        };
+        found
+            .filter(|&(_, at)| is_out(at))
+            .ok_or_else(|| Error::Invalid {
+                what: "extent",
+                got: format!("{extent:?}"),
+                must: "one that is out",
+            })
     }
 
     /// Finds the lowest gap.
@@ -210,14 +250,17 @@ impl Mapped {
     }
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is a piece of its own at a place
-// of its own in the range. `memory` reaches them: it copies on the device that they are mapped for.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is a piece
+// of its own at a place of its own in the range. `memory` reaches them: it copies on the device
+// that they are mapped for.
 unsafe impl SubAllocator for GrowingMemory {
     type Token = ();
 
     fn alloc(&self, len: u64, _align: u64) -> Result<(Extent, ())> {
         self.check_owner()?;
-        let rounded = len.checked_next_multiple_of(self.granularity()).unwrap_or(u64::MAX);
+        let rounded = len
+            .checked_next_multiple_of(self.granularity())
+            .unwrap_or(u64::MAX);
         self.afford(rounded, len)?;
         match self.grow(rounded) {
             Ok(extent) => Ok((extent, ())),
@@ -234,10 +277,12 @@ unsafe impl SubAllocator for GrowingMemory {
         let (_, at) = mapped.find(extent)?;
         let memory = mapped.pieces[&at];
         let backend = self.gpu.backend();
-        // SAFETY: `unmap_memory` asks for a place from `map_memory` that is not yet unmapped, which the table says, and
-        // that no work touches it: the free of its last piece stated that its bytes may be used again.
+        // SAFETY: `unmap_memory` asks for a place from `map_memory` that is not yet unmapped, which
+        // the table says, and that no work touches it: the free of its last piece stated that its
+        // bytes may be used again.
         unsafe { backend.unmap_memory(DevicePtr(extent.base)) }?;
-        // SAFETY: `release_memory` asks for memory that is not yet released: it is taken out of the table, once.
+        // SAFETY: `release_memory` asks for memory that is not yet released: it is taken out of the
+        // table, once.
         let released = unsafe { backend.release_memory(memory) };
         mapped.pieces.remove(&at);
         drop(mapped);
@@ -256,7 +301,11 @@ unsafe impl SubAllocator for GrowingMemory {
     }
 
     fn capacity(&self) -> u64 {
-        self.gpu.info().total_bytes.min(self.budget.as_ref().map_or(u64::MAX, |budget| budget.limit()))
+        self.gpu.info().total_bytes.min(
+            self.budget
+                .as_ref()
+                .map_or(u64::MAX, |budget| budget.limit()),
+        )
     }
 
     fn subscribe(&self, listener: Weak<dyn RoomListener>) {
@@ -283,10 +332,15 @@ impl Drop for GrowingMemory {
         if self.fork.check("this allocator").is_err() {
             return;
         }
-        let mapped = self.mapped.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let Some(range) = mapped.range.filter(|_| mapped.pieces.is_empty()) else { return };
-        // SAFETY: `release_range` asks for what `reserve_range` gave, once, with nothing mapped on it: the table is
-        // empty.
+        let mapped = self
+            .mapped
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(range) = mapped.range.filter(|_| mapped.pieces.is_empty()) else {
+            return;
+        };
+        // SAFETY: `release_range` asks for what `reserve_range` gave, once, with nothing mapped on
+        // it: the table is empty.
         if let Err(error) = unsafe { self.gpu.backend().release_range(range) } {
             tracing::warn!(%error, "a range of addresses is leaked");
         }

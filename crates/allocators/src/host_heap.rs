@@ -1,4 +1,5 @@
-//! Plain host memory, with no device in sight: from the system's allocator, or bound to a NUMA node.
+//! Plain host memory, with no device in sight: from the system's allocator, or bound to a NUMA
+//! node.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr;
@@ -25,16 +26,24 @@ impl HostHeap {
     ///
     /// [`Error::System`] when the kernel has no page for the fork guard.
     pub fn new() -> Result<HostHeap> {
-        Ok(HostHeap { fork: ForkGuard::new()? })
+        Ok(HostHeap {
+            fork: ForkGuard::new()?,
+        })
     }
 }
 
 fn out_of_memory(asked: u64, why: &str) -> Error {
-    Error::OutOfMemory { device: DeviceId(0), asked, free: 0, hint: format!("host memory: {why}") }
+    Error::OutOfMemory {
+        device: DeviceId(0),
+        asked,
+        free: 0,
+        hint: format!("host memory: {why}"),
+    }
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed, which the system's allocator
-// promises, and that `memory` reaches them: they are in this process, and initialised.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed, which the
+// system's allocator promises, and that `memory` reaches them: they are in this process, and
+// initialised.
 unsafe impl SubAllocator for HostHeap {
     type Token = Layout;
 
@@ -42,22 +51,31 @@ unsafe impl SubAllocator for HostHeap {
         self.check_owner()?;
         let size = usize::try_from(len).ok();
         let align = usize::try_from(align.max(HostHeap::ALIGNED)).ok();
-        let layout = size.zip(align).and_then(|(size, align)| Layout::from_size_align(size, align).ok());
+        let layout = size
+            .zip(align)
+            .and_then(|(size, align)| Layout::from_size_align(size, align).ok());
         let layout = layout.filter(|layout| layout.size() > 0);
-        let layout = layout.ok_or_else(|| out_of_memory(len, "no block can be that large or so aligned"))?;
+        let layout =
+            layout.ok_or_else(|| out_of_memory(len, "no block can be that large or so aligned"))?;
         // SAFETY: `alloc_zeroed` asks for a size that is not zero: it was checked just now.
         let start = unsafe { alloc_zeroed(layout) };
         if start.is_null() {
             return Err(out_of_memory(len, "the system has no more"));
         }
-        Ok((Extent { base: start.expose_provenance() as u64, len }, layout))
+        Ok((
+            Extent {
+                base: start.expose_provenance() as u64,
+                len,
+            },
+            layout,
+        ))
     }
 
     fn free(&self, extent: Extent, layout: Layout) -> Result<()> {
         self.check_owner()?;
         let start = ptr::with_exposed_provenance_mut(extent.base as usize);
-        // SAFETY: `dealloc` asks for a block of this layout from `alloc_zeroed` that is not yet freed: `alloc` gave
-        // both, and `SubAllocator::free` gets each extent once.
+        // SAFETY: `dealloc` asks for a block of this layout from `alloc_zeroed` that is not yet
+        // freed: `alloc` gave both, and `SubAllocator::free` gets each extent once.
         unsafe { dealloc(start, layout) };
         Ok(())
     }
@@ -80,13 +98,18 @@ pub struct NodePages {
 }
 
 impl NodePages {
-    /// Takes pages of a node. A kernel that cannot bind, or a sandbox that does not let it, gives pages all the same.
+    /// Takes pages of a node. A kernel that cannot bind, or a sandbox that does not let it, gives
+    /// pages all the same.
     ///
     /// # Errors
     ///
     /// [`Error::System`] when the kernel has no page for the fork guard.
     pub fn new(node: u32) -> Result<NodePages> {
-        Ok(NodePages { node, bound: AtomicBool::new(true), fork: ForkGuard::new()? })
+        Ok(NodePages {
+            node,
+            bound: AtomicBool::new(true),
+            fork: ForkGuard::new()?,
+        })
     }
 
     /// Says whether everything so far lies on the node.
@@ -104,23 +127,36 @@ impl NodePages {
         let pages = KernelPages::map(len, None);
         // Without memory at all nothing is said about binding.
         if pages.is_ok() && self.bound.swap(false, Ordering::Relaxed) {
-            tracing::warn!(node = self.node, "host memory is not bound to its NUMA node");
+            tracing::warn!(
+                node = self.node,
+                "host memory is not bound to its NUMA node"
+            );
         }
         pages
     }
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is a mapping of its own, which
-// its token keeps. `memory` reaches them: they are mapped in this process.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is a mapping
+// of its own, which its token keeps. `memory` reaches them: they are mapped in this process.
 unsafe impl SubAllocator for NodePages {
     type Token = Arc<KernelPages>;
 
     fn alloc(&self, len: u64, _align: u64) -> Result<(Extent, Arc<KernelPages>)> {
         self.check_owner()?;
-        let size = usize::try_from(len).ok().filter(|&size| size <= isize::MAX as usize);
+        let size = usize::try_from(len)
+            .ok()
+            .filter(|&size| size <= isize::MAX as usize);
         let size = size.ok_or_else(|| out_of_memory(len, "no mapping can be that large"))?;
-        let pages = self.map(size).map_err(|error| out_of_memory(len, &error.to_string()))?;
-        Ok((Extent { base: pages.as_ptr().expose_provenance() as u64, len }, Arc::new(pages)))
+        let pages = self
+            .map(size)
+            .map_err(|error| out_of_memory(len, &error.to_string()))?;
+        Ok((
+            Extent {
+                base: pages.as_ptr().expose_provenance() as u64,
+                len,
+            },
+            Arc::new(pages),
+        ))
     }
 
     fn free(&self, _: Extent, pages: Arc<KernelPages>) -> Result<()> {
@@ -159,7 +195,10 @@ mod tests {
     fn more_than_an_address_space_is_an_error() {
         let heap = HostHeap::new().expect("a heap");
         for (len, align) in [(u64::MAX, 1), (1 << 62, 1), (1, 1 << 63), (0, 1)] {
-            assert!(matches!(heap.alloc(len, align), Err(Error::OutOfMemory { .. })), "{len} at {align}");
+            assert!(
+                matches!(heap.alloc(len, align), Err(Error::OutOfMemory { .. })),
+                "{len} at {align}"
+            );
         }
     }
 }

@@ -30,7 +30,13 @@ impl HostPages {
     /// [`Error::System`] when the kernel has no page for the fork guard.
     pub fn new(gpu: Gpu, kind: HostMemory) -> Result<HostPages> {
         let bound = AtomicBool::new(kind.numa_node.is_some());
-        Ok(HostPages { gpu, kind, fork: ForkGuard::new()?, bound, starts: Mutex::default() })
+        Ok(HostPages {
+            gpu,
+            kind,
+            fork: ForkGuard::new()?,
+            bound,
+            starts: Mutex::default(),
+        })
     }
 
     /// Returns the kind of memory.
@@ -38,8 +44,8 @@ impl HostPages {
         self.kind
     }
 
-    /// Says whether everything so far lies on the node that was asked for. A kernel that cannot bind, or a sandbox that
-    /// does not let it, gives memory all the same.
+    /// Says whether everything so far lies on the node that was asked for. A kernel that cannot
+    /// bind, or a sandbox that does not let it, gives memory all the same.
     pub fn is_bound(&self) -> bool {
         self.bound.load(Ordering::Relaxed)
     }
@@ -49,7 +55,9 @@ impl HostPages {
         let mut kind = self.kind;
         if kind.numa_node.is_some() && self.is_bound() {
             match backend.host_alloc(device, len, kind) {
-                Err(error @ Error::System { .. }) => tracing::debug!(?kind, %error, "not bound to its node"),
+                Err(error @ Error::System { .. }) => {
+                    tracing::debug!(?kind, %error, "not bound to its node")
+                }
                 other => return other,
             }
         }
@@ -64,43 +72,70 @@ impl HostPages {
 
     fn out_of_memory(&self, asked: u64) -> Error {
         let hint = "no host allocation can be that large or so aligned, ask for less".into();
-        Error::OutOfMemory { device: self.gpu.device(), asked, free: 0, hint }
+        Error::OutOfMemory {
+            device: self.gpu.device(),
+            asked,
+            free: 0,
+            hint,
+        }
     }
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each lies in an allocation of its own
-// from `host_alloc`. `memory` reaches them: they are mapped in this process until `host_free`.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each lies in an
+// allocation of its own from `host_alloc`. `memory` reaches them: they are mapped in this process
+// until `host_free`.
 unsafe impl SubAllocator for HostPages {
     type Token = ();
 
     fn alloc(&self, len: u64, align: u64) -> Result<(Extent, ())> {
         self.check_owner()?;
         let slack = if align > HostPages::ALIGNED { align } else { 0 };
-        let whole = len.checked_add(slack).and_then(|whole| usize::try_from(whole).ok());
+        let whole = len
+            .checked_add(slack)
+            .and_then(|whole| usize::try_from(whole).ok());
         // Beyond this no address space goes.
-        let whole = whole.filter(|&whole| whole <= isize::MAX as usize).ok_or_else(|| self.out_of_memory(len))?;
+        let whole = whole
+            .filter(|&whole| whole <= isize::MAX as usize)
+            .ok_or_else(|| self.out_of_memory(len))?;
         let HostPtr(start) = match self.allocate(whole) {
             Err(Error::System { source, .. }) => {
                 let hint = format!("the kernel has no such host memory ({source})");
-                return Err(Error::OutOfMemory { device: self.gpu.device(), asked: len, free: 0, hint });
+                return Err(Error::OutOfMemory {
+                    device: self.gpu.device(),
+                    asked: len,
+                    free: 0,
+                    hint,
+                });
             }
             other => other?,
         };
-        let base = if slack == 0 { start as u64 } else { (start as u64).next_multiple_of(align) };
-        self.starts.lock().unwrap_or_else(PoisonError::into_inner).insert(base, start);
+        let base = if slack == 0 {
+            start as u64
+        } else {
+            (start as u64).next_multiple_of(align)
+        };
+        self.starts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(base, start);
         Ok((Extent { base, len }, ()))
     }
 
     fn free(&self, extent: Extent, (): ()) -> Result<()> {
         self.check_owner()?;
-        let start = self.starts.lock().unwrap_or_else(PoisonError::into_inner).remove(&extent.base);
+        let start = self
+            .starts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&extent.base);
         let start = start.ok_or_else(|| Error::Invalid {
             what: "extent",
             got: format!("{extent:?}"),
             must: "one that is out",
         })?;
-        // SAFETY: `host_free` asks for memory from `host_alloc` that is not yet freed: the table had it, and it was
-        // taken out once; and that nothing touches it: the free of the last piece stated so.
+        // SAFETY: `host_free` asks for memory from `host_alloc` that is not yet freed: the table
+        // had it, and it was taken out once; and that nothing touches it: the free of the last
+        // piece stated so.
         unsafe { self.gpu.backend().host_free(HostPtr(start)) }
     }
 

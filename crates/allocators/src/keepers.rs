@@ -47,6 +47,8 @@ impl Keepers {
 
 impl fmt::Debug for Keepers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keepers").field("known", &self.keepers().len()).finish()
+        f.debug_struct("Keepers")
+            .field("known", &self.keepers().len())
+            .finish()
     }
 }

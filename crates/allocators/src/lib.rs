@@ -2,25 +2,29 @@
 //!
 //! Read in this order:
 //!
-//! 1. [`Request`], [`Placed`]: what is asked and answered. [`Allocator`]: what every allocator can do.
-//! 2. [`SubAllocator`]: where regions come from. [`DeviceMemory`], [`GrowingMemory`], [`ManagedMemory`], [`Shareable`],
+//! 1. [`Request`], [`Placed`]: what is asked and answered. [`Allocator`]: what every allocator can
+//!    do.
+//! 2. [`SubAllocator`]: where regions come from. [`DeviceMemory`], [`GrowingMemory`],
+//!    [`ManagedMemory`], [`Shareable`],
 //!    [`HostPages`]: a backend's; [`HostHeap`], [`NodePages`]: the system's; [`Simulated`]: addresses without memory
 //!    behind them; [`Visited`]: any of them, with a [`RegionVisitor`].
 //! 3. [`Bfc`]: best fit with coalescing over any upstream; [`ThreadHeaps`]: a heap for each thread.
 //!    [`Recorded`]: work on a stream, after which memory is free.
-//! 4. [`Trim`]: returning kept memory on request. [`Relief`], [`Relieved`]: the way from 'nothing is free' to an error
-//!    that explains itself.
+//! 4. [`Trim`]: returning kept memory on request. [`Relief`], [`Relieved`]: the way from 'nothing
+//!    is free' to an error that explains itself.
 //! 5. [`Arena`]: memory for the blocks of sessions.
-//! 6. [`Direct`], [`BasicCpu`], [`PinnedHost`], [`Pool`]: host memory. [`DriverPool`]: the driver's own pool.
+//! 6. [`Direct`], [`BasicCpu`], [`PinnedHost`], [`Pool`]: host memory. [`DriverPool`]: the driver's
+//!    own pool.
 //!    [`GraphPool`]: memory that belongs to a graph.
-//! 7. [`Tracking`], [`Guard`], [`NanFill`], [`Limit`], [`Log`]: allocators over another; [`Trace`]: a log, replayed.
+//! 7. [`Tracking`], [`Guard`], [`NanFill`], [`Limit`], [`Log`]: allocators over another; [`Trace`]:
+//!    a log, replayed.
 //! 8. [`ProcessState`]: all of them in one value, by device and [`AllocatorAttributes`].
 //! 9. [`snapshot`]: what a heap looks like at one moment.
 //!
 //! # Glossary
 //!
-//! The words of `gpu_api`, and two more: a *chunk* is a piece of a region inside an allocator, in use or not; *slack*
-//! is what a chunk has beyond what was asked for.
+//! The words of `gpu_api`, and two more: a *chunk* is a piece of a region inside an allocator, in
+//! use or not; *slack* is what a chunk has beyond what was asked for.
 
 mod allocator;
 mod arena;
@@ -69,8 +73,8 @@ pub use memory::{DeviceBytes, HostBytes, Memory};
 pub use pool::{Pool, PoolCounts};
 pub use pool_options::{PoolOptions, Rounding};
 pub use process_state::{
-    AllocatorAttributes, AllocatorKey, AllocatorKind, KeyedVisitor, MemoryLimit, Owner, PhysicalDevice, ProcessOptions,
-    ProcessState, VirtualDevice, VirtualDevices, Wrap,
+    AllocatorAttributes, AllocatorKey, AllocatorKind, KeyedVisitor, MemoryLimit, Owner,
+    PhysicalDevice, ProcessOptions, ProcessState, VirtualDevice, VirtualDevices, Wrap,
 };
 pub use recorded::Recorded;
 pub use relief::{Relief, Relieved};

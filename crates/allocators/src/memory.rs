@@ -17,8 +17,8 @@ pub trait Memory: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// The range from `address` on, as long as `to`, lies in one allocation whose allocator gave this memory, which is
-    /// not freed meanwhile; nothing writes it meanwhile.
+    /// The range from `address` on, as long as `to`, lies in one allocation whose allocator gave
+    /// this memory, which is not freed meanwhile; nothing writes it meanwhile.
     unsafe fn read(&self, address: u64, to: &mut [u8]) -> Result<()>;
 
     /// Writes bytes.
@@ -39,8 +39,9 @@ pub struct HostBytes;
 
 impl Memory for HostBytes {
     unsafe fn read(&self, address: u64, to: &mut [u8]) -> Result<()> {
-        // SAFETY: `copy_nonoverlapping` asks for `to.len()` readable and writable bytes apart from each other: the
-        // caller vouches for the first, `to` is a slice, and it is no part of what an allocator handed out.
+        // SAFETY: `copy_nonoverlapping` asks for `to.len()` readable and writable bytes apart from
+        // each other: the caller vouches for the first, `to` is a slice, and it is no part of what
+        // an allocator handed out.
         unsafe { ptr::copy_nonoverlapping(pointer(address), to.as_mut_ptr(), to.len()) };
         Ok(())
     }
@@ -70,8 +71,8 @@ impl DeviceBytes {
     ///
     /// # Errors
     ///
-    /// What [`create_stream`](gpu_api::GpuStreams::create_stream) gives; [`Error::System`](gpu_api::Error::System) when
-    /// the kernel has no page for the fork guard.
+    /// What [`create_stream`](gpu_api::GpuStreams::create_stream) gives;
+    /// [`Error::System`](gpu_api::Error::System) when the kernel has no page for the fork guard.
     pub fn new(gpu: Gpu) -> Result<DeviceBytes> {
         let fork = ForkGuard::new()?;
         let stream = gpu.backend().create_stream(gpu.device())?;
@@ -83,7 +84,8 @@ impl DeviceBytes {
     }
 
     fn finish(&self) -> Result<()> {
-        // SAFETY: `synchronize_stream` asks for a live stream: this value's own, destroyed by its drop.
+        // SAFETY: `synchronize_stream` asks for a live stream: this value's own, destroyed by its
+        // drop.
         unsafe { self.gpu.backend().synchronize_stream(self.stream) }
     }
 }
@@ -92,9 +94,14 @@ impl Memory for DeviceBytes {
     unsafe fn read(&self, address: u64, to: &mut [u8]) -> Result<()> {
         self.check()?;
         let from = DevicePtr(address);
-        // SAFETY: `copy_to_host` asks for a live stream, which is our own, and for ranges that are valid until the copy
-        // has finished: the caller vouches for one, `to` is borrowed until `finish` has returned.
-        unsafe { self.gpu.backend().copy_to_host(self.stream, to.as_mut_ptr(), from, to.len()) }?;
+        // SAFETY: `copy_to_host` asks for a live stream, which is our own, and for ranges that are
+        // valid until the copy has finished: the caller vouches for one, `to` is borrowed until
+        // `finish` has returned.
+        unsafe {
+            self.gpu
+                .backend()
+                .copy_to_host(self.stream, to.as_mut_ptr(), from, to.len())
+        }?;
         self.finish()
     }
 
@@ -102,7 +109,11 @@ impl Memory for DeviceBytes {
         self.check()?;
         let to = DevicePtr(address);
         // SAFETY: `copy_to_device` asks as `copy_to_host` does.
-        unsafe { self.gpu.backend().copy_to_device(self.stream, to, from.as_ptr(), from.len()) }?;
+        unsafe {
+            self.gpu
+                .backend()
+                .copy_to_device(self.stream, to, from.as_ptr(), from.len())
+        }?;
         self.finish()
     }
 }
@@ -112,7 +123,8 @@ impl Drop for DeviceBytes {
         if self.check().is_err() {
             return;
         }
-        // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: this is its owner's drop.
+        // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: this is its
+        // owner's drop.
         if let Err(error) = unsafe { self.gpu.backend().destroy_stream(self.stream) } {
             tracing::warn!(%error, "a stream is leaked");
         }

@@ -66,9 +66,9 @@ struct PoolState {
 
 /// Keeps buffers that were freed for the next request of the same size and alignment.
 ///
-/// What was put first is the first to go, when there are too many buffers or bytes. Zero buffers make it pass
-/// everything through. When upstream has no room, all that is kept goes back before it is asked once more; while
-/// somebody waits for it, nothing is kept.
+/// What was put first is the first to go, when there are too many buffers or bytes. Zero buffers
+/// make it pass everything through. When upstream has no room, all that is kept goes back before it
+/// is asked once more; while somebody waits for it, nothing is kept.
 ///
 /// # Examples
 ///
@@ -98,8 +98,8 @@ impl<A: Allocator> Pool<A> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a pool of no buffers that is to grow: it would keep nothing, and never learn how many it
-    /// needs.
+    /// [`Error::Invalid`] for a pool of no buffers that is to grow: it would keep nothing, and
+    /// never learn how many it needs.
     pub fn new(options: PoolOptions, upstream: A) -> Result<Pool<A>> {
         if options.auto_resize && options.buffers == 0 {
             return Err(Error::Invalid {
@@ -108,8 +108,15 @@ impl<A: Allocator> Pool<A> {
                 must: "at least 1, or `auto_resize(false)` to pass everything through",
             });
         }
-        let state = PoolState { limit: options.buffers, ..PoolState::default() };
-        let core = Arc::new(Core { options, upstream, state: Mutex::new(state) });
+        let state = PoolState {
+            limit: options.buffers,
+            ..PoolState::default()
+        };
+        let core = Arc::new(Core {
+            options,
+            upstream,
+            state: Mutex::new(state),
+        });
         let keeper: Weak<dyn Trim> = Arc::<Core<A>>::downgrade(&core);
         core.upstream.register_keeper(keeper);
         Ok(Pool { core })
@@ -150,7 +157,11 @@ impl<A: Allocator> Pool<A> {
             other => return other,
         };
         if request.until.is_none() {
-            return if self.clear()? > 0 { self.core.upstream.alloc(request) } else { Err(error) };
+            return if self.clear()? > 0 {
+                self.core.upstream.alloc(request)
+            } else {
+                Err(error)
+            };
         }
         self.state().waiters += 1;
         let placed = self.clear().and_then(|_| self.core.upstream.alloc(request));
@@ -167,7 +178,10 @@ impl<A: Allocator> Core<A> {
             state.turns.clear();
             state.kept_bytes = 0;
             let kept = state.kept.drain();
-            kept.flat_map(|((bytes, _), kept)| kept.into_iter().map(move |(_, address)| (address, bytes))).collect()
+            kept.flat_map(|((bytes, _), kept)| {
+                kept.into_iter().map(move |(_, address)| (address, bytes))
+            })
+            .collect()
         };
         let mut freed = 0;
         let mut failed = None;
@@ -218,13 +232,17 @@ impl PoolState {
         self.counts.put += 1;
         let mut gone = Vec::new();
         while !self.turns.is_empty()
-            && (self.turns.len() >= self.limit || self.kept_bytes.saturating_add(kind.0) > options.bytes)
+            && (self.turns.len() >= self.limit
+                || self.kept_bytes.saturating_add(kind.0) > options.bytes)
         {
             gone.extend(self.evict(options.auto_resize));
         }
         self.turn += 1;
         self.turns.insert(self.turn, kind);
-        self.kept.entry(kind).or_default().push_back((self.turn, address));
+        self.kept
+            .entry(kind)
+            .or_default()
+            .push_back((self.turn, address));
         self.kept_bytes += kind.0;
         self.peak_kept_bytes = self.peak_kept_bytes.max(self.kept_bytes);
         gone
@@ -244,7 +262,12 @@ impl PoolState {
     }
 
     fn look_at_rates(&mut self, auto_resize: bool) {
-        let PoolCounts { from_pool, allocated, put, evicted } = std::mem::take(&mut self.counts);
+        let PoolCounts {
+            from_pool,
+            allocated,
+            put,
+            evicted,
+        } = std::mem::take(&mut self.counts);
         let evictions = evicted as f64 / put.max(1) as f64;
         let misses = allocated as f64 / (allocated + from_pool).max(1) as f64;
         if auto_resize && evictions > TOLERATED && misses > TOLERATED {
@@ -253,8 +276,8 @@ impl PoolState {
     }
 }
 
-// SAFETY: `Allocator` asks that what is handed out does not overlap: a buffer is either out or kept, and is upstream's
-// otherwise, which keeps the promise for its part. `memory` is upstream's.
+// SAFETY: `Allocator` asks that what is handed out does not overlap: a buffer is either out or
+// kept, and is upstream's otherwise, which keeps the promise for its part. `memory` is upstream's.
 unsafe impl<A: Allocator> Allocator for Pool<A> {
     fn name(&self) -> &str {
         &self.core.options.name
@@ -278,8 +301,21 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
         };
         let mut state = self.state();
         state.number += 1;
-        let placed = Placed { address, bytes, asked: request.bytes, number: state.number, token: () };
-        state.out.insert(address, Out { placed, kind, is_worked_on: false });
+        let placed = Placed {
+            address,
+            bytes,
+            asked: request.bytes,
+            number: state.number,
+            token: (),
+        };
+        state.out.insert(
+            address,
+            Out {
+                placed,
+                kind,
+                is_worked_on: false,
+            },
+        );
         state.counters.allocated(bytes, request.bytes);
         Ok(placed)
     }
@@ -287,9 +323,14 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
     fn free(&self, address: u64) -> Result<()> {
         self.check_owner()?;
         let mut state = self.state();
-        let Out { placed, kind, is_worked_on } = state.out.remove(&address).ok_or_else(|| foreign(address))?;
+        let Out {
+            placed,
+            kind,
+            is_worked_on,
+        } = state.out.remove(&address).ok_or_else(|| foreign(address))?;
         state.counters.freed(placed.bytes, placed.asked);
-        // Read under the lock: a request that starts waiting after this takes memory from the kept buffers.
+        // Read under the lock: a request that starts waiting after this takes memory from the kept
+        // buffers.
         let is_wanted = is_worked_on || state.waiters > 0 || self.core.upstream.is_wanted();
         if state.limit == 0 || is_wanted || kind.0 > self.core.options.bytes {
             drop(state);
@@ -312,7 +353,11 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
             return self.free(address);
         }
         // Upstream has the patience, and what is kept here can be given to anybody at once.
-        let out = self.state().out.remove(&address).ok_or_else(|| foreign(address))?;
+        let out = self
+            .state()
+            .out
+            .remove(&address)
+            .ok_or_else(|| foreign(address))?;
         let freed = self.core.upstream.free_after(address, work);
         let mut state = self.state();
         match freed {
@@ -325,7 +370,10 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
     fn record_work(&self, address: u64, work: Work) -> Result<()> {
         self.check_owner()?;
         let mut state = self.state();
-        let out = state.out.get_mut(&address).ok_or_else(|| foreign(address))?;
+        let out = state
+            .out
+            .get_mut(&address)
+            .ok_or_else(|| foreign(address))?;
         self.core.upstream.record_work(address, work)?;
         // Kept, it would go to the next before that work has finished.
         out.is_worked_on = true;
@@ -337,7 +385,11 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
     }
 
     fn find(&self, address: u64) -> Option<Placed> {
-        self.state().out.values().map(|out| out.placed).find(|placed| placed.covers(address))
+        self.state()
+            .out
+            .values()
+            .map(|out| out.placed)
+            .find(|placed| placed.covers(address))
     }
 
     fn stats(&self) -> AllocatorStats {
@@ -388,7 +440,9 @@ impl<A: Allocator> Drop for Pool<A> {
     fn drop(&mut self) {
         match self.clear() {
             Ok(_) | Err(Error::Forked { .. }) => {}
-            Err(error) => tracing::warn!(pool = self.core.options.name, %error, "a buffer is leaked"),
+            Err(error) => {
+                tracing::warn!(pool = self.core.options.name, %error, "a buffer is leaked")
+            }
         }
     }
 }

@@ -11,8 +11,8 @@ pub enum Rounding {
     PowerOfTwo,
     /// The next multiple, of at least 1.
     MultipleOf(u64),
-    /// A rule of your own: from what is asked for to at least as much, or `None` for more than can be said. Less than
-    /// what is asked for counts as `None`.
+    /// A rule of your own: from what is asked for to at least as much, or `None` for more than can
+    /// be said. Less than what is asked for counts as `None`.
     Custom(fn(u64) -> Option<u64>),
 }
 
@@ -47,7 +47,13 @@ pub struct PoolOptions {
 impl PoolOptions {
     /// Keeps up to 100 buffers, and more when that is too few, of up to 1 GiB.
     pub fn new(name: impl Into<String>) -> PoolOptions {
-        PoolOptions { name: name.into(), buffers: 100, bytes: 1 << 30, auto_resize: true, rounding: Rounding::None }
+        PoolOptions {
+            name: name.into(),
+            buffers: 100,
+            bytes: 1 << 30,
+            auto_resize: true,
+            rounding: Rounding::None,
+        }
     }
 
     /// Sets the most buffers kept.

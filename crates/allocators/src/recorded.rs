@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpu_api::{CaptureStatus, Error, EventKind, ForkGuard, Gpu, RawEvent, RawStream, Result, StreamIdentity};
+use gpu_api::{
+    CaptureStatus, Error, EventKind, ForkGuard, Gpu, RawEvent, RawStream, Result, StreamIdentity,
+};
 
 use crate::{Allocator, Completion, Work};
 
@@ -37,8 +39,8 @@ impl Recorded {
     ///
     /// # Errors
     ///
-    /// [`Error::Capturing`] for a stream that is being captured: its work runs when the graph is launched, perhaps more
-    /// than once; the driver's error.
+    /// [`Error::Capturing`] for a stream that is being captured: its work runs when the graph is
+    /// launched, perhaps more than once; the driver's error.
     ///
     /// # Safety
     ///
@@ -48,20 +50,29 @@ impl Recorded {
         // SAFETY: `capture_status` asks for a live stream: the caller vouches for it.
         if unsafe { backend.capture_status(stream) }? != CaptureStatus::None {
             let remedy = "take it from a `GraphPool` and free it there, or free it when no graph uses it any more";
-            return Err(Error::Capturing { stream: stream.handle, remedy });
+            return Err(Error::Capturing {
+                stream: stream.handle,
+                remedy,
+            });
         }
         // SAFETY: `stream_info` asks as `capture_status`.
         let info = unsafe { backend.stream_info(stream) }?;
         let fork = ForkGuard::new()?;
         let event = backend.create_event(gpu.device(), EventKind::Local)?;
-        let recorded = Recorded { gpu: gpu.clone(), event, done: AtomicBool::new(false), fork };
-        // SAFETY: `record_event` asks for a live event and stream of one device: the event was made just now, and the
-        // caller vouches for the stream.
+        let recorded = Recorded {
+            gpu: gpu.clone(),
+            event,
+            done: AtomicBool::new(false),
+            fork,
+        };
+        // SAFETY: `record_event` asks for a live event and stream of one device: the event was made
+        // just now, and the caller vouches for the stream.
         unsafe { backend.record_event(event, stream) }?;
         Ok((info.identity, recorded))
     }
 
-    /// Returns the work that is queued on a stream, for [`Allocator::free_after`] and [`Allocator::record_work`].
+    /// Returns the work that is queued on a stream, for [`Allocator::free_after`] and
+    /// [`Allocator::record_work`].
     ///
     /// # Errors
     ///
@@ -76,8 +87,8 @@ impl Recorded {
         Ok(Work::on(identity, recorded))
     }
 
-    /// Takes an allocation back whose bytes may be used again once the work that is queued on these streams has
-    /// finished, and in a stream's order at once when there is one. Does not wait.
+    /// Takes an allocation back whose bytes may be used again once the work that is queued on these
+    /// streams has finished, and in a stream's order at once when there is one. Does not wait.
     ///
     /// # Errors
     ///
@@ -86,9 +97,16 @@ impl Recorded {
     /// # Safety
     ///
     /// The streams are alive and of this device.
-    pub unsafe fn free_on(allocator: &dyn Allocator, address: u64, gpu: &Gpu, streams: &[RawStream]) -> Result<()> {
+    pub unsafe fn free_on(
+        allocator: &dyn Allocator,
+        address: u64,
+        gpu: &Gpu,
+        streams: &[RawStream],
+    ) -> Result<()> {
         // SAFETY: `work_on` asks what this function asks.
-        let work = streams.iter().map(|&stream| unsafe { Recorded::work_on(gpu, stream) });
+        let work = streams
+            .iter()
+            .map(|&stream| unsafe { Recorded::work_on(gpu, stream) });
         allocator.free_after(address, work.collect::<Result<_>>()?)
     }
 }
@@ -107,7 +125,8 @@ impl Completion for Recorded {
                 self.done.store(done, Ordering::Release);
                 done
             }
-            // Nobody knows whether the work has ended: the memory is not used again while the driver says so.
+            // Nobody knows whether the work has ended: the memory is not used again while the
+            // driver says so.
             Err(error) => {
                 tracing::debug!(%error, "an event cannot be asked");
                 false
@@ -121,7 +140,8 @@ impl Drop for Recorded {
         if self.fork.check("this event").is_err() {
             return;
         }
-        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this is its owner's drop.
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this is its
+        // owner's drop.
         if let Err(error) = unsafe { self.gpu.backend().destroy_event(self.event) } {
             tracing::warn!(%error, "an event is leaked");
         }
@@ -130,6 +150,8 @@ impl Drop for Recorded {
 
 impl fmt::Debug for Recorded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recorded").field("event", &self.event).finish_non_exhaustive()
+        f.debug_struct("Recorded")
+            .field("event", &self.event)
+            .finish_non_exhaustive()
     }
 }

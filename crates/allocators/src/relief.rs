@@ -1,15 +1,18 @@
-//! What can return memory when an allocator of a device runs out, and the order in which it is asked.
+//! What can return memory when an allocator of a device runs out, and the order in which it is
+//! asked.
 //!
 //! 1. Free blocks.
 //! 2. What sessions have in limbo and nothing holds any more ([`Reclaim::collect_all`]).
-//! 3. More from the driver, for which the allocator gives its own idle regions back if that makes room.
-//! 4. Mappings that consumers do not use ([`Reclaim::ask_to_unmap`]), and idle regions of every allocator of the
-//!    device.
-//! 5. Waiting: as long as the request allows, and a short time for consumers that were asked to unmap.
+//! 3. More from the driver, for which the allocator gives its own idle regions back if that makes
+//!    room.
+//! 4. Mappings that consumers do not use ([`Reclaim::ask_to_unmap`]), and idle regions of every
+//!    allocator of the device.
+//! 5. Waiting: as long as the request allows, and a short time for consumers that were asked to
+//!    unmap.
 //! 6. An error that names the holders of the memory.
 //!
-//! Consumers are asked only when the driver has no more, not before every region: each has to map again what it uses
-//! next.
+//! Consumers are asked only when the driver has no more, not before every region: each has to map
+//! again what it uses next.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -26,8 +29,8 @@ use crate::{Allocator, Bfc, Placed, Request, SubAllocator, Trim, Work};
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// How often they are asked.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// How long the first wait between two looks is, and the longest, of one that has neighbours: nobody tells of what
-/// those give back.
+/// How long the first wait between two looks is, and the longest, of one that has neighbours:
+/// nobody tells of what those give back.
 const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 
 /// The most leases of which a snapshot says where their blocks lie.
@@ -64,12 +67,19 @@ impl Relief {
 
     /// Lets every session look at every lease; says how many bytes left limbo.
     pub fn collect(&self) -> u64 {
-        self.sessions().iter().map(|session| session.collect_all().bytes).sum()
+        self.sessions()
+            .iter()
+            .map(|session| session.collect_all().bytes)
+            .sum()
     }
 
-    /// Asks the participants of every session to unmap what they do not use; says how many were asked.
+    /// Asks the participants of every session to unmap what they do not use; says how many were
+    /// asked.
     pub fn ask_to_unmap(&self) -> usize {
-        self.sessions().iter().map(|session| session.ask_to_unmap()).sum()
+        self.sessions()
+            .iter()
+            .map(|session| session.ask_to_unmap())
+            .sum()
     }
 
     /// Says whether there is one allocator and no other.
@@ -79,7 +89,10 @@ impl Relief {
 
     /// Lets every allocator give idle memory back; says how many bytes.
     pub fn trim(&self) -> u64 {
-        let neighbours: Vec<Arc<dyn Trim>> = lock(&self.neighbours).iter().filter_map(Weak::upgrade).collect();
+        let neighbours: Vec<Arc<dyn Trim>> = lock(&self.neighbours)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
         let trim = |neighbour: &Arc<dyn Trim>| {
             neighbour.trim().unwrap_or_else(|error| {
                 tracing::warn!(%error, "a region is leaked");
@@ -91,20 +104,29 @@ impl Relief {
 
     /// Adds to a snapshot what sessions hold.
     pub fn annotate(&self, snapshot: &mut Snapshot) {
-        self.sessions().iter().for_each(|session| add_session(snapshot, &**session));
+        self.sessions()
+            .iter()
+            .for_each(|session| add_session(snapshot, &**session));
     }
 
     /// Adds to a snapshot what sessions hold, and this one whether it is registered or not.
     pub fn annotate_for(&self, asker: &dyn Reclaim, snapshot: &mut Snapshot) {
         add_session(snapshot, asker);
-        for session in self.sessions().iter().filter(|session| !std::ptr::addr_eq(Arc::as_ptr(session), asker)) {
+        for session in self
+            .sessions()
+            .iter()
+            .filter(|session| !std::ptr::addr_eq(Arc::as_ptr(session), asker))
+        {
             add_session(snapshot, &**session);
         }
     }
 
     /// Sessions are called with no lock held.
     fn sessions(&self) -> Vec<Arc<dyn Reclaim>> {
-        lock(&self.sessions).iter().filter_map(Weak::upgrade).collect()
+        lock(&self.sessions)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
     }
 }
 
@@ -121,7 +143,11 @@ fn add_session(snapshot: &mut Snapshot, session: &dyn Reclaim) {
     // Sessions number their participants apart.
     let first = snapshot.holders.len();
     snapshot.limbo_bytes += session.limbo_bytes();
-    for holder in session.holders().into_iter().filter(|holder| holder.leases + holder.mappings > 0) {
+    for holder in session
+        .holders()
+        .into_iter()
+        .filter(|holder| holder.leases + holder.mappings > 0)
+    {
         if holder.dying {
             snapshot.quarantined_bytes += holder.bytes;
         }
@@ -129,9 +155,20 @@ fn add_session(snapshot: &mut Snapshot, session: &dyn Reclaim) {
     }
     let room = LENT.saturating_sub(snapshot.lent.len());
     let holders = &snapshot.holders;
-    let place =
-        |id: ParticipantId| Some(first + holders[first..].iter().position(|holder| holder.participant == id.0)?);
-    snapshot.lent.extend(session.lent(room).into_iter().map(|lent| LentSnapshot::of(lent, place(lent.participant))));
+    let place = |id: ParticipantId| {
+        Some(
+            first
+                + holders[first..]
+                    .iter()
+                    .position(|holder| holder.participant == id.0)?,
+        )
+    };
+    snapshot.lent.extend(
+        session
+            .lent(room)
+            .into_iter()
+            .map(|lent| LentSnapshot::of(lent, place(lent.participant))),
+    );
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -150,10 +187,15 @@ pub(crate) struct Asking<'a> {
 impl<'a> Asking<'a> {
     /// Asks nobody yet.
     pub(crate) fn new(relief: &'a Relief, patience: Duration) -> Asking<'a> {
-        Asking { relief, patience: Some(patience), next: Instant::now() }
+        Asking {
+            relief,
+            patience: Some(patience),
+            next: Instant::now(),
+        }
     }
 
-    /// Asks consumers to unmap, if it is time to. Returns until when the request waits, which waited `until` before.
+    /// Asks consumers to unmap, if it is time to. Returns until when the request waits, which
+    /// waited `until` before.
     pub(crate) fn ask_to_unmap(&mut self, now: Instant, until: Option<Instant>) -> Option<Instant> {
         if now < self.next {
             return until;
@@ -162,11 +204,14 @@ impl<'a> Asking<'a> {
         if self.relief.ask_to_unmap() == 0 {
             return until;
         }
-        self.patience.take().map_or(until, |patience| until.max(Some(end_of(now, patience))))
+        self.patience
+            .take()
+            .map_or(until, |patience| until.max(Some(end_of(now, patience))))
     }
 }
 
-/// A [`Bfc`] that turns to the sessions and the other allocators of its device before it is out of memory.
+/// A [`Bfc`] that turns to the sessions and the other allocators of its device before it is out of
+/// memory.
 ///
 /// # Examples
 ///
@@ -197,7 +242,11 @@ impl<U: SubAllocator> Relieved<U> {
         let bfc = Arc::new(bfc);
         let weak: Weak<dyn Trim> = Arc::<Bfc<U>>::downgrade(&bfc);
         relief.register_neighbour(weak);
-        Arc::new(Relieved { bfc, relief, patience })
+        Arc::new(Relieved {
+            bfc,
+            relief,
+            patience,
+        })
     }
 
     /// Returns the allocator beneath.
@@ -214,8 +263,8 @@ impl<U: SubAllocator> Relieved<U> {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`] after all that, with the holders of the memory, a histogram and a map of the regions; as
-    /// [`Bfc::alloc`] otherwise.
+    /// [`Error::OutOfMemory`] after all that, with the holders of the memory, a histogram and a map
+    /// of the regions; as [`Bfc::alloc`] otherwise.
     pub fn place(&self, request: Request) -> Result<Placed<U::Token>> {
         match self.bfc.try_alloc(request)? {
             Some(placed) => Ok(placed),
@@ -261,8 +310,14 @@ impl<U: SubAllocator> Relieved<U> {
                     other => return other,
                 }
             }
-            let Some(end) = until.filter(|&until| now < until) else { return Err(self.explain(error)) };
-            let look = if self.relief.is_alone() { ASK_AGAIN } else { nap };
+            let Some(end) = until.filter(|&until| now < until) else {
+                return Err(self.explain(error));
+            };
+            let look = if self.relief.is_alone() {
+                ASK_AGAIN
+            } else {
+                nap
+            };
             if let Some(placed) = turn.wait(seen, end.min(now + look)) {
                 return Ok(placed);
             }
@@ -272,7 +327,9 @@ impl<U: SubAllocator> Relieved<U> {
 
     /// Adds to an error the holders of the memory and where it lies.
     fn explain(&self, error: Error) -> Error {
-        self.bfc.core.explain(error, |snapshot| self.relief.annotate(snapshot))
+        self.bfc
+            .core
+            .explain(error, |snapshot| self.relief.annotate(snapshot))
     }
 }
 
@@ -311,6 +368,9 @@ unsafe impl<U: SubAllocator> Allocator for Relieved<U> {
 
 impl<U: SubAllocator> fmt::Debug for Relieved<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Relieved").field("bfc", &self.bfc).field("relief", &self.relief).finish_non_exhaustive()
+        f.debug_struct("Relieved")
+            .field("bfc", &self.bfc)
+            .field("relief", &self.relief)
+            .finish_non_exhaustive()
     }
 }

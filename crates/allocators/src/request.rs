@@ -26,10 +26,18 @@ pub struct Request {
 }
 
 impl Request {
-    /// Asks for this many bytes, aligned to 256, without waiting. Notes the caller's line, for reports.
+    /// Asks for this many bytes, aligned to 256, without waiting. Notes the caller's line, for
+    /// reports.
     #[track_caller]
     pub fn new(bytes: u64) -> Request {
-        Request { bytes, align: 1, stream: None, until: None, tag: "", from: Location::caller() }
+        Request {
+            bytes,
+            align: 1,
+            stream: None,
+            until: None,
+            tag: "",
+            from: Location::caller(),
+        }
     }
 
     /// Asks for a multiple of this power of two as the address.
@@ -39,16 +47,16 @@ impl Request {
         self
     }
 
-    /// Allows memory that was given back on this stream and whose work is not done: the bytes will only be used in
-    /// this stream's order.
+    /// Allows memory that was given back on this stream and whose work is not done: the bytes will
+    /// only be used in this stream's order.
     #[must_use]
     pub fn on(mut self, stream: StreamIdentity) -> Request {
         self.stream = Some(stream);
         self
     }
 
-    /// Waits until then for memory to be freed, when there is none. Allocators that ask the system for each request
-    /// ([`Direct`](crate::Direct)) do not wait: nothing would wake them.
+    /// Waits until then for memory to be freed, when there is none. Allocators that ask the system
+    /// for each request ([`Direct`](crate::Direct)) do not wait: nothing would wake them.
     #[must_use]
     pub fn wait_until(mut self, deadline: Instant) -> Request {
         self.until = Some(deadline);
@@ -70,21 +78,38 @@ impl Request {
     /// Refuses nonsense.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
-        if self.bytes > 0 && self.align.is_power_of_two() { Ok(()) } else { Err(self.nonsense()) }
+        if self.bytes > 0 && self.align.is_power_of_two() {
+            Ok(())
+        } else {
+            Err(self.nonsense())
+        }
     }
 
     #[cold]
     fn nonsense(&self) -> Error {
         if self.bytes == 0 {
-            return Error::Invalid { what: "size", got: "0 bytes".into(), must: "at least 1 byte" };
+            return Error::Invalid {
+                what: "size",
+                got: "0 bytes".into(),
+                must: "at least 1 byte",
+            };
         }
-        Error::Invalid { what: "alignment", got: self.align.to_string(), must: "a power of two" }
+        Error::Invalid {
+            what: "alignment",
+            got: self.align.to_string(),
+            must: "a power of two",
+        }
     }
 
     /// Names the code that asked: the tag, if there is one, and the line.
     pub(crate) fn asker(&self) -> String {
         let space = if self.tag.is_empty() { "" } else { " " };
-        format!("{}{space}({}:{})", self.tag, self.from.file(), self.from.line())
+        format!(
+            "{}{space}({}:{})",
+            self.tag,
+            self.from.file(),
+            self.from.line()
+        )
     }
 
     /// Asks the same without waiting.
@@ -93,7 +118,8 @@ impl Request {
         self
     }
 
-    /// Asks the same for memory that no stream works on any more, since it is going to be written at once.
+    /// Asks the same for memory that no stream works on any more, since it is going to be written
+    /// at once.
     pub(crate) fn idle(mut self) -> Request {
         self.stream = None;
         self
@@ -111,7 +137,8 @@ impl Request {
 pub struct Placed<T = ()> {
     /// The first byte.
     pub address: u64,
-    /// Bytes that it may use: what was asked for, rounded up, and slack that was not worth cutting off.
+    /// Bytes that it may use: what was asked for, rounded up, and slack that was not worth cutting
+    /// off.
     pub bytes: u64,
     /// Bytes that were asked for.
     pub asked: u64,
@@ -129,11 +156,18 @@ impl<T> Placed<T> {
 
     /// Leaves the token out.
     pub fn untied(&self) -> Placed {
-        Placed { address: self.address, bytes: self.bytes, asked: self.asked, number: self.number, token: () }
+        Placed {
+            address: self.address,
+            bytes: self.bytes,
+            asked: self.asked,
+            number: self.number,
+            token: (),
+        }
     }
 }
 
-/// Returns the end of a wait; a time that no process lives to see for one that the clock does not reach.
+/// Returns the end of a wait; a time that no process lives to see for one that the clock does not
+/// reach.
 pub(crate) fn end_of(now: Instant, wait: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     now.checked_add(wait).unwrap_or(now + CENTURY)
@@ -156,7 +190,10 @@ mod tests {
     #[test]
     fn a_wait_without_end_does_not_end_at_once() {
         let now = Instant::now();
-        assert_eq!(end_of(now, Duration::from_secs(5)), now + Duration::from_secs(5));
+        assert_eq!(
+            end_of(now, Duration::from_secs(5)),
+            now + Duration::from_secs(5)
+        );
         assert!(end_of(now, Duration::MAX) > now + Duration::from_secs(1 << 31));
     }
 }

@@ -11,12 +11,14 @@ use crate::{DeviceMemory, Extent, GrowingMemory, Memory, SubAllocator};
 /// The number of the one range that an arena has.
 const RANGE: u64 = 0;
 
-/// Memory of a device that is exported as soon as it is allocated, for blocks of sessions and nothing else.
+/// Memory of a device that is exported as soon as it is allocated, for blocks of sessions and
+/// nothing else.
 ///
 /// A region is mapped by others as a whole, so nothing private may lie in one.
 ///
-/// Regions on their own have numbers that are never used again. The number of a region in a range is that of the place
-/// where it begins, so that a process that maps a region knows the number of the one behind it at any time.
+/// Regions on their own have numbers that are never used again. The number of a region in a range
+/// is that of the place where it begins, so that a process that maps a region knows the number of
+/// the one behind it at any time.
 #[derive(Debug)]
 pub struct Shareable {
     upstream: Upstream,
@@ -56,13 +58,19 @@ impl Numbers {
 impl Shareable {
     /// Exports regions that come from there.
     pub fn new(device: DeviceMemory) -> Shareable {
-        Shareable { upstream: Upstream::Apart(device), numbers: Mutex::default() }
+        Shareable {
+            upstream: Upstream::Apart(device),
+            numbers: Mutex::default(),
+        }
     }
 
-    /// Exports pieces of a range that come from there: a block may lie across several, and goes on in each process that
-    /// maps them.
+    /// Exports pieces of a range that come from there: a block may lie across several, and goes on
+    /// in each process that maps them.
     pub fn growing(memory: GrowingMemory) -> Shareable {
-        Shareable { upstream: Upstream::InPlace(memory), numbers: Mutex::default() }
+        Shareable {
+            upstream: Upstream::InPlace(memory),
+            numbers: Mutex::default(),
+        }
     }
 
     fn inner(&self) -> &dyn SubAllocator<Token = ()> {
@@ -74,15 +82,32 @@ impl Shareable {
 
     fn export_apart(&self, memory: &DeviceMemory, len: u64) -> Result<(Extent, Region)> {
         let allocation = memory.allocate(len)?;
-        let extent = Extent { base: allocation.base.0, len: allocation.len };
+        let extent = Extent {
+            base: allocation.base.0,
+            len: allocation.len,
+        };
         let export = memory.export(allocation).inspect_err(|_| {
-            // Nobody has seen the allocation yet. That it could not be shared is what the caller can mend.
+            // Nobody has seen the allocation yet. That it could not be shared is what the caller
+            // can mend.
             if let Err(error) = memory.release(extent) {
                 tracing::warn!(%error, "a region is leaked");
             }
         })?;
-        let id = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).next();
-        Ok((extent, Region::new(id, memory.gpu().device(), allocation.base, allocation.len, export)))
+        let id = self
+            .numbers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .next();
+        Ok((
+            extent,
+            Region::new(
+                id,
+                memory.gpu().device(),
+                allocation.base,
+                allocation.len,
+                export,
+            ),
+        ))
     }
 
     fn export_in_place(&self, memory: &GrowingMemory, len: u64) -> Result<(Extent, Region)> {
@@ -95,11 +120,24 @@ impl Shareable {
         let offset = extent.base - exported.range.base.0;
         let (id, behind) = {
             let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-            (numbers.of_place(offset), numbers.of_place(offset + extent.len))
+            (
+                numbers.of_place(offset),
+                numbers.of_place(offset + extent.len),
+            )
         };
-        let spot = Spot { range: RANGE, range_len: exported.range.len, offset, behind };
-        let region =
-            Region::new(id, memory.gpu().device(), DevicePtr(extent.base), extent.len, Export::Fd(exported.fd));
+        let spot = Spot {
+            range: RANGE,
+            range_len: exported.range.len,
+            offset,
+            behind,
+        };
+        let region = Region::new(
+            id,
+            memory.gpu().device(),
+            DevicePtr(extent.base),
+            extent.len,
+            Export::Fd(exported.fd),
+        );
         Ok((extent, region.with_spot(spot)))
     }
 }
@@ -117,7 +155,8 @@ unsafe impl SubAllocator for Shareable {
     }
 
     fn free(&self, extent: Extent, region: Arc<Region>) -> Result<()> {
-        // A descriptor keeps the memory: with the last block gone, this is the last of it but for somebody's report.
+        // A descriptor keeps the memory: with the last block gone, this is the last of it but for
+        // somebody's report.
         drop(region);
         self.inner().free(extent, ())
     }

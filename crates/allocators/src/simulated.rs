@@ -7,8 +7,8 @@ use gpu_api::{DeviceId, Error, Result};
 
 use crate::{Extent, SubAllocator};
 
-/// An upstream that hands out addresses and nothing else: for tests, benchmarks, and to replay a log against a device
-/// of another size.
+/// An upstream that hands out addresses and nothing else: for tests, benchmarks, and to replay a
+/// log against a device of another size.
 ///
 /// # Examples
 ///
@@ -46,8 +46,20 @@ impl Simulated {
 
     /// Makes an upstream without end, whose extents do not merge.
     pub fn new() -> Simulated {
-        let state = SimulatedState { next: Simulated::BASE, calls: 0, live: BTreeMap::new(), free_calls: 0 };
-        Simulated { capacity: u64::MAX, align: None, merges: false, gap: 0, fails_at: None, state: Mutex::new(state) }
+        let state = SimulatedState {
+            next: Simulated::BASE,
+            calls: 0,
+            live: BTreeMap::new(),
+            free_calls: 0,
+        };
+        Simulated {
+            capacity: u64::MAX,
+            align: None,
+            merges: false,
+            gap: 0,
+            fails_at: None,
+            state: Mutex::new(state),
+        }
     }
 
     /// Sets how many bytes there are.
@@ -111,7 +123,8 @@ impl Default for Simulated {
     }
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is out: addresses only rise. It gives no `memory`.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is out: addresses only rise. It
+// gives no `memory`.
 unsafe impl SubAllocator for Simulated {
     type Token = ();
 
@@ -121,15 +134,29 @@ unsafe impl SubAllocator for Simulated {
         let free = self.capacity - state.live.values().sum::<u64>().min(self.capacity);
         if len > free || matches!(self.fails_at, Some(n) if n == 0 || n == state.calls) {
             let hint = "a simulated device".into();
-            return Err(Error::OutOfMemory { device: DeviceId(0), asked: len, free, hint });
+            return Err(Error::OutOfMemory {
+                device: DeviceId(0),
+                asked: len,
+                free,
+                hint,
+            });
         }
         // What addresses can say is a limit, too.
-        let base = state.next.checked_next_multiple_of(self.align.unwrap_or(align));
-        let end = base.and_then(|base| base.checked_add(len)).filter(|&end| end <= Simulated::END);
+        let base = state
+            .next
+            .checked_next_multiple_of(self.align.unwrap_or(align));
+        let end = base
+            .and_then(|base| base.checked_add(len))
+            .filter(|&end| end <= Simulated::END);
         let (Some(base), Some(end)) = (base, end) else {
             let free = Simulated::END.saturating_sub(state.next);
             let hint = "a simulated device has no more addresses".into();
-            return Err(Error::OutOfMemory { device: DeviceId(0), asked: len, free, hint });
+            return Err(Error::OutOfMemory {
+                device: DeviceId(0),
+                asked: len,
+                free,
+                hint,
+            });
         };
         state.next = end.saturating_add(self.gap);
         state.live.insert(base, len);
@@ -142,7 +169,11 @@ unsafe impl SubAllocator for Simulated {
         let freed = state.live.remove(&extent.base);
         if freed != Some(extent.len) {
             let got = format!("{extent:?}");
-            return Err(Error::Invalid { what: "extent", got, must: "one that is out" });
+            return Err(Error::Invalid {
+                what: "extent",
+                got,
+                must: "one that is out",
+            });
         }
         Ok(())
     }

@@ -14,12 +14,13 @@ cfg_if::cfg_if! {
 
 /// Locks what is held for well under a microsecond at a time, such as the chunks of a heap.
 ///
-/// A thread that finds the lock taken tries again for some 40 microseconds before it sleeps, at growing intervals:
+/// A thread that finds the lock taken tries again for some 40 microseconds before it sleeps, at
+/// growing intervals:
 ///
-/// - To sleep and be woken takes longer than the lock is held. Once one thread sleeps, the standard library's lock also
-///   puts the next to sleep without a try, and every unlock is a system call.
-/// - What a heap consists of moves between the caches of two processors whenever they take turns. Ten operations of one
-///   thread in a row cost less than five turns.
+/// - To sleep and be woken takes longer than the lock is held. Once one thread sleeps, the standard
+///   library's lock also puts the next to sleep without a try, and every unlock is a system call.
+/// - What a heap consists of moves between the caches of two processors whenever they take turns.
+///   Ten operations of one thread in a row cost less than five turns.
 ///
 /// It is as fair as the standard library's lock, which is not fair either.
 #[inline]

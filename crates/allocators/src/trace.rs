@@ -104,7 +104,11 @@ impl Trace {
                 });
             }
         }
-        Ok(Trace { slots: live.len() as u32, steps, unknown_frees: 0 })
+        Ok(Trace {
+            slots: live.len() as u32,
+            steps,
+            unknown_frees: 0,
+        })
     }
 
     /// Returns the steps.
@@ -146,9 +150,11 @@ impl Trace {
                 }
             }
         }
-        replayed.nanos = u64::try_from(start.elapsed().max(Duration::from_nanos(1)).as_nanos()).unwrap_or(u64::MAX);
+        replayed.nanos = u64::try_from(start.elapsed().max(Duration::from_nanos(1)).as_nanos())
+            .unwrap_or(u64::MAX);
         let stats = allocator.stats();
-        (replayed.peak_in_use, replayed.peak_reserved) = (stats.peak_bytes_in_use, stats.peak_bytes_reserved);
+        (replayed.peak_in_use, replayed.peak_reserved) =
+            (stats.peak_bytes_in_use, stats.peak_bytes_reserved);
         for address in addresses.into_iter().flatten() {
             allocator.free(address)?;
             replayed.left += 1;
@@ -167,9 +173,13 @@ impl std::str::FromStr for Trace {
     /// [`Error::Invalid`] with the number of the line.
     fn from_str(csv: &str) -> Result<Trace> {
         let mut lines = csv.lines().enumerate();
-        let header: Vec<&str> = lines.next().map_or_else(Vec::new, |(_, line)| line.trim_end().split(',').collect());
+        let header: Vec<&str> = lines
+            .next()
+            .map_or_else(Vec::new, |(_, line)| line.trim_end().split(',').collect());
         let column = |name| header.iter().position(|&other| other == name);
-        let (Some(action), Some(pointer), Some(size)) = (column("Action"), column("Pointer"), column("Size")) else {
+        let (Some(action), Some(pointer), Some(size)) =
+            (column("Action"), column("Pointer"), column("Size"))
+        else {
             return Err(Error::Invalid {
                 what: "the header of a log",
                 got: header.join(","),
@@ -180,22 +190,33 @@ impl std::str::FromStr for Trace {
         let mut trace = Trace::default();
         let mut live: HashMap<u64, u32> = HashMap::new();
         for (at, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
-            let wrong =
-                |must| Error::Invalid { what: "a line of a log", got: format!("line {}: {line}", at + 1), must };
+            let wrong = |must| Error::Invalid {
+                what: "a line of a log",
+                got: format!("line {}: {line}", at + 1),
+                must,
+            };
             let fields: Vec<&str> = line.trim_end().split(',').collect();
             let field = |column: usize| fields.get(column).copied().unwrap_or("");
             let address = number(field(pointer)).ok_or_else(|| wrong("one with an address"))?;
             match field(action) {
                 "allocate" => {
                     let bytes = number(field(size)).ok_or_else(|| wrong("one with a size"))?;
-                    let align = align.and_then(|column| number(field(column))).filter(|align| align.is_power_of_two());
+                    let align = align
+                        .and_then(|column| number(field(column)))
+                        .filter(|align| align.is_power_of_two());
                     // Some allocators hand out nothing for no bytes; nothing is what it costs.
                     if bytes == 0 {
                         continue;
                     }
                     let slot = trace.slots;
-                    trace.slots = slot.checked_add(1).ok_or_else(|| wrong("one of fewer than 2^32 allocations"))?;
-                    trace.steps.push(Step::Alloc { slot, bytes, align: align.unwrap_or(1) });
+                    trace.slots = slot
+                        .checked_add(1)
+                        .ok_or_else(|| wrong("one of fewer than 2^32 allocations"))?;
+                    trace.steps.push(Step::Alloc {
+                        slot,
+                        bytes,
+                        align: align.unwrap_or(1),
+                    });
                     live.insert(address, slot);
                 }
                 "free" => match live.remove(&address) {

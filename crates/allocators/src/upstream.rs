@@ -44,24 +44,27 @@ impl RoomListeners {
 
     /// Tells everybody. To be called with no lock held.
     pub(crate) fn tell(&self) {
-        let listeners: Vec<Arc<dyn RoomListener>> = self.listeners().iter().filter_map(Weak::upgrade).collect();
+        let listeners: Vec<Arc<dyn RoomListener>> =
+            self.listeners().iter().filter_map(Weak::upgrade).collect();
         listeners.iter().for_each(|listener| listener.room_came());
     }
 
     fn listeners(&self) -> MutexGuard<'_, Vec<Weak<dyn RoomListener>>> {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Where a [`Bfc`](crate::Bfc) takes its regions from, and gives them back to.
 ///
-/// It is called with no lock of the `Bfc` held, one call at a time; only `may_free` and `check_owner` are called under
-/// its lock.
+/// It is called with no lock of the `Bfc` held, one call at a time; only `may_free` and
+/// `check_owner` are called under its lock.
 ///
 /// # Safety
 ///
-/// For implementors. Wrappers such as [`Guard`](crate::Guard) read and write what an allocator hands out, from safe
-/// code:
+/// For implementors. Wrappers such as [`Guard`](crate::Guard) read and write what an allocator
+/// hands out, from safe code:
 ///
 /// - An extent overlaps nothing that is not yet freed.
 /// - If `memory` succeeds, an extent can be read and written through it until it is freed.
@@ -71,12 +74,13 @@ pub unsafe trait SubAllocator: fmt::Debug + Send + Sync + 'static {
 
     /// Allocates at least `len` bytes that overlap nothing that is not yet freed.
     ///
-    /// The address is a multiple of `align`, a power of two, where upstream can; where it cannot, the `Bfc` looks for
-    /// aligned bytes within.
+    /// The address is a multiple of `align`, a power of two, where upstream can; where it cannot,
+    /// the `Bfc` looks for aligned bytes within.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`](gpu_api::Error::OutOfMemory) when there is no room; then the `Bfc` asks for less.
+    /// [`Error::OutOfMemory`](gpu_api::Error::OutOfMemory) when there is no room; then the `Bfc`
+    /// asks for less.
     fn alloc(&self, len: u64, align: u64) -> Result<(Extent, Self::Token)>;
 
     /// Takes an extent back, exactly as `alloc` gave it and once. May block.
@@ -86,8 +90,8 @@ pub unsafe trait SubAllocator: fmt::Debug + Send + Sync + 'static {
     /// What the driver said. The extent is leaked then, never freed again.
     fn free(&self, extent: Extent, token: Self::Token) -> Result<()>;
 
-    /// Says whether an extent that nobody uses may be freed: not while another process has it mapped, for instance.
-    /// Must not block, and must not call back.
+    /// Says whether an extent that nobody uses may be freed: not while another process has it
+    /// mapped, for instance. Must not block, and must not call back.
     fn may_free(&self, token: &Self::Token) -> bool {
         let _ = token;
         true
@@ -108,8 +112,8 @@ pub unsafe trait SubAllocator: fmt::Debug + Send + Sync + 'static {
         u64::MAX
     }
 
-    /// Adds a listener that is called whenever room may have come from elsewhere, for instance from others that share
-    /// a limit.
+    /// Adds a listener that is called whenever room may have come from elsewhere, for instance from
+    /// others that share a limit.
     fn subscribe(&self, listener: Weak<dyn RoomListener>) {
         let _ = listener;
     }
@@ -118,7 +122,8 @@ pub unsafe trait SubAllocator: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`](gpu_api::Error::Unsupported) for addresses without memory behind them.
+    /// [`Error::Unsupported`](gpu_api::Error::Unsupported) for addresses without memory behind
+    /// them.
     fn memory(&self) -> Result<Arc<dyn Memory>> {
         Err(no_memory())
     }

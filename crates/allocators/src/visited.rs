@@ -10,7 +10,8 @@ use crate::{Extent, Memory, SubAllocator};
 
 /// Is told of every region of an allocator, such as to register it with a network card.
 pub trait RegionVisitor: Send + Sync + 'static {
-    /// Takes note of a region that nobody uses yet. Called while growth is locked: it must not allocate from there.
+    /// Takes note of a region that nobody uses yet. Called while growth is locked: it must not
+    /// allocate from there.
     fn region_came(&self, region: Extent);
 
     /// Takes note that a region is about to go back: nobody uses it any more. As `region_came`.
@@ -52,7 +53,10 @@ pub struct Visited<U> {
 impl<U: SubAllocator> Visited<U> {
     /// Tells a visitor of what comes from there.
     pub fn new(inner: U, visitor: Arc<dyn RegionVisitor>) -> Visited<U> {
-        Visited { inner, visitor: Some(visitor) }
+        Visited {
+            inner,
+            visitor: Some(visitor),
+        }
     }
 
     /// Tells a visitor if there is one.
@@ -111,6 +115,8 @@ unsafe impl<U: SubAllocator> SubAllocator for Visited<U> {
 
 impl<U: fmt::Debug> fmt::Debug for Visited<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Visited").field("inner", &self.inner).finish_non_exhaustive()
+        f.debug_struct("Visited")
+            .field("inner", &self.inner)
+            .finish_non_exhaustive()
     }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use allocators::{Arena, ArenaOptions, Growth};
 use fake::Fake;
 use gpu_api::{
-    Error, Export, Gpu, Holder, MemHandle, ParticipantId, Piece, Reclaim, Reclaimed, Region, RegionId, RegionSource,
-    Sharing, SourceUsage,
+    Error, Export, Gpu, Holder, MemHandle, ParticipantId, Piece, Reclaim, Reclaimed, Region,
+    RegionId, RegionSource, Sharing, SourceUsage,
 };
 use proptest::prelude::*;
 use random::Random;
@@ -20,7 +20,9 @@ use random::Random;
 const REGION: u64 = 64 << 10;
 
 fn options() -> ArenaOptions {
-    ArenaOptions::default().sharing(Sharing::Handle).growth(Growth::Fixed(REGION))
+    ArenaOptions::default()
+        .sharing(Sharing::Handle)
+        .growth(Growth::Fixed(REGION))
 }
 
 fn arena(fake: &Arc<Fake>) -> Arc<Arena> {
@@ -40,25 +42,43 @@ fn many_blocks_share_one_region() {
     let mut places: Vec<u64> = pieces.iter().map(|piece| piece.ptr().0).collect();
     places.sort_unstable();
     assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= 1000));
-    assert!(pieces.iter().all(|piece| piece.len == 1000 && Arc::ptr_eq(&piece.region, &pieces[0].region)));
-    assert_eq!(arena.usage(), SourceUsage { regions: 1, reserved: REGION, in_use: 64 * 1024, pinned: 0 });
+    assert!(
+        pieces
+            .iter()
+            .all(|piece| piece.len == 1000 && Arc::ptr_eq(&piece.region, &pieces[0].region))
+    );
+    assert_eq!(
+        arena.usage(),
+        SourceUsage {
+            regions: 1,
+            reserved: REGION,
+            in_use: 64 * 1024,
+            pinned: 0
+        }
+    );
     pieces.into_iter().for_each(|piece| arena.give_back(piece));
     assert_eq!(arena.usage().in_use, 0);
 }
 
 #[test]
 fn blocks_above_half_a_region_get_all_of_a_device() {
-    // Of one region each, blocks of 17 MiB would lose 15 MiB in 32: a device of 1 GiB would be full after 32.
+    // Of one region each, blocks of 17 MiB would lose 15 MiB in 32: a device of 1 GiB would be full
+    // after 32.
     const MIB: u64 = 1 << 20;
     let fake = Fake::new(1 << 30);
-    let arena = Arena::new(fake.gpu(), ArenaOptions::default().sharing(Sharing::Handle)).expect("an arena");
+    let arena =
+        Arena::new(fake.gpu(), ArenaOptions::default().sharing(Sharing::Handle)).expect("an arena");
     let pieces: Vec<Piece> = (0..60).map(|_| take(&arena, 17 * MIB)).collect();
     assert_eq!(arena.usage().reserved, 60 * 17 * MIB);
     assert!(arena.take(17 * MIB, 1).is_err(), "4 MiB are left");
     pieces.into_iter().for_each(|piece| arena.give_back(piece));
     assert_eq!(arena.trim().expect("the driver takes it"), 60 * 17 * MIB);
     let halves = [(); 2].map(|()| take(&arena, 16 * MIB));
-    assert_eq!(arena.usage().reserved, 32 * MIB, "two halves share a region");
+    assert_eq!(
+        arena.usage().reserved,
+        32 * MIB,
+        "two halves share a region"
+    );
     halves.into_iter().for_each(|piece| arena.give_back(piece));
 }
 
@@ -66,7 +86,9 @@ fn blocks_above_half_a_region_get_all_of_a_device() {
 fn a_region_comes_with_its_export() {
     let fake = Fake::new(1 << 20);
     let piece = take(&arena(&fake), 1);
-    let Export::Handle(MemHandle(bytes)) = piece.region.export() else { panic!("no handle") };
+    let Export::Handle(MemHandle(bytes)) = piece.region.export() else {
+        panic!("no handle")
+    };
     assert_eq!(bytes[..8], piece.region.base().0.to_le_bytes());
     let by_fd = Arena::new(fake.gpu(), options().sharing(Sharing::Fd)).expect("an arena");
     assert!(matches!(take(&by_fd, 1).region.export(), Export::Fd(_)));
@@ -77,10 +99,19 @@ fn nonsense_is_refused_and_changes_nothing() {
     let fake = Fake::new(1 << 20);
     let arena = arena(&fake);
     let refused = |len, align| arena.take(len, align).expect_err("nonsense").to_string();
-    assert_eq!(refused(0, 1), "block size is 0 bytes, but must be at least 1 byte");
+    assert_eq!(
+        refused(0, 1),
+        "block size is 0 bytes, but must be at least 1 byte"
+    );
     assert_eq!(refused(1, 0), "alignment is 0, but must be a power of two");
     assert_eq!(refused(1, 3), "alignment is 3, but must be a power of two");
-    for (len, align) in [(u64::MAX, 1), (u64::MAX - 255, 1), (u64::MAX - 300, 1), (1, 1 << 63), (1 << 63, 1 << 63)] {
+    for (len, align) in [
+        (u64::MAX, 1),
+        (u64::MAX - 255, 1),
+        (u64::MAX - 300, 1),
+        (1, 1 << 63),
+        (1 << 63, 1 << 63),
+    ] {
         let error = arena.take(len, align).expect_err("more than there is");
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     }
@@ -96,7 +127,10 @@ fn a_full_device_gives_what_it_has_and_then_says_so() {
     let second = take(&arena, 5000);
     assert_eq!(second.region.len(), 8192);
     let error = arena.take(5000, 1).expect_err("the device is full");
-    assert!(matches!(error, Error::OutOfMemory { asked: 5000, .. }), "{error}");
+    assert!(
+        matches!(error, Error::OutOfMemory { asked: 5000, .. }),
+        "{error}"
+    );
     arena.give_back(second);
     take(&arena, 5000);
     arena.give_back(first);
@@ -116,22 +150,34 @@ fn only_whole_regions_that_nothing_pins_go_back_to_the_driver() {
     assert_eq!(arena.stats().exported, REGION);
 
     assert_eq!(arena.trim().expect("trim"), REGION);
-    assert_eq!(fake.state().live.keys().copied().collect::<Vec<_>>(), [regions[0].base().0, regions[1].base().0]);
+    assert_eq!(
+        fake.state().live.keys().copied().collect::<Vec<_>>(),
+        [regions[0].base().0, regions[1].base().0]
+    );
     assert_eq!(arena.trim().expect("trim"), 0);
     regions[1].unpin();
     arena.give_back(used);
     assert_eq!(arena.trim().expect("trim"), 2 * REGION);
     assert_eq!(arena.usage(), SourceUsage::default());
-    assert_eq!(take(&arena, 1).region.id(), RegionId(3), "numbers are never used again");
+    assert_eq!(
+        take(&arena, 1).region.id(),
+        RegionId(3),
+        "numbers are never used again"
+    );
 }
 
 #[test]
 fn a_region_whose_free_failed_is_leaked_and_not_freed_again() {
     let fake = Fake::new(1 << 20);
     let arena = arena(&fake);
-    [take(&arena, REGION), take(&arena, REGION)].into_iter().for_each(|piece| arena.give_back(piece));
+    [take(&arena, REGION), take(&arena, REGION)]
+        .into_iter()
+        .for_each(|piece| arena.give_back(piece));
     fake.state().refuses_free = true;
-    assert_eq!(arena.trim().expect_err("the driver refuses").to_string(), "free failed on device 0");
+    assert_eq!(
+        arena.trim().expect_err("the driver refuses").to_string(),
+        "free failed on device 0"
+    );
     assert_eq!(arena.stats().leaked, 2 * REGION);
     assert_eq!(arena.usage(), SourceUsage::default());
     fake.state().refuses_free = false;
@@ -145,7 +191,10 @@ fn a_region_that_cannot_be_exported_is_freed() {
     let fake = Fake::new(1 << 20);
     let arena = arena(&fake);
     fake.state().refuses_export = true;
-    assert_eq!(arena.take(1, 1).expect_err("no export").to_string(), "export failed on device 0");
+    assert_eq!(
+        arena.take(1, 1).expect_err("no export").to_string(),
+        "export failed on device 0"
+    );
     assert_eq!(fake.state().allocs, 1);
     assert!(fake.state().live.is_empty());
 }
@@ -212,8 +261,14 @@ fn what_is_given_back_twice_is_not_handed_out_twice() {
     let again = take(&arena, 256);
     assert_eq!(again.offset, piece.offset);
     arena.give_back(piece.clone());
-    arena.give_back(Piece { len: u64::MAX, ..piece.clone() });
-    arena.give_back(Piece { offset: u64::MAX, ..piece.clone() });
+    arena.give_back(Piece {
+        len: u64::MAX,
+        ..piece.clone()
+    });
+    arena.give_back(Piece {
+        offset: u64::MAX,
+        ..piece.clone()
+    });
     let elsewhere = Region::new(
         RegionId(9),
         again.region.device(),
@@ -221,7 +276,10 @@ fn what_is_given_back_twice_is_not_handed_out_twice() {
         REGION,
         Export::Handle(MemHandle([0; 64])),
     );
-    arena.give_back(Piece { region: Arc::new(elsewhere), ..again.clone() });
+    arena.give_back(Piece {
+        region: Arc::new(elsewhere),
+        ..again.clone()
+    });
     assert_eq!(arena.usage().in_use, 256);
     assert_ne!(take(&arena, 256).offset, again.offset);
 }
@@ -240,7 +298,11 @@ fn threads_get_bytes_of_their_own() {
                     if held.len() > 50 || (random.one_in(3) && !held.is_empty()) {
                         arena.give_back(random.take_one(&mut held));
                     } else {
-                        held.push(arena.take(1 + random.below(9000), 1 << random.below(14)).expect("room"));
+                        held.push(
+                            arena
+                                .take(1 + random.below(9000), 1 << random.below(14))
+                                .expect("room"),
+                        );
                     }
                 }
                 held.into_iter().for_each(|piece| arena.give_back(piece));
@@ -259,12 +321,12 @@ fn a_forked_child_leaves_the_driver_alone() {
     let arena = arena(&fake);
     let piece = take(&arena, 1);
     arena.give_back(piece.clone());
-    // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal handler: the calls
-    // return before they lock or allocate anything, and `_exit` follows.
+    // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal
+    // handler: the calls return before they lock or allocate anything, and `_exit` follows.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        let refused =
-            matches!(arena.trim(), Err(Error::Forked { .. })) && matches!(arena.take(1, 1), Err(Error::Forked { .. }));
+        let refused = matches!(arena.trim(), Err(Error::Forked { .. }))
+            && matches!(arena.take(1, 1), Err(Error::Forked { .. }));
         arena.give_back(piece);
         // SAFETY: `_exit` has no conditions.
         unsafe { libc::_exit(i32::from(!refused)) };
@@ -277,7 +339,8 @@ fn a_forked_child_leaves_the_driver_alone() {
     assert_eq!(arena.trim().expect("trim"), REGION);
 }
 
-/// A session that gives back in `collect_all` what was put into its limbo, and unpins when asked to unmap.
+/// A session that gives back in `collect_all` what was put into its limbo, and unpins when asked to
+/// unmap.
 #[derive(Debug, Default)]
 struct Peer {
     arena: Mutex<Weak<Arena>>,
@@ -294,11 +357,23 @@ impl Reclaim for Peer {
     fn collect_all(&self) -> Reclaimed {
         self.collects.fetch_add(1, Ordering::Relaxed);
         if self.asks.load(Ordering::Relaxed) > 0 && self.slow.fetch_sub(1, Ordering::Relaxed) <= 1 {
-            self.idle.lock().expect("no panic").drain(..).for_each(|region| region.unpin());
+            self.idle
+                .lock()
+                .expect("no panic")
+                .drain(..)
+                .for_each(|region| region.unpin());
         }
-        let arena = self.arena.lock().expect("no panic").upgrade().expect("the arena asks");
+        let arena = self
+            .arena
+            .lock()
+            .expect("no panic")
+            .upgrade()
+            .expect("the arena asks");
         let limbo = std::mem::take(&mut *self.limbo.lock().expect("no panic"));
-        let reclaimed = Reclaimed { blocks: limbo.len() as u64, bytes: limbo.iter().map(|piece| piece.len).sum() };
+        let reclaimed = Reclaimed {
+            blocks: limbo.len() as u64,
+            bytes: limbo.iter().map(|piece| piece.len).sum(),
+        };
         limbo.into_iter().for_each(|piece| arena.give_back(piece));
         reclaimed
     }
@@ -345,8 +420,15 @@ fn limbo_is_collected_before_the_driver_is_asked() {
     let collected = peer.collects.load(Ordering::Relaxed);
     peer.limbo.lock().expect("no panic").push(piece);
     take(&arena, REGION);
-    assert_eq!(peer.collects.load(Ordering::Relaxed), collected + 1, "registered twice, called once");
-    assert_eq!((fake.state().allocs, peer.asks.load(Ordering::Relaxed)), (1, 0));
+    assert_eq!(
+        peer.collects.load(Ordering::Relaxed),
+        collected + 1,
+        "registered twice, called once"
+    );
+    assert_eq!(
+        (fake.state().allocs, peer.asks.load(Ordering::Relaxed)),
+        (1, 0)
+    );
 }
 
 #[test]
@@ -356,7 +438,10 @@ fn consumers_are_asked_to_unmap_only_when_the_driver_is_out() {
     let (arena, peer) = with_peer(fake.gpu(), options().patience(Duration::from_secs(60)));
     let pieces = [take(&arena, REGION), take(&arena, REGION)];
     pieces[0].region.pin();
-    peer.idle.lock().expect("no panic").push(pieces[0].region.clone());
+    peer.idle
+        .lock()
+        .expect("no panic")
+        .push(pieces[0].region.clone());
     peer.slow.store(3, Ordering::Relaxed);
     assert_eq!(peer.asks.load(Ordering::Relaxed), 0);
     pieces.into_iter().for_each(|piece| arena.give_back(piece));
@@ -385,7 +470,10 @@ fn the_error_names_who_holds_the_memory() {
         assert!(text.contains(part), "{part}\nnot in\n{text}");
     }
     let snapshot = arena.snapshot();
-    assert_eq!((snapshot.limbo_bytes, snapshot.holders[0].pid), (2 * REGION, 4711));
+    assert_eq!(
+        (snapshot.limbo_bytes, snapshot.holders[0].pid),
+        (2 * REGION, 4711)
+    );
     assert_eq!(arena.stats().limbo, 2 * REGION);
     let again: allocators::Snapshot =
         serde_json::from_str(&serde_json::to_string(&snapshot).expect("JSON")).expect("the same");
@@ -395,10 +483,16 @@ fn the_error_names_who_holds_the_memory() {
 #[test]
 fn an_error_of_very_many_chunks_draws_no_map() {
     let fake = Fake::new(32 << 20);
-    let arena = Arena::new(fake.gpu(), options().growth(Growth::Fixed(32 << 20))).expect("an arena");
+    let arena =
+        Arena::new(fake.gpu(), options().growth(Growth::Fixed(32 << 20))).expect("an arena");
     let held: Vec<Piece> = (0..70_000).map(|_| take(&arena, 256)).collect();
     let text = arena.take(32 << 20, 1).expect_err("full").to_string();
-    assert!(text.contains("in use 17920000") && text.contains("fragmentation 0 %") && !text.contains('|'), "{text}");
+    assert!(
+        text.contains("in use 17920000")
+            && text.contains("fragmentation 0 %")
+            && !text.contains('|'),
+        "{text}"
+    );
     held.into_iter().for_each(|piece| arena.give_back(piece));
     // What was cut into many chunks is one again, but the table still has their places.
     take(&arena, 32 << 20);
@@ -407,10 +501,22 @@ fn an_error_of_very_many_chunks_draws_no_map() {
 #[test]
 fn a_request_above_the_limit_bothers_nobody() {
     let fake = Fake::new(1 << 20);
-    let (arena, peer) = with_peer(fake.gpu(), options().limit(REGION).wait(Duration::from_secs(600)));
-    assert!(matches!(arena.take(REGION + 1, 1), Err(Error::OutOfMemory { .. })));
+    let (arena, peer) = with_peer(
+        fake.gpu(),
+        options().limit(REGION).wait(Duration::from_secs(600)),
+    );
+    assert!(matches!(
+        arena.take(REGION + 1, 1),
+        Err(Error::OutOfMemory { .. })
+    ));
     let (unlimited, other) = with_peer(fake.gpu(), options().wait(Duration::from_secs(600)));
-    assert!(matches!(unlimited.take((1 << 20) + 1, 1), Err(Error::OutOfMemory { .. })), "more than the device has");
+    assert!(
+        matches!(
+            unlimited.take((1 << 20) + 1, 1),
+            Err(Error::OutOfMemory { .. })
+        ),
+        "more than the device has"
+    );
     assert_eq!(other.asks.load(Ordering::Relaxed), 0);
     assert_eq!(peer.asks.load(Ordering::Relaxed), 0);
 }

@@ -14,7 +14,9 @@ fn gpu(bytes: u64) -> Gpu {
 }
 
 fn options() -> ArenaOptions {
-    ArenaOptions::default().growth(Growth::Fixed(PIECE)).grows_in_place(true)
+    ArenaOptions::default()
+        .growth(Growth::Fixed(PIECE))
+        .grows_in_place(true)
 }
 
 fn arena(gpu: &Gpu, options: ArenaOptions) -> Arc<Arena> {
@@ -38,7 +40,10 @@ fn a_block_lies_across_pieces_and_names_the_one_that_it_begins_in() {
     let half = take(&arena, PIECE / 2);
     let across = take(&arena, 2 * PIECE);
     assert_eq!(arena.usage().reserved, 3 * PIECE);
-    assert_eq!((across.region.id(), across.offset), (half.region.id(), PIECE / 2));
+    assert_eq!(
+        (across.region.id(), across.offset),
+        (half.region.id(), PIECE / 2)
+    );
     let regions = arena.regions(&across);
     assert_eq!(regions.len(), 3);
     for pair in regions.windows(2) {
@@ -62,16 +67,30 @@ fn the_tail_goes_back_up_to_the_last_piece_that_somebody_maps_and_places_keep_th
     let numbers: Vec<_> = regions.iter().map(|region| region.id()).collect();
     arena.give_back(whole);
     regions[1].pin();
-    assert_eq!((arena.usage().pinned, arena.stats().exported), (PIECE, PIECE));
-    assert_eq!(arena.trim().expect("the driver takes it"), 2 * PIECE, "the two behind it");
+    assert_eq!(
+        (arena.usage().pinned, arena.stats().exported),
+        (PIECE, PIECE)
+    );
+    assert_eq!(
+        arena.trim().expect("the driver takes it"),
+        2 * PIECE,
+        "the two behind it"
+    );
     assert_eq!(arena.usage().regions, 2);
     drop(regions);
     // What is mapped there again has the same number, and the same neighbour.
     let again = take(&arena, 4 * PIECE);
-    let now: Vec<_> = arena.regions(&again).iter().map(|region| region.id()).collect();
+    let now: Vec<_> = arena
+        .regions(&again)
+        .iter()
+        .map(|region| region.id())
+        .collect();
     assert_eq!(now[..2], numbers[..2]);
     assert_eq!(now[2], numbers[2], "one piece in the place of two");
-    assert_eq!(arena.regions(&again)[1].spot().expect("a piece").behind, numbers[2]);
+    assert_eq!(
+        arena.regions(&again)[1].spot().expect("a piece").behind,
+        numbers[2]
+    );
 }
 
 #[test]
@@ -80,7 +99,10 @@ fn without_memory_for_the_next_piece_it_says_so_and_loses_nothing() {
     let budget = Arc::new(Budget::new(3 * PIECE));
     let arena = arena(&gpu, options().budget(budget.clone()));
     let held: Vec<Piece> = (0..3).map(|_| take(&arena, PIECE)).collect();
-    assert!(matches!(arena.take(PIECE, 1), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(
+        arena.take(PIECE, 1),
+        Err(Error::OutOfMemory { .. })
+    ));
     held.into_iter().for_each(|piece| arena.give_back(piece));
     // All of the budget, in one block across what is there.
     let all = take(&arena, 3 * PIECE);
@@ -91,7 +113,10 @@ fn without_memory_for_the_next_piece_it_says_so_and_loses_nothing() {
     // A device without room behind the budget.
     let arena = self::arena(&gpu, options());
     let held: Vec<Piece> = (0..4).map(|_| take(&arena, PIECE)).collect();
-    assert!(matches!(arena.take(PIECE, 1), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(
+        arena.take(PIECE, 1),
+        Err(Error::OutOfMemory { .. })
+    ));
     held.into_iter().for_each(|piece| arena.give_back(piece));
     take(&arena, 4 * PIECE);
 }
@@ -104,9 +129,15 @@ fn where_it_cannot_grow_in_place_regions_are_on_their_own() {
     assert!(piece.region.spot().is_none() && matches!(piece.region.export(), Export::Handle(_)));
     // No process has that number of addresses.
     let config = HostConfig::default().bytes_per_device(1 << 62);
-    let huge = Gpu::new(HostBackend::new(config).expect("it opens"), DeviceId(0)).expect("a device");
+    let huge =
+        Gpu::new(HostBackend::new(config).expect("it opens"), DeviceId(0)).expect("a device");
     let piece = take(&arena(&huge, options()), 1);
     assert!(piece.region.spot().is_none() && matches!(piece.region.export(), Export::Fd(_)));
     // But of a limit it has.
-    assert!(take(&arena(&huge, options().limit(64 << 20)), 1).region.spot().is_some());
+    assert!(
+        take(&arena(&huge, options().limit(64 << 20)), 1)
+            .region
+            .spot()
+            .is_some()
+    );
 }

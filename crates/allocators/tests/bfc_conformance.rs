@@ -1,4 +1,5 @@
-//! What the tests of TensorFlow's allocator verify, with their figures, on addresses without memory.
+//! What the tests of TensorFlow's allocator verify, with their figures, on addresses without
+//! memory.
 
 mod random;
 
@@ -11,7 +12,10 @@ const MIB: u64 = 1 << 20;
 
 /// One region of the limit, as the original's tests have it unless they say otherwise.
 fn bfc(limit: u64) -> Bfc<Simulated> {
-    Bfc::new(BfcOptions::new("bfc").limit(limit).growth(Growth::Whole), Simulated::new())
+    Bfc::new(
+        BfcOptions::new("bfc").limit(limit).growth(Growth::Whole),
+        Simulated::new(),
+    )
 }
 
 fn growing(limit: u64) -> Bfc<Simulated> {
@@ -29,14 +33,22 @@ fn is_out_of_memory(result: gpu_api::Result<Placed<()>>) -> bool {
 /// The order of the original's `CheckStats`: allocations, bytes in use, their peak, the largest.
 fn figures(bfc: &Bfc<Simulated>) -> (u64, u64, u64, u64) {
     let stats = bfc.stats();
-    (stats.num_allocs, stats.bytes_in_use, stats.peak_bytes_in_use, stats.largest_alloc_size)
+    (
+        stats.num_allocs,
+        stats.bytes_in_use,
+        stats.peak_bytes_in_use,
+        stats.largest_alloc_size,
+    )
 }
 
 fn assert_apart(bfc: &Bfc<Simulated>, mut addresses: Vec<u64>) {
     addresses.sort_unstable();
     for pair in addresses.windows(2) {
         let lower = bfc.get(pair[0]).expect("in use");
-        assert!(lower.asked > 0 && pair[0] + lower.asked <= pair[1], "{pair:x?} overlap");
+        assert!(
+            lower.asked > 0 && pair[0] + lower.asked <= pair[1],
+            "{pair:x?} overlap"
+        );
     }
 }
 
@@ -47,7 +59,9 @@ fn no_dups() {
     let addresses: Vec<u64> = (1..1024).map(|bytes| take(&bfc, bytes).address).collect();
     assert_eq!(figures(&bfc), (1023, 654_336, 654_336, 1024));
     assert_apart(&bfc, addresses.clone());
-    addresses.iter().for_each(|&address| bfc.free(address).expect("in use"));
+    addresses
+        .iter()
+        .for_each(|&address| bfc.free(address).expect("in use"));
     assert_eq!(figures(&bfc), (1023, 0, 654_336, 1024));
 }
 
@@ -55,17 +69,25 @@ fn no_dups() {
 fn allocations_and_deallocations() {
     let bfc = bfc(GIB);
     let mut random = Random::new(123);
-    let mut some =
-        |count: usize| -> Vec<u64> { (0..count).map(|_| take(&bfc, random.below(MIB).max(100)).address).collect() };
+    let mut some = |count: usize| -> Vec<u64> {
+        (0..count)
+            .map(|_| take(&bfc, random.below(MIB).max(100)).address)
+            .collect()
+    };
     let first = some(255);
     let mut kept = Vec::new();
     for (at, address) in first.into_iter().enumerate() {
-        if at % 2 == 1 { bfc.free(address).expect("in use") } else { kept.push(address) }
+        if at % 2 == 1 {
+            bfc.free(address).expect("in use")
+        } else {
+            kept.push(address)
+        }
     }
     assert!(is_out_of_memory(bfc.alloc(Request::new(2 * GIB))));
     kept.extend(some(255));
     assert_apart(&bfc, kept.clone());
-    kept.into_iter().for_each(|address| bfc.free(address).expect("in use"));
+    kept.into_iter()
+        .for_each(|address| bfc.free(address).expect("in use"));
     assert_eq!(bfc.stats().bytes_in_use, 0);
 }
 
@@ -73,14 +95,21 @@ fn allocations_and_deallocations() {
 fn allocations_and_deallocations_with_growth() {
     let bfc = growing(2 * GIB);
     let mut random = Random::new(17);
-    let first: Vec<u64> = (0..9).map(|_| take(&bfc, random.below(128 * MIB).max(100)).address).collect();
+    let first: Vec<u64> = (0..9)
+        .map(|_| take(&bfc, random.below(128 * MIB).max(100)).address)
+        .collect();
     let mut kept = Vec::new();
     for (at, address) in first.into_iter().enumerate() {
-        if at % 2 == 1 { bfc.free(address).expect("in use") } else { kept.push(address) }
+        if at % 2 == 1 {
+            bfc.free(address).expect("in use")
+        } else {
+            kept.push(address)
+        }
     }
     kept.extend((0..9).map(|_| take(&bfc, random.below(64 * MIB).max(100)).address));
     assert_apart(&bfc, kept.clone());
-    kept.into_iter().for_each(|address| bfc.free(address).expect("in use"));
+    kept.into_iter()
+        .for_each(|address| bfc.free(address).expect("in use"));
 }
 
 #[test]
@@ -92,7 +121,8 @@ fn exercise_coalescing() {
     let sizes = [1024 * 4, 1_048_576 * 8, 2048 * 8, 10_485_760 * 4];
     for _ in 0..1024 {
         let held = sizes.map(|bytes| take(&bfc, bytes).address);
-        held.into_iter().for_each(|address| bfc.free(address).expect("in use"));
+        held.into_iter()
+            .for_each(|address| bfc.free(address).expect("in use"));
     }
     assert_eq!(figures(&bfc), (4097, 0, sizes.iter().sum(), 10_485_760 * 4));
     assert_eq!(take(&bfc, 4096).address, first);
@@ -102,7 +132,10 @@ fn exercise_coalescing() {
 fn allocate_zero_bytes() {
     let bfc = bfc(GIB);
     let error = bfc.alloc(Request::new(0)).expect_err("nothing to hand out");
-    assert_eq!(error.to_string(), "size is 0 bytes, but must be at least 1 byte");
+    assert_eq!(
+        error.to_string(),
+        "size is 0 bytes, but must be at least 1 byte"
+    );
     assert_eq!(figures(&bfc), (0, 0, 0, 0));
     assert_eq!(bfc.upstream().calls(), 0);
 }
@@ -111,7 +144,10 @@ fn allocate_zero_bytes() {
 fn tracks_sizes() {
     let bfc = bfc(GIB);
     let placed = [take(&bfc, 1), take(&bfc, 300)];
-    assert_eq!(placed.map(|placed| bfc.get(placed.address)), placed.map(Some));
+    assert_eq!(
+        placed.map(|placed| bfc.get(placed.address)),
+        placed.map(Some)
+    );
     assert_eq!(placed.map(|placed| placed.number), [1, 2]);
     bfc.free(placed[0].address).expect("in use");
     assert_eq!(bfc.get(placed[0].address), None);
@@ -144,7 +180,9 @@ fn the_limit_is_exact() {
 #[test]
 fn growth_doubles_from_two_mebibytes() {
     let bfc = growing(GIB);
-    let regions = |bfc: &Bfc<Simulated>| -> Vec<u64> { bfc.snapshot().regions.iter().map(|r| r.len / MIB).collect() };
+    let regions = |bfc: &Bfc<Simulated>| -> Vec<u64> {
+        bfc.snapshot().regions.iter().map(|r| r.len / MIB).collect()
+    };
     take(&bfc, 1);
     assert_eq!(regions(&bfc), [2]);
     take(&bfc, 2 * MIB);
@@ -152,7 +190,11 @@ fn growth_doubles_from_two_mebibytes() {
     take(&bfc, 30 * MIB);
     assert_eq!(regions(&bfc), [2, 4, 32]);
     take(&bfc, 30 * MIB);
-    assert_eq!(regions(&bfc), [2, 4, 32, 32], "what was raised for a request is not doubled on top");
+    assert_eq!(
+        regions(&bfc),
+        [2, 4, 32, 32],
+        "what was raised for a request is not doubled on top"
+    );
     take(&bfc, 30 * MIB);
     assert_eq!(regions(&bfc), [2, 4, 32, 32, 64]);
 }
@@ -163,12 +205,19 @@ fn a_request_that_failed_raises_nothing_that_comes_later() {
     take(&bfc, 1);
     assert!(is_out_of_memory(bfc.alloc(Request::new(60 * MIB))));
     take(&bfc, 2 * MIB);
-    assert_eq!(bfc.stats().bytes_reserved, 6 * MIB, "2 and 4, not all that there is");
+    assert_eq!(
+        bfc.stats().bytes_reserved,
+        6 * MIB,
+        "2 and 4, not all that there is"
+    );
 }
 
 #[test]
 fn without_growth_the_first_request_takes_the_limit() {
-    let bfc = Bfc::new(BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole), Simulated::new());
+    let bfc = Bfc::new(
+        BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole),
+        Simulated::new(),
+    );
     take(&bfc, 1);
     assert_eq!(bfc.stats().bytes_reserved, GIB);
     assert_eq!(bfc.upstream().calls(), 1);
@@ -185,26 +234,41 @@ fn bin_debug_info() {
     assert_eq!(snapshot.chunks().count(), 1 + 5 * 2);
     for (at, bin) in snapshot.bins().into_iter().enumerate() {
         let (chunks, bytes) = if at < 5 { (2, 2 * (256 << at)) } else { (0, 0) };
-        assert_eq!((bin.chunks_in_use, bin.bytes_in_use, bin.asked_bytes), (chunks, bytes, bytes), "bin {at}");
+        assert_eq!(
+            (bin.chunks_in_use, bin.bytes_in_use, bin.asked_bytes),
+            (chunks, bytes, bytes),
+            "bin {at}"
+        );
         match at {
             20 => assert_eq!((bin.chunks, bin.bytes), (1, GIB - 2 * (256 << 5) + 512)),
             _ => assert_eq!((bin.chunks, bin.bytes), (chunks, bytes), "bin {at}"),
         }
     }
-    held.iter().skip(1).step_by(2).for_each(|&address| bfc.free(address).expect("in use"));
+    held.iter()
+        .skip(1)
+        .step_by(2)
+        .for_each(|&address| bfc.free(address).expect("in use"));
     for (at, bin) in bfc.snapshot().bins().into_iter().enumerate() {
         let (chunks, bytes) = if at < 5 { (1, 256 << at) } else { (0, 0) };
-        assert_eq!((bin.chunks_in_use, bin.bytes_in_use, bin.asked_bytes), (chunks, bytes, bytes), "bin {at}");
+        assert_eq!(
+            (bin.chunks_in_use, bin.bytes_in_use, bin.asked_bytes),
+            (chunks, bytes, bytes),
+            "bin {at}"
+        );
         assert!(bin.chunks >= chunks && bin.bytes >= bytes);
     }
 }
 
 /// 128 blocks of 4 MiB within 512 MiB, all but the last freed: then one of 508 MiB.
 fn ask_for_what_is_free_in_pieces(upstream: Simulated) -> (Bfc<Simulated>, bool) {
-    let options = BfcOptions::new("bfc").limit(512 * MIB).collect_regions(false);
+    let options = BfcOptions::new("bfc")
+        .limit(512 * MIB)
+        .collect_regions(false);
     let bfc = Bfc::new(options, upstream);
     let held: Vec<u64> = (0..128).map(|_| take(&bfc, 4 * MIB).address).collect();
-    held[..127].iter().for_each(|&address| bfc.free(address).expect("in use"));
+    held[..127]
+        .iter()
+        .for_each(|&address| bfc.free(address).expect("in use"));
     let fits = bfc.alloc(Request::new(508 * MIB)).is_ok();
     (bfc, fits)
 }
@@ -226,7 +290,9 @@ fn physical_allocator_ooms_fragmentation() {
 fn all_but_the_last(upstream: Simulated) -> Bfc<Simulated> {
     let bfc = Bfc::new(BfcOptions::new("bfc").limit(2 * GIB), upstream);
     let held: Vec<u64> = (0..128).map(|_| take(&bfc, 4 * MIB).address).collect();
-    held[..127].iter().for_each(|&address| bfc.free(address).expect("in use"));
+    held[..127]
+        .iter()
+        .for_each(|&address| bfc.free(address).expect("in use"));
     bfc
 }
 
@@ -238,7 +304,10 @@ fn region_deallocation() {
     let freed = bfc.trim().expect("upstream takes them");
     let after = bfc.snapshot();
     assert_eq!(after.regions.len(), 1);
-    assert_eq!(freed, before.stats.bytes_reserved - after.stats.bytes_reserved);
+    assert_eq!(
+        freed,
+        before.stats.bytes_reserved - after.stats.bytes_reserved
+    );
     assert_eq!(bfc.upstream().live_bytes(), after.stats.bytes_reserved);
     let free = |snapshot: &Snapshot| snapshot.chunks().filter(|chunk| chunk.asked == 0).count();
     assert_eq!(free(&after), 1);
@@ -255,11 +324,22 @@ fn no_region_deallocation() {
 #[test]
 fn idle_regions_go_back_when_that_makes_room() {
     let run = |collect| {
-        let options = BfcOptions::new("bfc").limit(16 * MIB).collect_regions(collect);
+        let options = BfcOptions::new("bfc")
+            .limit(16 * MIB)
+            .collect_regions(collect);
         let bfc = Bfc::new(options, Simulated::new());
-        let small = [take(&bfc, 2 * MIB), take(&bfc, 4 * MIB), take(&bfc, 8 * MIB)];
-        small.iter().for_each(|placed| bfc.free(placed.address).expect("in use"));
-        (bfc.alloc(Request::new(12 * MIB)).is_ok(), bfc.upstream().free_calls())
+        let small = [
+            take(&bfc, 2 * MIB),
+            take(&bfc, 4 * MIB),
+            take(&bfc, 8 * MIB),
+        ];
+        small
+            .iter()
+            .for_each(|placed| bfc.free(placed.address).expect("in use"));
+        (
+            bfc.alloc(Request::new(12 * MIB)).is_ok(),
+            bfc.upstream().free_calls(),
+        )
     };
     assert_eq!(run(false), (false, 0));
     assert_eq!(run(true), (true, 3));
@@ -279,17 +359,25 @@ fn respects_requested_alignment() {
         let bfc = bfc(MIB);
         take(&bfc, 256);
         let held: Vec<u64> = (0..8)
-            .map(|_| bfc.alloc(Request::new(256).align(align)).expect("room").address)
+            .map(|_| {
+                bfc.alloc(Request::new(256).align(align))
+                    .expect("room")
+                    .address
+            })
             .inspect(|address| assert!(address.is_multiple_of(align), "{address:#x} at {align}"))
             .collect();
-        held.into_iter().for_each(|address| bfc.free(address).expect("in use"));
+        held.into_iter()
+            .for_each(|address| bfc.free(address).expect("in use"));
     }
 }
 
 #[test]
 fn alignment_with_an_upstream_that_ignores_it() {
     for upstream in [1, 32, 256] {
-        let bfc = Bfc::new(BfcOptions::new("bfc").limit(MIB), Simulated::new().align(upstream).gap(17));
+        let bfc = Bfc::new(
+            BfcOptions::new("bfc").limit(MIB),
+            Simulated::new().align(upstream).gap(17),
+        );
         take(&bfc, 256);
         for align in [256, 512, 1024, 4096] {
             for _ in 0..8 {
@@ -304,28 +392,58 @@ fn alignment_with_an_upstream_that_ignores_it() {
 #[test]
 fn rejects_a_size_whose_rounding_overflows() {
     let bfc = bfc(MIB);
-    for bytes in [u64::MAX, u64::MAX - 1, u64::MAX - 255, u64::MAX - 256, 1 << 40] {
+    for bytes in [
+        u64::MAX,
+        u64::MAX - 1,
+        u64::MAX - 255,
+        u64::MAX - 256,
+        1 << 40,
+    ] {
         assert!(is_out_of_memory(bfc.alloc(Request::new(bytes))), "{bytes}");
     }
-    assert!(is_out_of_memory(bfc.alloc(Request::new(256).align(1 << 63))));
-    let error = bfc.alloc(Request::new(1).align(3)).expect_err("no power of two");
-    assert_eq!(error.to_string(), "alignment is 3, but must be a power of two");
+    assert!(is_out_of_memory(
+        bfc.alloc(Request::new(256).align(1 << 63))
+    ));
+    let error = bfc
+        .alloc(Request::new(1).align(3))
+        .expect_err("no power of two");
+    assert_eq!(
+        error.to_string(),
+        "alignment is 3, but must be a power of two"
+    );
     assert_eq!(bfc.stats().num_allocs, 0);
 }
 
 #[test]
 fn extend_terminates_when_upstream_always_fails() {
-    let bfc = Bfc::new(BfcOptions::new("bfc").limit(2048).growth(Growth::Whole), Simulated::new().failing_at(0));
+    let bfc = Bfc::new(
+        BfcOptions::new("bfc").limit(2048).growth(Growth::Whole),
+        Simulated::new().failing_at(0),
+    );
     assert!(is_out_of_memory(bfc.alloc(Request::new(100))));
-    assert!(bfc.upstream().calls() <= 8, "{} calls", bfc.upstream().calls());
-    let bfc = Bfc::new(BfcOptions::new("bfc").limit(1 << 40), Simulated::new().failing_at(0));
+    assert!(
+        bfc.upstream().calls() <= 8,
+        "{} calls",
+        bfc.upstream().calls()
+    );
+    let bfc = Bfc::new(
+        BfcOptions::new("bfc").limit(1 << 40),
+        Simulated::new().failing_at(0),
+    );
     assert!(is_out_of_memory(bfc.alloc(Request::new(100))));
-    assert!(bfc.upstream().calls() < 200, "{} calls", bfc.upstream().calls());
+    assert!(
+        bfc.upstream().calls() < 200,
+        "{} calls",
+        bfc.upstream().calls()
+    );
 }
 
 #[test]
 fn backpedals_to_what_upstream_has() {
-    let bfc = Bfc::new(BfcOptions::new("bfc").growth(Growth::Doubling(64 * MIB)), Simulated::new().capacity(10 * MIB));
+    let bfc = Bfc::new(
+        BfcOptions::new("bfc").growth(Growth::Doubling(64 * MIB)),
+        Simulated::new().capacity(10 * MIB),
+    );
     take(&bfc, MIB);
     let reserved = bfc.stats().bytes_reserved;
     assert!((9 * MIB..=10 * MIB).contains(&reserved), "{reserved}");
@@ -349,15 +467,25 @@ fn stress_alloc_free() {
         let mut held: Vec<u64> = specs
             .iter()
             .map(|&(align, bytes)| {
-                let address = bfc.alloc(Request::new(bytes).align(align)).expect("room").address;
+                let address = bfc
+                    .alloc(Request::new(bytes).align(align))
+                    .expect("room")
+                    .address;
                 assert!(address.is_multiple_of(align));
                 address
             })
             .collect();
         assert_apart(&bfc, held.clone());
         random.shuffle(&mut held);
-        held.into_iter().for_each(|address| bfc.free(address).expect("in use"));
-        assert!(bfc.snapshot().regions.iter().all(|region| region.chunks.len() == 1), "all of it merged again");
+        held.into_iter()
+            .for_each(|address| bfc.free(address).expect("in use"));
+        assert!(
+            bfc.snapshot()
+                .regions
+                .iter()
+                .all(|region| region.chunks.len() == 1),
+            "all of it merged again"
+        );
     }
 }
 
@@ -366,7 +494,12 @@ fn get_and_clear_stats() {
     let bfc = bfc(256 * MIB);
     let figures = || {
         let stats = bfc.stats();
-        (stats.num_allocs, stats.bytes_in_use, stats.peak_bytes_in_use, stats.peak_allocated_bytes)
+        (
+            stats.num_allocs,
+            stats.bytes_in_use,
+            stats.peak_bytes_in_use,
+            stats.peak_allocated_bytes,
+        )
     };
     assert_eq!(figures(), (0, 0, 0, 0));
     take(&bfc, 1024);
@@ -382,23 +515,37 @@ fn get_and_clear_stats() {
 
 #[test]
 fn the_split_rule_keeps_slack_below_the_request() {
-    let options = BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole).max_slack_share(1.0);
+    let options = BfcOptions::new("bfc")
+        .limit(GIB)
+        .growth(Growth::Whole)
+        .max_slack_share(1.0);
     let bfc = Bfc::new(options, Simulated::new());
     let hole = take(&bfc, 2048);
     let guard = take(&bfc, 256);
     bfc.free(hole.address).expect("in use");
     let kept = take(&bfc, 1280);
-    assert_eq!((kept.address, kept.bytes), (hole.address, 2048), "768 bytes of slack are less than the request");
+    assert_eq!(
+        (kept.address, kept.bytes),
+        (hole.address, 2048),
+        "768 bytes of slack are less than the request"
+    );
     bfc.free(kept.address).expect("in use");
     let cut = take(&bfc, 1024);
-    assert_eq!((cut.address, cut.bytes), (hole.address, 1024), "1024 are not");
+    assert_eq!(
+        (cut.address, cut.bytes),
+        (hole.address, 1024),
+        "1024 are not"
+    );
     bfc.free(guard.address).expect("in use");
 }
 
 #[test]
 fn slack_is_below_the_share_that_is_set() {
     for (share, most) in [(0.0, 0), (0.125, 12), (0.5, 49), (1.0, 99)] {
-        let options = BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole).max_slack_share(share);
+        let options = BfcOptions::new("bfc")
+            .limit(GIB)
+            .growth(Growth::Whole)
+            .max_slack_share(share);
         let bfc = Bfc::new(options, Simulated::new());
         // A hole of 100 units and more: the largest that is handed out whole for 100.
         let kept = (100..=200).filter(|&units| {
@@ -417,18 +564,29 @@ fn slack_is_below_the_share_that_is_set() {
 
 #[test]
 fn slack_above_the_fraction_is_cut_off() {
-    let options = || BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole).max_slack_share(1.0);
+    let options = || {
+        BfcOptions::new("bfc")
+            .limit(GIB)
+            .growth(Growth::Whole)
+            .max_slack_share(1.0)
+    };
     let options_of_a_quarter = options().fragmentation_fraction(0.25);
     let bfc = Bfc::new(options_of_a_quarter, Simulated::new());
     assert_eq!(take(&bfc, 800 * MIB).bytes, GIB);
     let bfc = Bfc::new(options(), Simulated::new());
-    assert_eq!(take(&bfc, 800 * MIB).bytes, 800 * MIB, "128 MiB when nothing is said");
+    assert_eq!(
+        take(&bfc, 800 * MIB).bytes,
+        800 * MIB,
+        "128 MiB when nothing is said"
+    );
 }
 
 #[test]
 fn best_fit_and_of_several_the_lowest() {
     let bfc = bfc(GIB);
-    let held: Vec<Placed<()>> = [4096, 256, 1024, 256, 1024, 256, 2048, 256].map(|bytes| take(&bfc, bytes)).into();
+    let held: Vec<Placed<()>> = [4096, 256, 1024, 256, 1024, 256, 2048, 256]
+        .map(|bytes| take(&bfc, bytes))
+        .into();
     for at in [0, 2, 4, 6] {
         bfc.free(held[at].address).expect("in use");
     }
@@ -443,7 +601,15 @@ fn a_foreign_address_is_an_error_and_changes_nothing() {
     let bfc = bfc(GIB);
     let placed = take(&bfc, 4096);
     let before = bfc.snapshot();
-    let wrong = [0, 1, placed.address - 256, placed.address + 1, placed.address + 256, placed.address + 4096, u64::MAX];
+    let wrong = [
+        0,
+        1,
+        placed.address - 256,
+        placed.address + 1,
+        placed.address + 256,
+        placed.address + 4096,
+        u64::MAX,
+    ];
     for address in wrong {
         let error = bfc.free(address).expect_err("not handed out");
         assert_eq!(
@@ -477,12 +643,16 @@ fn the_error_says_what_holds_the_memory() {
 
 #[test]
 fn bookkeeping_is_at_most_a_hundredth_of_the_pool() {
-    // Chunks of 4 KiB on the average, freed and allocated at random, at several sizes of the pool: tables grow in
-    // steps, so that one size might be lucky.
+    // Chunks of 4 KiB on the average, freed and allocated at random, at several sizes of the pool:
+    // tables grow in steps, so that one size might be lucky.
     let shares = [0.125, 1.0];
-    for (live, share) in [20_000usize, 30_000, 45_000, 70_000, 100_000].into_iter().flat_map(|n| shares.map(|s| (n, s)))
+    for (live, share) in [20_000usize, 30_000, 45_000, 70_000, 100_000]
+        .into_iter()
+        .flat_map(|n| shares.map(|s| (n, s)))
     {
-        let options = BfcOptions::new("bfc").growth(Growth::Fixed(8 * MIB)).max_slack_share(share);
+        let options = BfcOptions::new("bfc")
+            .growth(Growth::Fixed(8 * MIB))
+            .max_slack_share(share);
         let bfc = Bfc::new(options, Simulated::new());
         let mut random = Random::new(5);
         let mut size = move || 256 * (1 + random.below(31));
@@ -496,6 +666,10 @@ fn bookkeeping_is_at_most_a_hundredth_of_the_pool() {
         let snapshot = bfc.snapshot();
         let chunks = snapshot.chunks().count() as u64;
         let part = snapshot.bookkeeping_bytes as f64 / (chunks * 4096) as f64;
-        assert!(part <= 0.01, "{live} live: {} bytes for {chunks} chunks: {part}", snapshot.bookkeeping_bytes);
+        assert!(
+            part <= 0.01,
+            "{live} live: {} bytes for {chunks} chunks: {part}",
+            snapshot.bookkeeping_bytes
+        );
     }
 }

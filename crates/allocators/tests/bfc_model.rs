@@ -1,4 +1,5 @@
-//! The allocator against a plain list of chunks: the same addresses, the same sizes, whatever is asked.
+//! The allocator against a plain list of chunks: the same addresses, the same sizes, whatever is
+//! asked.
 
 mod random;
 
@@ -59,7 +60,11 @@ impl Model {
     }
 
     fn find(&self, len: u64, align: u64) -> Option<(usize, usize)> {
-        let places = self.regions.iter().enumerate().flat_map(|(r, chunks)| (0..chunks.len()).map(move |c| (r, c)));
+        let places = self
+            .regions
+            .iter()
+            .enumerate()
+            .flat_map(|(r, chunks)| (0..chunks.len()).map(move |c| (r, c)));
         places
             .filter(|&(r, c)| {
                 let chunk = self.regions[r][c];
@@ -81,7 +86,11 @@ impl Model {
             let asked = asked.max(len + align - 256).min(room);
             let address = (Simulated::BASE + self.next).next_multiple_of(align) - Simulated::BASE;
             self.next = address + asked + 256;
-            self.regions.push(vec![Chunk { address: Simulated::BASE + address, len: asked, used: false }]);
+            self.regions.push(vec![Chunk {
+                address: Simulated::BASE + address,
+                len: asked,
+                used: false,
+            }]);
             self.find(len, align)
         })?;
         let chunks = &mut self.regions[place.0];
@@ -102,12 +111,24 @@ impl Model {
     fn cut(chunks: &mut Vec<Chunk>, at: usize, len: u64) {
         let whole = chunks[at];
         chunks[at].len = len;
-        chunks.insert(at + 1, Chunk { address: whole.address + len, len: whole.len - len, used: false });
+        chunks.insert(
+            at + 1,
+            Chunk {
+                address: whole.address + len,
+                len: whole.len - len,
+                used: false,
+            },
+        );
     }
 
     fn free(&mut self, address: u64) -> bool {
         for chunks in &mut self.regions {
-            let Some(at) = chunks.iter().position(|chunk| chunk.address == address && chunk.used) else { continue };
+            let Some(at) = chunks
+                .iter()
+                .position(|chunk| chunk.address == address && chunk.used)
+            else {
+                continue;
+            };
             chunks[at].used = false;
             if at + 1 < chunks.len() && !chunks[at + 1].used {
                 chunks[at].len += chunks.remove(at + 1).len;
@@ -122,17 +143,25 @@ impl Model {
 
     fn trim(&mut self) -> u64 {
         let before = self.reserved();
-        self.regions.retain(|chunks| chunks.iter().any(|chunk| chunk.used));
+        self.regions
+            .retain(|chunks| chunks.iter().any(|chunk| chunk.used));
         before - self.reserved()
     }
 
     fn chunks(&self) -> Vec<(u64, u64, bool)> {
-        self.regions.iter().flatten().map(|chunk| (chunk.address, chunk.len, chunk.used)).collect()
+        self.regions
+            .iter()
+            .flatten()
+            .map(|chunk| (chunk.address, chunk.len, chunk.used))
+            .collect()
     }
 }
 
 fn chunks(snapshot: &Snapshot) -> Vec<(u64, u64, bool)> {
-    snapshot.chunks().map(|chunk| (chunk.address, chunk.len, chunk.state == ChunkState::Used)).collect()
+    snapshot
+        .chunks()
+        .map(|chunk| (chunk.address, chunk.len, chunk.state == ChunkState::Used))
+        .collect()
 }
 
 /// What holds for every heap at every time.
@@ -141,27 +170,53 @@ fn check(snapshot: &Snapshot) {
         let mut at = region.base;
         for chunk in &region.chunks {
             assert_eq!(chunk.address, at, "chunks lie side by side");
-            assert!(chunk.address.is_multiple_of(256) && chunk.len.is_multiple_of(256) && chunk.len > 0);
+            assert!(
+                chunk.address.is_multiple_of(256) && chunk.len.is_multiple_of(256) && chunk.len > 0
+            );
             assert!(chunk.asked <= chunk.len);
             at += chunk.len;
         }
         assert_eq!(at, region.base + region.len);
         for pair in region.chunks.windows(2) {
-            assert!(pair.iter().any(|chunk| chunk.state != ChunkState::Free), "free neighbours merge");
+            assert!(
+                pair.iter().any(|chunk| chunk.state != ChunkState::Free),
+                "free neighbours merge"
+            );
         }
     }
     for pair in snapshot.regions.windows(2) {
-        assert!(pair[0].base + pair[0].len <= pair[1].base, "regions in order and apart");
+        assert!(
+            pair[0].base + pair[0].len <= pair[1].base,
+            "regions in order and apart"
+        );
     }
-    let used: u64 = snapshot.chunks().filter(|chunk| chunk.state == ChunkState::Used).map(|chunk| chunk.len).sum();
-    let asked: u64 = snapshot.chunks().filter(|chunk| chunk.state == ChunkState::Used).map(|chunk| chunk.asked).sum();
-    let free = snapshot.chunks().filter(|chunk| chunk.state == ChunkState::Free).map(|chunk| chunk.len).max();
-    assert_eq!((snapshot.stats.bytes_in_use, snapshot.asked_bytes), (used, asked));
+    let used: u64 = snapshot
+        .chunks()
+        .filter(|chunk| chunk.state == ChunkState::Used)
+        .map(|chunk| chunk.len)
+        .sum();
+    let asked: u64 = snapshot
+        .chunks()
+        .filter(|chunk| chunk.state == ChunkState::Used)
+        .map(|chunk| chunk.asked)
+        .sum();
+    let free = snapshot
+        .chunks()
+        .filter(|chunk| chunk.state == ChunkState::Free)
+        .map(|chunk| chunk.len)
+        .max();
+    assert_eq!(
+        (snapshot.stats.bytes_in_use, snapshot.asked_bytes),
+        (used, asked)
+    );
     assert_eq!(snapshot.stats.largest_free_block_bytes, free.unwrap_or(0));
 }
 
 fn options() -> BfcOptions {
-    BfcOptions::new("bfc").limit(LIMIT).growth(Growth::Fixed(REGION)).collect_regions(false)
+    BfcOptions::new("bfc")
+        .limit(LIMIT)
+        .growth(Growth::Fixed(REGION))
+        .collect_regions(false)
 }
 
 proptest! {
@@ -218,7 +273,8 @@ proptest! {
     fn chunks_that_are_pending_are_nobody_elses(
         ops in prop::collection::vec((1u64..5000, 0u64..4, any::<prop::sample::Index>(), 0u64..6), 1..300),
     ) {
-        // Streams finish their work in order: `done[s]` of what was queued on stream `s` has finished.
+        // Streams finish their work in order: `done[s]` of what was queued on stream `s` has
+        // finished.
         let done: Arc<[AtomicU64; 4]> = Arc::default();
         let mut queued = [0u64; 4];
         let bfc = Bfc::new(options(), Simulated::new().gap(256));
@@ -273,7 +329,8 @@ proptest! {
     }
 }
 
-/// Allocates, frees every other one, allocates again; the errors are counted, and nothing else may go wrong.
+/// Allocates, frees every other one, allocates again; the errors are counted, and nothing else may
+/// go wrong.
 fn script(bfc: &Bfc<Simulated>) -> usize {
     let mut failures = 0;
     let mut live = Vec::new();
@@ -296,7 +353,8 @@ fn script(bfc: &Bfc<Simulated>) -> usize {
         });
         check(&bfc.snapshot());
     }
-    live.into_iter().for_each(|address| bfc.free(address).expect("in use"));
+    live.into_iter()
+        .for_each(|address| bfc.free(address).expect("in use"));
     failures
 }
 
@@ -331,13 +389,18 @@ fn a_snapshot_taken_while_others_allocate_is_of_one_moment() {
                     if held.len() > 40 || (random.one_in(3) && !held.is_empty()) {
                         bfc.free(random.take_one(&mut held)).expect("in use");
                     } else {
-                        held.push(bfc.alloc(Request::new(1 + random.below(20_000))).expect("room").address);
+                        held.push(
+                            bfc.alloc(Request::new(1 + random.below(20_000)))
+                                .expect("room")
+                                .address,
+                        );
                     }
                     if random.one_in(500) {
                         bfc.trim().expect("upstream takes it");
                     }
                 }
-                held.into_iter().for_each(|address| bfc.free(address).expect("in use"));
+                held.into_iter()
+                    .for_each(|address| bfc.free(address).expect("in use"));
             })
         });
         // A user that panics has ended, too.
@@ -352,14 +415,26 @@ fn a_snapshot_taken_while_others_allocate_is_of_one_moment() {
 
 #[test]
 fn many_free_chunks_of_one_size_stay_in_order() {
-    let bfc = Bfc::new(BfcOptions::new("bfc").growth(Growth::Fixed(64 << 20)), Simulated::new());
-    let held: Vec<u64> = (0..40_000).map(|_| bfc.alloc(Request::new(256)).expect("room").address).collect();
+    let bfc = Bfc::new(
+        BfcOptions::new("bfc").growth(Growth::Fixed(64 << 20)),
+        Simulated::new(),
+    );
+    let held: Vec<u64> = (0..40_000)
+        .map(|_| bfc.alloc(Request::new(256)).expect("room").address)
+        .collect();
     let (free, kept): (Vec<_>, Vec<_>) = held.iter().enumerate().partition(|(at, _)| at % 2 == 0);
-    free.iter().rev().for_each(|&(_, &address)| bfc.free(address).expect("in use"));
+    free.iter()
+        .rev()
+        .for_each(|&(_, &address)| bfc.free(address).expect("in use"));
     for &(_, &address) in &free {
-        assert_eq!(bfc.alloc(Request::new(1)).expect("room").address, address, "the lowest first");
+        assert_eq!(
+            bfc.alloc(Request::new(1)).expect("room").address,
+            address,
+            "the lowest first"
+        );
     }
-    held.iter().for_each(|&address| bfc.free(address).expect("in use"));
+    held.iter()
+        .for_each(|&address| bfc.free(address).expect("in use"));
     assert_eq!(kept.len(), 20_000);
     check(&bfc.snapshot());
     assert_eq!(bfc.snapshot().chunks().count(), 1);

@@ -1,5 +1,5 @@
-//! The scripts of `bfc_conformance`, with their figures, on memory: the host backend's device memory, memory that is
-//! exported, and host memory.
+//! The scripts of `bfc_conformance`, with their figures, on memory: the host backend's device
+//! memory, memory that is exported, and host memory.
 
 use std::sync::Arc;
 use std::thread;
@@ -35,12 +35,22 @@ impl Upstream for Shareable {
 
 impl Upstream for HostPages {
     fn make() -> HostPages {
-        HostPages::new(gpu(), HostMemory { pinned: true, numa_node: None }).expect("pages")
+        HostPages::new(
+            gpu(),
+            HostMemory {
+                pinned: true,
+                numa_node: None,
+            },
+        )
+        .expect("pages")
     }
 }
 
 fn bfc<U: Upstream>(limit: u64, growth: Growth) -> Bfc<U> {
-    Bfc::new(BfcOptions::new("bfc").limit(limit).growth(growth), U::make())
+    Bfc::new(
+        BfcOptions::new("bfc").limit(limit).growth(growth),
+        U::make(),
+    )
 }
 
 fn take<U: SubAllocator>(bfc: &Bfc<U>, bytes: u64) -> u64 {
@@ -50,7 +60,12 @@ fn take<U: SubAllocator>(bfc: &Bfc<U>, bytes: u64) -> u64 {
 /// Allocations, bytes in use, their peak, the largest.
 fn figures<U: SubAllocator>(bfc: &Bfc<U>) -> (u64, u64, u64, u64) {
     let stats = bfc.stats();
-    (stats.num_allocs, stats.bytes_in_use, stats.peak_bytes_in_use, stats.largest_alloc_size)
+    (
+        stats.num_allocs,
+        stats.bytes_in_use,
+        stats.peak_bytes_in_use,
+        stats.largest_alloc_size,
+    )
 }
 
 fn no_dups<U: Upstream>() {
@@ -61,7 +76,8 @@ fn no_dups<U: Upstream>() {
     for pair in held.windows(2) {
         assert!(pair[0] + bfc.get(pair[0]).expect("in use").asked <= pair[1]);
     }
-    held.into_iter().for_each(|address| bfc.free(address).expect("in use"));
+    held.into_iter()
+        .for_each(|address| bfc.free(address).expect("in use"));
     assert_eq!(figures(&bfc), (1023, 0, 654_336, 1024));
 }
 
@@ -72,7 +88,8 @@ fn exercise_coalescing<U: Upstream>() {
     let sizes = [1024 * 4, 1_048_576 * 8, 2048 * 8, 10_485_760 * 4];
     for _ in 0..1024 {
         let held = sizes.map(|bytes| take(&bfc, bytes));
-        held.into_iter().for_each(|address| bfc.free(address).expect("in use"));
+        held.into_iter()
+            .for_each(|address| bfc.free(address).expect("in use"));
     }
     assert_eq!(figures(&bfc), (4097, 0, sizes.iter().sum(), 10_485_760 * 4));
     assert_eq!(take(&bfc, 4096), first);
@@ -90,22 +107,34 @@ fn growth_doubles_from_two_mebibytes<U: Upstream>() {
         take(&bfc, bytes);
         bfc.stats().bytes_reserved / MIB
     };
-    assert_eq!([1, 2 * MIB, 30 * MIB, 30 * MIB, 30 * MIB].map(reserved), [2, 6, 38, 70, 134]);
+    assert_eq!(
+        [1, 2 * MIB, 30 * MIB, 30 * MIB, 30 * MIB].map(reserved),
+        [2, 6, 38, 70, 134]
+    );
 }
 
 fn physical_allocator_ooms_fragmentation<U: Upstream>() {
-    let options = BfcOptions::new("bfc").limit(512 * MIB).collect_regions(false);
+    let options = BfcOptions::new("bfc")
+        .limit(512 * MIB)
+        .collect_regions(false);
     let bfc = Bfc::new(options, U::make());
     let held: Vec<u64> = (0..128).map(|_| take(&bfc, 4 * MIB)).collect();
-    held[..127].iter().for_each(|&address| bfc.free(address).expect("in use"));
-    assert!(matches!(bfc.alloc(Request::new(508 * MIB)), Err(Error::OutOfMemory { .. })));
+    held[..127]
+        .iter()
+        .for_each(|&address| bfc.free(address).expect("in use"));
+    assert!(matches!(
+        bfc.alloc(Request::new(508 * MIB)),
+        Err(Error::OutOfMemory { .. })
+    ));
     assert!(bfc.snapshot().fragmentation() > 0.0);
 }
 
 fn region_deallocation<U: Upstream>() {
     let bfc = bfc::<U>(2 * GIB, Growth::DEFAULT);
     let held: Vec<u64> = (0..128).map(|_| take(&bfc, 4 * MIB)).collect();
-    held[..127].iter().for_each(|&address| bfc.free(address).expect("in use"));
+    held[..127]
+        .iter()
+        .for_each(|&address| bfc.free(address).expect("in use"));
     let before = bfc.stats().bytes_reserved;
     let freed = bfc.trim().expect("upstream takes them");
     assert_eq!(bfc.snapshot().regions.len(), 1);
@@ -115,7 +144,10 @@ fn region_deallocation<U: Upstream>() {
 fn custom_memory_limit<U: Upstream>() {
     let bfc = bfc::<U>(2 * MIB, Growth::Whole);
     take(&bfc, 256);
-    assert!(matches!(bfc.alloc(Request::new(8 * MIB)), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(
+        bfc.alloc(Request::new(8 * MIB)),
+        Err(Error::OutOfMemory { .. })
+    ));
     assert_eq!(bfc.stats().bytes_limit, Some(2 * MIB));
 }
 
@@ -126,13 +158,18 @@ fn retry_success_with_three_users_and_room_for_two<U: Upstream>() {
         for _ in 0..3 {
             scope.spawn(|| {
                 for _ in 0..500 {
-                    let placed = bfc.alloc(patient()).expect("the other two give theirs back");
+                    let placed = bfc
+                        .alloc(patient())
+                        .expect("the other two give theirs back");
                     bfc.free(placed.address).expect("in use");
                 }
             });
         }
     });
-    assert_eq!((bfc.stats().num_allocs, bfc.stats().bytes_in_use), (1500, 0));
+    assert_eq!(
+        (bfc.stats().num_allocs, bfc.stats().bytes_in_use),
+        (1500, 0)
+    );
     assert!(bfc.stats().peak_bytes_in_use <= 2 * MIB);
 }
 

@@ -1,8 +1,8 @@
 //! The peak of several heaps under a model checker:
 //! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test --release -p gpu-ipc-allocators --test loom_peak`.
 //!
-//! It must lie between what was surely in use at one time, and what may have been: an allocation is in use at the
-//! latest when it has returned, and at the earliest when it is called.
+//! It must lie between what was surely in use at one time, and what may have been: an allocation is
+//! in use at the latest when it has returned, and at the earliest when it is called.
 #![cfg(gpu_ipc_loom)]
 
 use std::num::NonZeroUsize;
@@ -40,12 +40,23 @@ struct Heaps {
 }
 
 impl Heaps {
-    /// Two heaps with a region each, where four blocks were in use at once, and two are: either heap may have one more
-    /// before it has to look at the other.
+    /// Two heaps with a region each, where four blocks were in use at once, and two are: either
+    /// heap may have one more before it has to look at the other.
     fn new() -> Arc<Heaps> {
-        let options = BfcOptions::new("heaps").limit(16 * BLOCK).growth(Growth::Whole).max_slack_share(0.0);
-        let heaps = ThreadHeaps::new(options, NonZeroUsize::new(2).expect("two"), Simulated::new());
-        let heaps = Heaps { heaps, sure: Sum::new(), possible: Sum::new() };
+        let options = BfcOptions::new("heaps")
+            .limit(16 * BLOCK)
+            .growth(Growth::Whole)
+            .max_slack_share(0.0);
+        let heaps = ThreadHeaps::new(
+            options,
+            NonZeroUsize::new(2).expect("two"),
+            Simulated::new(),
+        );
+        let heaps = Heaps {
+            heaps,
+            sure: Sum::new(),
+            possible: Sum::new(),
+        };
         let held = [0, 1, 0, 1].map(|own| heaps.take(own, 1));
         heaps.give(0, held[2], 1);
         heaps.give(1, held[3], 1);
@@ -70,7 +81,10 @@ impl Heaps {
     fn check(&self) {
         let peak = self.heaps.stats().peak_bytes_in_use;
         let (least, most) = (self.sure.most(), self.possible.most());
-        assert!(least <= peak && peak <= most, "{peak} is not from {least} to {most}");
+        assert!(
+            least <= peak && peak <= most,
+            "{peak} is not from {least} to {most}"
+        );
     }
 }
 

@@ -1,23 +1,30 @@
 //! Waiting for memory under a model checker:
 //! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test --release -p gpu-ipc-allocators --test loom_waiting`.
 //!
-//! No wait ends by its deadline here, so one whose wake-up is lost lasts for ever, which the checker reports. Every
-//! way of giving memory back is here once: a waiter has to notice it whenever it happens.
+//! No wait ends by its deadline here, so one whose wake-up is lost lasts for ever, which the
+//! checker reports. Every way of giving memory back is here once: a waiter has to notice it
+//! whenever it happens.
 #![cfg(gpu_ipc_loom)]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use allocators::{Allocator, Bfc, BfcOptions, Budget, Growth, Limit, Pool, PoolOptions, Request, Simulated, Work};
+use allocators::{
+    Allocator, Bfc, BfcOptions, Budget, Growth, Limit, Pool, PoolOptions, Request, Simulated, Work,
+};
 use gpu_api::StreamIdentity;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 
 const BLOCK: u64 = 4096;
 
-/// Room for some blocks, each in a region of its own, which go back to upstream when they are told to and not before.
+/// Room for some blocks, each in a region of its own, which go back to upstream when they are told
+/// to and not before.
 fn room_for(blocks: u64) -> Bfc<Simulated> {
-    let options = BfcOptions::new("bfc").limit(blocks * BLOCK).growth(Growth::Fixed(BLOCK)).collect_regions(false);
+    let options = BfcOptions::new("bfc")
+        .limit(blocks * BLOCK)
+        .growth(Growth::Fixed(BLOCK))
+        .collect_regions(false);
     Bfc::new(options, Simulated::new())
 }
 
@@ -50,7 +57,9 @@ fn a_free_wakes_everyone_who_waits() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
     model.check(|| {
-        let options = BfcOptions::new("bfc").limit(2 * BLOCK).growth(Growth::Whole);
+        let options = BfcOptions::new("bfc")
+            .limit(2 * BLOCK)
+            .growth(Growth::Whole);
         let bfc = Arc::new(Bfc::new(options, Simulated::new()));
         let held = [take(&*bfc, BLOCK), take(&*bfc, BLOCK)];
         let whole = wait_for(&bfc, 2 * BLOCK);
@@ -68,7 +77,8 @@ fn a_trim_wakes_who_waits() {
     loom::model(|| {
         let bfc = Arc::new(room_for(2));
         let held = [take(&*bfc, BLOCK), take(&*bfc, BLOCK)];
-        held.into_iter().for_each(|address| bfc.free(address).expect("in use"));
+        held.into_iter()
+            .for_each(|address| bfc.free(address).expect("in use"));
         // Neither region is large enough, and there is no room for a third.
         let waiter = wait_for(&bfc, 2 * BLOCK);
         assert_eq!(bfc.trim().expect("upstream takes it"), 2 * BLOCK);

@@ -1,5 +1,6 @@
-//! Several threads on one allocator of each kind, with every way of allocating and freeing, and a checker of overlaps.
-//! Threads end and begin all the time, and another one goes on with what each held.
+//! Several threads on one allocator of each kind, with every way of allocating and freeing, and a
+//! checker of overlaps. Threads end and begin all the time, and another one goes on with what each
+//! held.
 //!
 //! `GPU_IPC_OPERATIONS` sets the operations of each seed; `ci/overlaps` runs a million.
 
@@ -49,7 +50,10 @@ impl Checker {
     fn take(&self, placed: &Placed) {
         let (start, end) = (placed.address, placed.address + placed.bytes);
         let mut taken = self.taken();
-        let before = taken.range(..end).next_back().filter(|(_, (other, _))| *other > start);
+        let before = taken
+            .range(..end)
+            .next_back()
+            .filter(|(_, (other, _))| *other > start);
         assert!(before.is_none(), "{placed:x?} overlaps {before:x?}");
         taken.insert(start, (end, placed.number));
         drop(taken);
@@ -88,7 +92,12 @@ impl Stream {
     fn work(self: &Arc<Stream>, identity: StreamIdentity) -> (u64, Work) {
         let place = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
         let stream = self.clone();
-        (place, Work::on(identity, move || stream.done.load(Ordering::SeqCst) >= place))
+        (
+            place,
+            Work::on(identity, move || {
+                stream.done.load(Ordering::SeqCst) >= place
+            }),
+        )
     }
 }
 
@@ -103,7 +112,11 @@ struct Subject {
 
 impl Subject {
     fn new(allocator: Arc<dyn Allocator>, at_end: impl FnOnce() + 'static) -> Subject {
-        Subject { allocator, is_hostile: false, at_end: Box::new(at_end) }
+        Subject {
+            allocator,
+            is_hostile: false,
+            at_end: Box::new(at_end),
+        }
     }
 
     fn hostile(mut self) -> Subject {
@@ -161,7 +174,11 @@ impl Worker<'_> {
 
     fn alloc(&mut self) {
         let random = &mut self.random;
-        let bytes = if random.one_in(20) { 1 + random.below(1 << 19) } else { 1 + random.below(20_000) };
+        let bytes = if random.one_in(20) {
+            1 + random.below(1 << 19)
+        } else {
+            1 + random.below(20_000)
+        };
         let mut request = Request::new(bytes).align(1 << random.below(15));
         let is_ordered = random.one_in(6);
         if is_ordered {
@@ -172,7 +189,11 @@ impl Worker<'_> {
         }
         match self.allocator.alloc(request) {
             Ok(placed) => {
-                if let Some(at) = self.late.iter().position(|(_, late)| late.address == placed.address) {
+                if let Some(at) = self
+                    .late
+                    .iter()
+                    .position(|(_, late)| late.address == placed.address)
+                {
                     // The stream's own, again before its work is done.
                     assert!(is_ordered, "{placed:x?} may still be worked on");
                     let (_, late) = self.late.remove(at).expect("it is there");
@@ -198,10 +219,15 @@ impl Worker<'_> {
 
     /// An address inside what is held is nobody's.
     fn free_inside(&mut self) {
-        let Some(placed) = self.held.last().filter(|placed| placed.bytes > 1) else { return };
+        let Some(placed) = self.held.last().filter(|placed| placed.bytes > 1) else {
+            return;
+        };
         let inside = placed.address + 1 + self.random.below(placed.bytes - 1);
         let freed = self.allocator.free(inside);
-        assert!(matches!(freed, Err(Error::Invalid { .. })), "{inside:x} in {placed:x?}: {freed:?}");
+        assert!(
+            matches!(freed, Err(Error::Invalid { .. })),
+            "{inside:x} in {placed:x?}: {freed:?}"
+        );
     }
 
     fn free_after_work(&mut self) {
@@ -212,9 +238,13 @@ impl Worker<'_> {
         self.checker.end(&placed);
         let (place, work) = self.stream.work(self.identity);
         if self.random.one_in(2) {
-            self.allocator.free_after(placed.address, vec![work]).expect("in use");
+            self.allocator
+                .free_after(placed.address, vec![work])
+                .expect("in use");
         } else {
-            self.allocator.record_work(placed.address, work).expect("in use");
+            self.allocator
+                .record_work(placed.address, work)
+                .expect("in use");
             self.allocator.free(placed.address).expect("in use");
         }
         self.late.push_back((place, placed));
@@ -237,7 +267,10 @@ impl Worker<'_> {
 }
 
 /// Does a stint of the worker that has waited longest, and has another thread go on.
-fn thread<'scope, 'env>(scope: &'scope Scope<'scope, 'env>, waiting: &'env Mutex<VecDeque<Worker<'env>>>) {
+fn thread<'scope, 'env>(
+    scope: &'scope Scope<'scope, 'env>,
+    waiting: &'env Mutex<VecDeque<Worker<'env>>>,
+) {
     let next = waiting.lock().expect("no panic").pop_front();
     let Some(mut worker) = next else { return };
     if worker.stint() {
@@ -248,7 +281,8 @@ fn thread<'scope, 'env>(scope: &'scope Scope<'scope, 'env>, waiting: &'env Mutex
 
 /// Runs all seeds on allocators of one kind, by default with this many operations each.
 fn check(kind: &str, operations: u64, make: impl Fn(u64) -> Subject) {
-    let operations = std::env::var("GPU_IPC_OPERATIONS").map_or(operations, |value| value.parse().expect("a number"));
+    let operations = std::env::var("GPU_IPC_OPERATIONS")
+        .map_or(operations, |value| value.parse().expect("a number"));
     for seed in SEEDS {
         let subject = make(seed);
         let checker = Checker::default();
@@ -269,16 +303,38 @@ fn check(kind: &str, operations: u64, make: impl Fn(u64) -> Subject) {
                 scope.spawn(|| thread(scope, &waiting));
             }
         });
-        let Checker { taken, allocs, peak, .. } = checker;
-        assert!(taken.into_inner().expect("no panic").is_empty(), "{kind}, seed {seed}");
+        let Checker {
+            taken,
+            allocs,
+            peak,
+            ..
+        } = checker;
+        assert!(
+            taken.into_inner().expect("no panic").is_empty(),
+            "{kind}, seed {seed}"
+        );
         let (allocs, peak) = (allocs.into_inner(), peak.into_inner());
-        assert!(allocs > operations / 8, "{kind}, seed {seed}: {allocs} allocations of {operations}");
+        assert!(
+            allocs > operations / 8,
+            "{kind}, seed {seed}: {allocs} allocations of {operations}"
+        );
         let stats = subject.allocator.stats();
-        assert_eq!((stats.num_allocs, stats.bytes_in_use), (allocs, 0), "{kind}, seed {seed}");
+        assert_eq!(
+            (stats.num_allocs, stats.bytes_in_use),
+            (allocs, 0),
+            "{kind}, seed {seed}"
+        );
         let peaks = peak..=LIMIT;
-        assert!(peaks.contains(&stats.peak_bytes_in_use), "{kind}, seed {seed}: {peaks:?}, {stats:?}");
-        println!("{kind}, seed {seed}: {operations} operations, {allocs} allocations, {peak} bytes at the peak");
-        let Subject { allocator, at_end, .. } = subject;
+        assert!(
+            peaks.contains(&stats.peak_bytes_in_use),
+            "{kind}, seed {seed}: {peaks:?}, {stats:?}"
+        );
+        println!(
+            "{kind}, seed {seed}: {operations} operations, {allocs} allocations, {peak} bytes at the peak"
+        );
+        let Subject {
+            allocator, at_end, ..
+        } = subject;
         drop(allocator);
         at_end();
     }
@@ -286,10 +342,14 @@ fn check(kind: &str, operations: u64, make: impl Fn(u64) -> Subject) {
 
 fn options(seed: u64) -> BfcOptions {
     let growth = [Growth::Fixed(256 << 10), Growth::DEFAULT, Growth::Whole][seed as usize % 3];
-    BfcOptions::new("bfc").limit(LIMIT).growth(growth).max_slack_share(seed as f64 / 8.0)
+    BfcOptions::new("bfc")
+        .limit(LIMIT)
+        .growth(growth)
+        .max_slack_share(seed as f64 / 8.0)
 }
 
-/// Asserts that nothing is left to an allocator after a trim; an upstream that keeps regions at times is asked again.
+/// Asserts that nothing is left to an allocator after a trim; an upstream that keeps regions at
+/// times is asked again.
 fn has_nothing<U: SubAllocator>(bfc: &Bfc<U>) {
     for _ in 0..1000 {
         let _ = bfc.trim();
@@ -297,10 +357,17 @@ fn has_nothing<U: SubAllocator>(bfc: &Bfc<U>) {
             break;
         }
     }
-    assert_eq!((bfc.stats().bytes_reserved, bfc.snapshot().pending_bytes), (0, 0));
+    assert_eq!(
+        (bfc.stats().bytes_reserved, bfc.snapshot().pending_bytes),
+        (0, 0)
+    );
 }
 
-fn best_fit_over<U: SubAllocator>(seed: u64, upstream: U, at_end: impl FnOnce(&U) + 'static) -> Subject {
+fn best_fit_over<U: SubAllocator>(
+    seed: u64,
+    upstream: U,
+    at_end: impl FnOnce(&U) + 'static,
+) -> Subject {
     let bfc = Arc::new(Bfc::new(options(seed), upstream));
     Subject::new(bfc.clone(), move || {
         has_nothing(&bfc);
@@ -308,7 +375,11 @@ fn best_fit_over<U: SubAllocator>(seed: u64, upstream: U, at_end: impl FnOnce(&U
     })
 }
 
-fn thread_heaps_over<U: SubAllocator>(seed: u64, upstream: U, at_end: impl FnOnce(&U) + 'static) -> Subject {
+fn thread_heaps_over<U: SubAllocator>(
+    seed: u64,
+    upstream: U,
+    at_end: impl FnOnce(&U) + 'static,
+) -> Subject {
     // More heaps than threads, as many, and fewer.
     let count = NonZeroUsize::new([2, 4, 7][seed as usize % 3]).expect("some");
     let heaps = Arc::new(ThreadHeaps::new(options(seed), count, upstream));
@@ -325,13 +396,22 @@ fn thread_heaps_over<U: SubAllocator>(seed: u64, upstream: U, at_end: impl FnOnc
     })
 }
 
-fn pool_over<U: SubAllocator>(seed: u64, upstream: U, at_end: impl FnOnce(&U) + 'static) -> Subject {
+fn pool_over<U: SubAllocator>(
+    seed: u64,
+    upstream: U,
+    at_end: impl FnOnce(&U) + 'static,
+) -> Subject {
     let bfc = Arc::new(Bfc::new(options(seed), upstream));
-    let options =
-        PoolOptions::new("pool").buffers(64).rounding(Rounding::PowerOfTwo).auto_resize(seed.is_multiple_of(2));
+    let options = PoolOptions::new("pool")
+        .buffers(64)
+        .rounding(Rounding::PowerOfTwo)
+        .auto_resize(seed.is_multiple_of(2));
     let pool = Arc::new(Pool::new(options, bfc.clone()).expect("a pool"));
     Subject::new(pool.clone(), move || {
-        assert!(bfc.stats().num_allocs < pool.stats().num_allocs, "nothing was used again");
+        assert!(
+            bfc.stats().num_allocs < pool.stats().num_allocs,
+            "nothing was used again"
+        );
         pool.clear().expect("what is kept is upstream's");
         assert_eq!(bfc.stats().bytes_in_use, 0);
         has_nothing(&bfc);
@@ -340,7 +420,11 @@ fn pool_over<U: SubAllocator>(seed: u64, upstream: U, at_end: impl FnOnce(&U) + 
 }
 
 fn simulated(seed: u64) -> Simulated {
-    if seed.is_multiple_of(2) { Simulated::new() } else { Simulated::new().merging() }
+    if seed.is_multiple_of(2) {
+        Simulated::new()
+    } else {
+        Simulated::new().merging()
+    }
 }
 
 fn is_empty(upstream: &Simulated) {
@@ -369,29 +453,39 @@ fn driver_pool_over(fails_each: usize) -> Subject {
 
 #[test]
 fn best_fit() {
-    check("best fit", 5_000, |seed| best_fit_over(seed, simulated(seed), is_empty));
+    check("best fit", 5_000, |seed| {
+        best_fit_over(seed, simulated(seed), is_empty)
+    });
 }
 
 #[test]
 fn best_fit_over_a_hostile_upstream() {
-    check("best fit, hostile", 5_000, |seed| best_fit_over(seed, Hostile::new(seed), Hostile::at_end).hostile());
+    check("best fit, hostile", 5_000, |seed| {
+        best_fit_over(seed, Hostile::new(seed), Hostile::at_end).hostile()
+    });
 }
 
 #[test]
 fn best_fit_over_memory_that_grows_in_place() {
     let upstream = || GrowingMemory::new(device()).expect("memory");
-    check("growing in place", 5_000, |seed| best_fit_over(seed, upstream(), |_| ()));
+    check("growing in place", 5_000, |seed| {
+        best_fit_over(seed, upstream(), |_| ())
+    });
 }
 
 #[test]
 fn best_fit_over_managed_memory() {
     let upstream = || ManagedMemory::new(device()).expect("memory");
-    check("managed", 5_000, |seed| best_fit_over(seed, upstream(), |_| ()));
+    check("managed", 5_000, |seed| {
+        best_fit_over(seed, upstream(), |_| ())
+    });
 }
 
 #[test]
 fn a_heap_for_each_thread() {
-    check("thread heaps", 5_000, |seed| thread_heaps_over(seed, simulated(seed), is_empty));
+    check("thread heaps", 5_000, |seed| {
+        thread_heaps_over(seed, simulated(seed), is_empty)
+    });
 }
 
 #[test]
@@ -403,17 +497,23 @@ fn a_heap_for_each_thread_over_a_hostile_upstream() {
 #[test]
 fn a_heap_for_each_thread_over_memory_that_grows_in_place() {
     let upstream = || GrowingMemory::new(device()).expect("memory");
-    check("thread heaps, growing in place", 5_000, |seed| thread_heaps_over(seed, upstream(), |_| ()));
+    check("thread heaps, growing in place", 5_000, |seed| {
+        thread_heaps_over(seed, upstream(), |_| ())
+    });
 }
 
 #[test]
 fn pool() {
-    check("pool", 5_000, |seed| pool_over(seed, simulated(seed), is_empty));
+    check("pool", 5_000, |seed| {
+        pool_over(seed, simulated(seed), is_empty)
+    });
 }
 
 #[test]
 fn pool_over_a_hostile_upstream() {
-    check("pool, hostile", 5_000, |seed| pool_over(seed, Hostile::new(seed), Hostile::at_end).hostile());
+    check("pool, hostile", 5_000, |seed| {
+        pool_over(seed, Hostile::new(seed), Hostile::at_end).hostile()
+    });
 }
 
 #[test]
@@ -423,5 +523,7 @@ fn the_drivers_pool() {
 
 #[test]
 fn the_drivers_pool_of_a_driver_that_fails() {
-    check("driver's pool, hostile", 5_000, |seed| driver_pool_over(41 + seed as usize).hostile());
+    check("driver's pool, hostile", 5_000, |seed| {
+        driver_pool_over(41 + seed as usize).hostile()
+    });
 }

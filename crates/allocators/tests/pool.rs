@@ -10,7 +10,10 @@ use gpu_api::{Error, HostMemory};
 
 /// Each request is one of the fake's.
 fn direct(fake: &Arc<Fake>) -> Direct<HostPages> {
-    Direct::new("direct", HostPages::new(fake.gpu(), HostMemory::default()).expect("pages"))
+    Direct::new(
+        "direct",
+        HostPages::new(fake.gpu(), HostMemory::default()).expect("pages"),
+    )
 }
 
 fn pool(options: PoolOptions) -> (Arc<Fake>, Pool<Direct<HostPages>>) {
@@ -24,19 +27,29 @@ fn plain(buffers: usize) -> PoolOptions {
 }
 
 fn take(pool: &Pool<Direct<HostPages>>, bytes: u64) -> u64 {
-    pool.alloc(Request::new(bytes).align(4)).expect("room").address
+    pool.alloc(Request::new(bytes).align(4))
+        .expect("room")
+        .address
 }
 
 /// From the pool, allocated, put, evicted.
 fn figures(pool: &Pool<Direct<HostPages>>) -> (u64, u64, u64, u64) {
     let counts = pool.counts();
-    (counts.from_pool, counts.allocated, counts.put, counts.evicted)
+    (
+        counts.from_pool,
+        counts.allocated,
+        counts.put,
+        counts.evicted,
+    )
 }
 
 #[test]
 fn zero_size_buffers() {
     let (_fake, pool) = pool(plain(2));
-    assert!(matches!(pool.alloc(Request::new(0)), Err(Error::Invalid { .. })));
+    assert!(matches!(
+        pool.alloc(Request::new(0)),
+        Err(Error::Invalid { .. })
+    ));
     assert!(pool.free(0).is_err());
     assert_eq!(figures(&pool), (0, 0, 0, 0));
 }
@@ -48,7 +61,14 @@ fn zero_size_pool() {
         let address = take(&pool, bytes);
         pool.free(address).expect("in use");
     }
-    assert_eq!((pool.counts().from_pool, pool.counts().put, pool.counts().evicted), (0, 0, 0));
+    assert_eq!(
+        (
+            pool.counts().from_pool,
+            pool.counts().put,
+            pool.counts().evicted
+        ),
+        (0, 0, 0)
+    );
     assert_eq!(fake.state().host_live(), 0, "everything passes through");
 }
 
@@ -56,8 +76,15 @@ fn zero_size_pool() {
 fn alignment() {
     let (_fake, pool) = pool(plain(0));
     for bits in 0..16 {
-        let placed = pool.alloc(Request::new(111).align(1 << bits)).expect("room");
-        assert!(placed.address.is_multiple_of(1 << bits), "{:#x} at {}", placed.address, 1 << bits);
+        let placed = pool
+            .alloc(Request::new(111).align(1 << bits))
+            .expect("room");
+        assert!(
+            placed.address.is_multiple_of(1 << bits),
+            "{:#x} at {}",
+            placed.address,
+            1 << bits
+        );
         pool.free(placed.address).expect("in use");
     }
 }
@@ -67,7 +94,12 @@ fn a_buffer_of_lesser_alignment_is_not_reused() {
     let (_fake, pool) = pool(plain(8));
     let address = take(&pool, 100);
     pool.free(address).expect("in use");
-    assert!(pool.alloc(Request::new(100).align(4096)).expect("room").address.is_multiple_of(4096));
+    assert!(
+        pool.alloc(Request::new(100).align(4096))
+            .expect("room")
+            .address
+            .is_multiple_of(4096)
+    );
     assert_eq!(pool.counts().from_pool, 0);
 }
 
@@ -92,7 +124,8 @@ fn a_pool_whose_requests_hit_does_not_grow() {
     let (_fake, pool) = pool(PoolOptions::new("pool").buffers(2));
     for _ in 0..5000 {
         let held = [take(&pool, 64), take(&pool, 64)];
-        held.into_iter().for_each(|address| pool.free(address).expect("in use"));
+        held.into_iter()
+            .for_each(|address| pool.free(address).expect("in use"));
     }
     assert_eq!(pool.limit(), 2);
     assert_eq!(figures(&pool), (9998, 2, 10_000, 0));
@@ -111,7 +144,9 @@ fn lru_order() {
     let p2 = take(&pool, 2);
     assert_eq!(figures(&pool), (1, 3, 1, 0));
     // Of three that are put into a pool of two the first has to go.
-    [p16, p4, p2].into_iter().for_each(|address| pool.free(address).expect("in use"));
+    [p16, p4, p2]
+        .into_iter()
+        .for_each(|address| pool.free(address).expect("in use"));
     assert_eq!(figures(&pool), (1, 3, 4, 1));
     assert_eq!((take(&pool, 4), take(&pool, 2)), (p4, p2));
     assert_eq!(figures(&pool), (3, 3, 4, 1));
@@ -123,7 +158,8 @@ fn lru_order() {
 fn clear_gives_everything_back() {
     let (fake, pool) = pool(plain(8));
     let held: Vec<u64> = (1..6).map(|at| take(&pool, 64 * at)).collect();
-    held.into_iter().for_each(|address| pool.free(address).expect("in use"));
+    held.into_iter()
+        .for_each(|address| pool.free(address).expect("in use"));
     let used = take(&pool, 1000);
     assert_eq!(pool.stats().pool_bytes, Some(64 * 15));
     assert_eq!(pool.clear().expect("upstream takes it"), 64 * 15);
@@ -137,12 +173,24 @@ fn clear_gives_everything_back() {
 #[test]
 fn pow2_rounder() {
     let (_fake, pool) = pool(plain(8).rounding(Rounding::PowerOfTwo));
-    let sizes = [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (9, 16), (1023, 1024), (1025, 2048)];
+    let sizes = [
+        (1, 1),
+        (2, 2),
+        (3, 4),
+        (4, 4),
+        (5, 8),
+        (9, 16),
+        (1023, 1024),
+        (1025, 2048),
+    ];
     for (asked, rounded) in sizes {
         let placed = pool.alloc(Request::new(asked)).expect("room");
         assert_eq!((placed.asked, placed.bytes), (asked, rounded));
     }
-    assert!(matches!(pool.alloc(Request::new((1 << 63) + 1)), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(
+        pool.alloc(Request::new((1 << 63) + 1)),
+        Err(Error::OutOfMemory { .. })
+    ));
     let steps = |step| Rounding::MultipleOf(step);
     let (_fake, pool) = pool_of(steps(4096));
     assert_eq!(pool.alloc(Request::new(1)).expect("room").bytes, 4096);
@@ -169,7 +217,8 @@ fn upstream_is_called_for_each_buffer_once() {
     assert_eq!(upstream(&fake), (1, 0), "it is kept");
     let held = [16, 4, 2].map(|bytes| take(&pool, bytes));
     assert_eq!(upstream(&fake), (3, 0));
-    held.into_iter().for_each(|address| pool.free(address).expect("in use"));
+    held.into_iter()
+        .for_each(|address| pool.free(address).expect("in use"));
     assert_eq!(upstream(&fake), (3, 1), "one had to go");
     pool.clear().expect("upstream takes it");
     assert_eq!(upstream(&fake), (3, 3));
@@ -180,13 +229,21 @@ fn upstream_is_called_for_each_buffer_once() {
 #[test]
 fn the_cpu_counts_what_was_asked_for() {
     let cpu = direct(&Fake::new(1 << 20));
-    let held: Vec<u64> = (1..1024).map(|bytes| cpu.alloc(Request::new(bytes)).expect("room").address).collect();
+    let held: Vec<u64> = (1..1024)
+        .map(|bytes| cpu.alloc(Request::new(bytes)).expect("room").address)
+        .collect();
     let figures = || {
         let stats = cpu.stats();
-        (stats.num_allocs, stats.bytes_in_use, stats.peak_bytes_in_use, stats.largest_alloc_size)
+        (
+            stats.num_allocs,
+            stats.bytes_in_use,
+            stats.peak_bytes_in_use,
+            stats.largest_alloc_size,
+        )
     };
     assert_eq!(figures(), (1023, 523_776, 523_776, 1023));
-    held.into_iter().for_each(|address| cpu.free(address).expect("in use"));
+    held.into_iter()
+        .for_each(|address| cpu.free(address).expect("in use"));
     assert_eq!(figures(), (1023, 0, 523_776, 1023));
     cpu.clear_stats();
     assert_eq!(figures(), (0, 0, 0, 0));
@@ -201,7 +258,8 @@ fn name() {
 fn bytes_are_limited_too() {
     let (fake, pool) = pool(plain(100).bytes(1000));
     let held = [400, 401, 500, 1001].map(|bytes| take(&pool, bytes));
-    held.into_iter().for_each(|address| pool.free(address).expect("in use"));
+    held.into_iter()
+        .for_each(|address| pool.free(address).expect("in use"));
     // 400 had to go for 500; 1001 never fits.
     assert_eq!(pool.stats().pool_bytes, Some(901));
     assert_eq!(figures(&pool), (0, 4, 3, 1));
@@ -212,16 +270,26 @@ fn bytes_are_limited_too() {
 fn what_is_kept_goes_back_when_upstream_is_full() {
     let bfc = Bfc::new(BfcOptions::new("bfc").limit(4096), Simulated::new());
     let pool = Pool::new(plain(100), bfc).expect("a pool");
-    let held: Vec<u64> = (0..16).map(|_| pool.alloc(Request::new(256)).expect("room").address).collect();
-    held.into_iter().for_each(|address| pool.free(address).expect("in use"));
+    let held: Vec<u64> = (0..16)
+        .map(|_| pool.alloc(Request::new(256)).expect("room").address)
+        .collect();
+    held.into_iter()
+        .for_each(|address| pool.free(address).expect("in use"));
     assert_eq!(pool.stats().pool_bytes, Some(4096));
-    pool.alloc(Request::new(4096)).expect("the pool's buffers made room");
-    assert!(matches!(pool.alloc(Request::new(256)), Err(Error::OutOfMemory { .. })));
+    pool.alloc(Request::new(4096))
+        .expect("the pool's buffers made room");
+    assert!(matches!(
+        pool.alloc(Request::new(256)),
+        Err(Error::OutOfMemory { .. })
+    ));
 }
 
 #[test]
 fn a_pool_of_no_buffers_cannot_grow() {
-    let refused = Pool::new(PoolOptions::new("pool").buffers(0), direct(&Fake::new(1 << 20)));
+    let refused = Pool::new(
+        PoolOptions::new("pool").buffers(0),
+        direct(&Fake::new(1 << 20)),
+    );
     assert_eq!(
         refused.expect_err("it would keep nothing").to_string(),
         "the buffers of a pool that grows is 0, but must be at least 1, or `auto_resize(false)` to pass everything \
@@ -234,6 +302,10 @@ fn a_rounding_of_ones_own() {
     let thousands = Rounding::Custom(|bytes| bytes.checked_next_multiple_of(1000));
     let (_fake, pool) = pool(PoolOptions::new("pool").rounding(thousands));
     assert_eq!(pool.alloc(Request::new(1)).expect("room").bytes, 1000);
-    let (_fake, shrinking) = self::pool(PoolOptions::new("pool").rounding(Rounding::Custom(|bytes| Some(bytes / 2))));
-    assert!(shrinking.alloc(Request::new(100)).is_err(), "less than what is asked for is no rounding");
+    let (_fake, shrinking) =
+        self::pool(PoolOptions::new("pool").rounding(Rounding::Custom(|bytes| Some(bytes / 2))));
+    assert!(
+        shrinking.alloc(Request::new(100)).is_err(),
+        "less than what is asked for is no rounding"
+    );
 }

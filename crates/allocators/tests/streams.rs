@@ -1,4 +1,5 @@
-//! Memory that is freed while a stream still works on it, on the host backend's asynchronous streams.
+//! Memory that is freed while a stream still works on it, on the host backend's asynchronous
+//! streams.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -17,8 +18,13 @@ struct Device {
 
 impl Device {
     fn new() -> Device {
-        let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
-        let streams = [(); 2].map(|()| gpu.backend().create_stream(gpu.device()).expect("a stream"));
+        let gpu = Gpu::new(
+            HostBackend::new(HostConfig::default()).expect("it opens"),
+            DeviceId(0),
+        )
+        .expect("a device");
+        let streams =
+            [(); 2].map(|()| gpu.backend().create_stream(gpu.device()).expect("a stream"));
         Device { gpu, streams }
     }
 
@@ -28,12 +34,18 @@ impl Device {
         let work = Box::new(move || {
             let _ = ended.recv();
         });
-        // SAFETY: `host_function` asks for a live stream that nobody captures: ours go with the device.
+        // SAFETY: `host_function` asks for a live stream that nobody captures: ours go with the
+        // device.
         unsafe { self.gpu.backend().host_function(stream, work) }.expect("it is queued");
         end
     }
 
-    fn free_on(&self, allocator: &dyn Allocator, address: u64, stream: RawStream) -> gpu_api::Result<()> {
+    fn free_on(
+        &self,
+        allocator: &dyn Allocator,
+        address: u64,
+        stream: RawStream,
+    ) -> gpu_api::Result<()> {
         // SAFETY: `free_on` asks for a live stream of the device: ours are destroyed with it.
         unsafe { Recorded::free_on(allocator, address, &self.gpu, &[stream]) }
     }
@@ -53,7 +65,8 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         for stream in self.streams {
-            // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: this is its owner's drop.
+            // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: this is
+            // its owner's drop.
             unsafe { self.gpu.backend().destroy_stream(stream) }.expect("it is alive");
         }
     }
@@ -68,13 +81,21 @@ fn others_get_it_when_the_work_has_finished_and_its_own_stream_at_once() {
     let end = device.busy(own);
     device.free_on(&bfc, placed.address, own).expect("in use");
     assert!(bfc.free(placed.address).is_err(), "it is freed already");
-    assert!(matches!(bfc.alloc(device.request(other)), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(
+        bfc.alloc(device.request(other)),
+        Err(Error::OutOfMemory { .. })
+    ));
     let again = bfc.alloc(device.request(own)).expect("its own order");
     assert_eq!(again.address, placed.address);
     device.free_on(&bfc, again.address, own).expect("in use");
     end.send(()).expect("the stream waits for it");
-    let patient = device.request(other).wait_until(Instant::now() + Duration::from_secs(600));
-    assert_eq!(bfc.alloc(patient).expect("the work has finished").address, placed.address);
+    let patient = device
+        .request(other)
+        .wait_until(Instant::now() + Duration::from_secs(600));
+    assert_eq!(
+        bfc.alloc(patient).expect("the work has finished").address,
+        placed.address
+    );
 }
 
 #[test]
@@ -82,7 +103,10 @@ fn wrappers_hand_it_on() {
     let device = Device::new();
     let [own, _] = device.streams;
     let budget = Arc::new(Budget::new(MIB));
-    let stack = Tracking::new(Limit::new(Log::new(device.bfc(), std::io::sink()), budget.clone()));
+    let stack = Tracking::new(Limit::new(
+        Log::new(device.bfc(), std::io::sink()),
+        budget.clone(),
+    ));
     let placed = stack.alloc(Request::new(MIB)).expect("room");
     let end = device.busy(own);
     device.free_on(&stack, placed.address, own).expect("in use");
@@ -101,14 +125,15 @@ fn wrappers_hand_it_on() {
 
 fn read(memory: &dyn Memory, address: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    // SAFETY: `read` asks for a range of one allocation that nothing writes meanwhile: the tests write nothing then.
+    // SAFETY: `read` asks for a range of one allocation that nothing writes meanwhile: the tests
+    // write nothing then.
     unsafe { memory.read(address, &mut bytes) }.expect("it is read");
     bytes
 }
 
 fn write(memory: &dyn Memory, address: u64, bytes: &[u8]) {
-    // SAFETY: `write` asks for a range of one allocation that nothing else uses: it is the test's own, or within what a
-    // guard took.
+    // SAFETY: `write` asks for a range of one allocation that nothing else uses: it is the test's
+    // own, or within what a guard took.
     unsafe { memory.write(address, bytes) }.expect("it is written");
 }
 
@@ -126,11 +151,15 @@ fn nothing_is_filled_or_marked_that_a_stream_still_works_on() {
     let guard = Guard::new(bfc.clone()).expect("memory");
     let small = device.request(own);
     for allocator in [&fill as &dyn Allocator, &guard] {
-        assert!(allocator.alloc(small).is_err(), "only memory that nothing works on can be written at once");
+        assert!(
+            allocator.alloc(small).is_err(),
+            "only memory that nothing works on can be written at once"
+        );
     }
     assert_eq!(read(&*memory, placed.address, 4), b"data");
     drop(end);
-    fill.alloc(small.wait_until(Instant::now() + Duration::from_secs(600))).expect("the work is done");
+    fill.alloc(small.wait_until(Instant::now() + Duration::from_secs(600)))
+        .expect("the work is done");
     assert_ne!(read(&*memory, placed.address, 4), b"data");
 }
 
@@ -151,7 +180,11 @@ fn what_is_given_back_after_work_is_filled_after_it() {
     let [first, second] = ends;
     drop(first);
     until_done(&device, own);
-    assert_eq!((bfc.settle(), read(&*memory, placed.address, 4)), (0, b"data".to_vec()), "the other works on it");
+    assert_eq!(
+        (bfc.settle(), read(&*memory, placed.address, 4)),
+        (0, b"data".to_vec()),
+        "the other works on it"
+    );
     drop(second);
     until_done(&device, other);
     assert_eq!(bfc.settle(), 1024);

@@ -17,9 +17,15 @@ const FIRST: VirtualDevice = VirtualDevice(0);
 fn state() -> (Arc<Fake>, ProcessState) {
     let fake = Fake::new(64 * MIB);
     let state = ProcessState::new([fake.gpu()]);
-    let options = ProcessOptions::default().limit(MemoryLimit::Bytes(32 * MIB)).sharing(Sharing::Handle);
+    let options = ProcessOptions::default()
+        .limit(MemoryLimit::Bytes(32 * MIB))
+        .sharing(Sharing::Handle);
     state
-        .configure(options.growth(Growth::Fixed(2 * MIB)).arena_growth(Growth::Fixed(MIB)))
+        .configure(
+            options
+                .growth(Growth::Fixed(2 * MIB))
+                .arena_growth(Growth::Fixed(MIB)),
+        )
         .expect("nothing is made yet");
     (fake, state)
 }
@@ -33,7 +39,9 @@ fn on_host() -> AllocatorAttributes {
 }
 
 fn device_memory(fake: &Arc<Fake>) -> Bfc<DeviceMemory> {
-    let memory = DeviceMemory::new(fake.gpu()).expect("memory").sharing(Sharing::Handle);
+    let memory = DeviceMemory::new(fake.gpu())
+        .expect("memory")
+        .sharing(Sharing::Handle);
     Bfc::new(BfcOptions::new("bfc").growth(Growth::Fixed(MIB)), memory)
 }
 
@@ -55,14 +63,22 @@ fn device_memory_goes_before_the_host_memory_that_it_may_be_copied_to() {
                 let arena = state.arena(FIRST).expect("made");
                 arena.give_back(arena.take(1, 1).expect("room"));
             }
-            let allocator = state.allocator(FIRST, kinds[(first + at) % kinds.len()]).expect("made");
+            let allocator = state
+                .allocator(FIRST, kinds[(first + at) % kinds.len()])
+                .expect("made");
             let placed = allocator.alloc(Request::new(1)).expect("room");
             allocator.free(placed.address).expect("in use");
         }
         assert_eq!(fake.state().freed, []);
         drop(state);
-        let host = Freed::Host(HostMemory { pinned: true, numa_node: None });
-        assert_eq!(fake.state().freed, [Freed::Device(2 * MIB), Freed::Device(MIB), host]);
+        let host = Freed::Host(HostMemory {
+            pinned: true,
+            numa_node: None,
+        });
+        assert_eq!(
+            fake.state().freed,
+            [Freed::Device(2 * MIB), Freed::Device(MIB), host]
+        );
     }
 }
 
@@ -83,8 +99,14 @@ fn what_is_in_use_outlives_its_allocator() {
     bfc.free(idle).expect("in use");
     drop(bfc);
     // Somebody may still write there: the driver keeps it until the process ends.
-    assert_eq!(fake.state().live.keys().copied().collect::<Vec<_>>(), [held]);
-    let cpu = Direct::new("direct", HostPages::new(fake.gpu(), HostMemory::default()).expect("pages"));
+    assert_eq!(
+        fake.state().live.keys().copied().collect::<Vec<_>>(),
+        [held]
+    );
+    let cpu = Direct::new(
+        "direct",
+        HostPages::new(fake.gpu(), HostMemory::default()).expect("pages"),
+    );
     cpu.alloc(Request::new(1)).expect("room");
     drop(Pool::new(PoolOptions::new("pool"), cpu).expect("a pool"));
     assert_eq!(fake.state().host_live(), 1);
@@ -97,8 +119,12 @@ fn what_a_stream_works_on_outlives_its_allocator() {
     let [held, other] = [(); 2].map(|()| bfc.alloc(Request::new(MIB)).expect("room").address);
     let done = Arc::new(AtomicBool::new(false));
     let is_done = done.clone();
-    bfc.free_after(held, StreamIdentity(1), move || is_done.load(Ordering::SeqCst)).expect("in use");
-    bfc.free_after(other, StreamIdentity(1), || true).expect("in use");
+    bfc.free_after(held, StreamIdentity(1), move || {
+        is_done.load(Ordering::SeqCst)
+    })
+    .expect("in use");
+    bfc.free_after(other, StreamIdentity(1), || true)
+        .expect("in use");
     drop(bfc);
     assert!(fake.state().live.contains_key(&held), "still worked on");
     // The work ends long after the allocator is gone: the region goes back then.
@@ -142,10 +168,15 @@ fn an_allocator_with_work_under_way_is_not_torn_down() {
     let placed = device.alloc(Request::new(1)).expect("room");
     let is_done = done.clone();
     let work = Work::on(StreamIdentity(1), move || is_done.load(Ordering::SeqCst));
-    device.free_after(placed.address, vec![work]).expect("in use");
+    device
+        .free_after(placed.address, vec![work])
+        .expect("in use");
     drop(device);
     let text = refusal(state.tear_down(key));
-    assert!(text.contains("2097152 bytes that were freed after work that is not done"), "{text}");
+    assert!(
+        text.contains("2097152 bytes that were freed after work that is not done"),
+        "{text}"
+    );
     assert_eq!(fake.live_bytes(), 2 * MIB);
     done.store(true, Ordering::SeqCst);
     assert_eq!(state.tear_down(key).expect("the work is done"), 2 * MIB);
@@ -163,7 +194,13 @@ fn a_driver_that_takes_nothing_back_is_told_of() {
     };
     use_it();
     fake.state().refuses_free = true;
-    assert_eq!(state.tear_down(key).expect_err("the driver refuses").to_string(), "free failed on device 0");
+    assert_eq!(
+        state
+            .tear_down(key)
+            .expect_err("the driver refuses")
+            .to_string(),
+        "free failed on device 0"
+    );
     fake.state().refuses_free = false;
     assert_eq!(state.tear_down(key).expect("nothing is left of it"), 0);
     use_it();
@@ -173,16 +210,27 @@ fn a_driver_that_takes_nothing_back_is_told_of() {
 #[test]
 fn what_leaked_counts_against_the_limit() {
     let fake = Fake::new(64 * MIB);
-    let memory = DeviceMemory::new(fake.gpu()).expect("memory").sharing(Sharing::Handle);
-    let bfc = Bfc::new(BfcOptions::new("bfc").limit(2 * MIB).growth(Growth::Fixed(MIB)), memory);
+    let memory = DeviceMemory::new(fake.gpu())
+        .expect("memory")
+        .sharing(Sharing::Handle);
+    let bfc = Bfc::new(
+        BfcOptions::new("bfc")
+            .limit(2 * MIB)
+            .growth(Growth::Fixed(MIB)),
+        memory,
+    );
     let placed = bfc.alloc(Request::new(1)).expect("room");
     bfc.free(placed.address).expect("in use");
     fake.state().refuses_free = true;
     bfc.trim().expect_err("the driver refuses");
     fake.state().refuses_free = false;
     assert_eq!(bfc.stats().bytes_reservable_limit, Some(MIB));
-    bfc.alloc(Request::new(MIB)).expect("half of the limit is left");
-    let error = bfc.alloc(Request::new(1)).expect_err("the driver may still have the other").to_string();
+    bfc.alloc(Request::new(MIB))
+        .expect("half of the limit is left");
+    let error = bfc
+        .alloc(Request::new(1))
+        .expect_err("the driver may still have the other")
+        .to_string();
     assert!(
         error.contains(
             "limit 2097152, reserved 1048576, in use 1048576, largest free piece 0, fragmentation 0 %, leaked 1 MiB"
@@ -212,14 +260,23 @@ fn it_is_torn_down_and_built_again_while_others_use_it_and_look() {
                 }
                 for (_, snapshot) in state.snapshots() {
                     let stats = snapshot.expect("it has regions").stats;
-                    assert!(stats.bytes_in_use <= 2 * MIB && stats.bytes_in_use <= stats.bytes_reserved);
+                    assert!(
+                        stats.bytes_in_use <= 2 * MIB && stats.bytes_in_use <= stats.bytes_reserved
+                    );
                 }
             }
         });
-        users.into_iter().for_each(|user| user.join().expect("no panic"));
+        users
+            .into_iter()
+            .for_each(|user| user.join().expect("no panic"));
         ended.store(true, Ordering::SeqCst);
     });
     let left = fake.live_bytes();
-    assert_eq!(state.tear_down(AllocatorKey::Device(FIRST)).expect("nobody uses it"), left);
+    assert_eq!(
+        state
+            .tear_down(AllocatorKey::Device(FIRST))
+            .expect("nobody uses it"),
+        left
+    );
     assert_eq!(fake.live_bytes(), 0);
 }

@@ -1,4 +1,5 @@
-//! Several heaps for several threads: what they count, what they refuse, and how they share a limit.
+//! Several heaps for several threads: what they count, what they refuse, and how they share a
+//! limit.
 
 mod random;
 
@@ -20,9 +21,13 @@ fn heaps(count: usize) -> NonZeroUsize {
     NonZeroUsize::new(count).expect("some")
 }
 
-/// Nothing is left unused in a chunk, so that two allocators count the same bytes wherever they find them.
+/// Nothing is left unused in a chunk, so that two allocators count the same bytes wherever they
+/// find them.
 fn exact(limit: u64) -> BfcOptions {
-    BfcOptions::new("heaps").limit(limit).max_slack_share(0.0).growth(Growth::Fixed(64 * UNIT))
+    BfcOptions::new("heaps")
+        .limit(limit)
+        .max_slack_share(0.0)
+        .growth(Growth::Fixed(64 * UNIT))
 }
 
 fn two_heaps(limit: u64) -> ThreadHeaps<Simulated> {
@@ -46,20 +51,36 @@ impl<'a> Crew<'a> {
             scope.spawn(move || jobs.into_iter().for_each(|job| job()));
             sender
         };
-        Crew { crew: (0..threads).map(hire).collect() }
+        Crew {
+            crew: (0..threads).map(hire).collect(),
+        }
     }
 
     fn run<T: Send + 'a>(&self, thread: usize, work: impl FnOnce() -> T + Send + 'a) -> T {
         let (answer, answers) = channel();
         let job = move || answer.send(work()).expect("somebody waits");
-        self.crew[thread].send(Box::new(job)).expect("the thread is there");
+        self.crew[thread]
+            .send(Box::new(job))
+            .expect("the thread is there");
         answers.recv().expect("it answers")
     }
 }
 
 fn counts(stats: AllocatorStats) -> [u64; 5] {
-    let AllocatorStats { num_allocs, bytes_in_use, peak_bytes_in_use, peak_allocated_bytes, .. } = stats;
-    [num_allocs, bytes_in_use, peak_bytes_in_use, peak_allocated_bytes, stats.largest_alloc_size]
+    let AllocatorStats {
+        num_allocs,
+        bytes_in_use,
+        peak_bytes_in_use,
+        peak_allocated_bytes,
+        ..
+    } = stats;
+    [
+        num_allocs,
+        bytes_in_use,
+        peak_bytes_in_use,
+        peak_allocated_bytes,
+        stats.largest_alloc_size,
+    ]
 }
 
 proptest! {
@@ -94,7 +115,8 @@ proptest! {
                         held.push((here.address, there.address));
                     }
                 }
-                // To ask is to add the heaps up: what is only seen then would go unnoticed if it were asked each time.
+                // To ask is to add the heaps up: what is only seen then would go unnoticed if it
+                // were asked each time.
                 if number % 16 == 0 {
                     prop_assert_eq!(counts(several.stats()), counts(one.stats()));
                 }
@@ -150,7 +172,12 @@ fn the_peak_of_threads_at_once_is_neither_too_low_nor_too_high() {
             }
         });
         let peak = allocator.stats().peak_bytes_in_use;
-        assert!((sure.most()..=possible.most()).contains(&peak), "{peak}: {} to {}", sure.most(), possible.most());
+        assert!(
+            (sure.most()..=possible.most()).contains(&peak),
+            "{peak}: {} to {}",
+            sure.most(),
+            possible.most()
+        );
     }
 }
 
@@ -186,7 +213,10 @@ fn what_a_thread_leaves_behind_is_freed_by_others() {
         let placed = thread::scope(|scope| scope.spawn(take).join().expect("no panic"));
         allocator.free(placed.address).expect("in use");
     }
-    assert_eq!((allocator.stats().bytes_in_use, allocator.stats().num_allocs), (0, 50));
+    assert_eq!(
+        (allocator.stats().bytes_in_use, allocator.stats().num_allocs),
+        (0, 50)
+    );
 }
 
 #[test]
@@ -195,18 +225,30 @@ fn the_limit_is_that_of_all_heaps_and_all_of_it_is_anybodys() {
     thread::scope(|scope| {
         let crew = Crew::new(scope, 2);
         let here = &allocator;
-        let take = move || here.alloc(Request::new(8 * UNIT)).map(|placed| placed.address);
-        let mut held: Vec<u64> = (0..16).map(|at| crew.run(at % 2, take).expect("room")).collect();
+        let take = move || {
+            here.alloc(Request::new(8 * UNIT))
+                .map(|placed| placed.address)
+        };
+        let mut held: Vec<u64> = (0..16)
+            .map(|at| crew.run(at % 2, take).expect("room"))
+            .collect();
         for thread in 0..2 {
             let error = crew.run(thread, take).expect_err("all is in use");
-            assert!(matches!(error, Error::OutOfMemory { free: 0, .. }), "{error}");
+            assert!(
+                matches!(error, Error::OutOfMemory { free: 0, .. }),
+                "{error}"
+            );
             let text = error.to_string();
-            assert!(text.contains("one of 2 heaps") && text.contains(&format!("in use {}", 128 * UNIT)), "{text}");
+            assert!(
+                text.contains("one of 2 heaps") && text.contains(&format!("in use {}", 128 * UNIT)),
+                "{text}"
+            );
         }
         // Of whichever heap: each thread finds it.
         for thread in [0, 1, 1, 0, 0, 1] {
             let address = held.remove(3);
-            crew.run(1 - thread, move || here.free(address)).expect("in use");
+            crew.run(1 - thread, move || here.free(address))
+                .expect("in use");
             held.push(crew.run(thread, take).expect("room"));
         }
         assert_eq!(allocator.stats().bytes_reserved, 128 * UNIT);
@@ -214,26 +256,37 @@ fn the_limit_is_that_of_all_heaps_and_all_of_it_is_anybodys() {
         for address in held {
             crew.run(0, move || here.free(address)).expect("in use");
         }
-        crew.run(1, move || here.alloc(Request::new(128 * UNIT))).expect("room");
+        crew.run(1, move || here.alloc(Request::new(128 * UNIT)))
+            .expect("room");
     });
 }
 
 #[test]
 fn the_whole_limit_is_dealt_out() {
-    let options = BfcOptions::new("heaps").limit(1 << 20).growth(Growth::Whole);
+    let options = BfcOptions::new("heaps")
+        .limit(1 << 20)
+        .growth(Growth::Whole);
     let allocator = ThreadHeaps::new(options, heaps(4), Simulated::new());
     allocator.alloc(Request::new(UNIT)).expect("room");
     assert_eq!(allocator.stats().bytes_reserved, 1 << 18);
-    allocator.alloc(Request::new(600 << 10)).expect("more than a share is there");
+    allocator
+        .alloc(Request::new(600 << 10))
+        .expect("more than a share is there");
     assert!(allocator.alloc(Request::new(600 << 10)).is_err());
 }
 
 #[test]
 fn who_waits_hears_of_what_is_freed_in_another_heap() {
     let allocator = two_heaps(64 * UNIT);
-    let held = allocator.alloc(Request::new(64 * UNIT)).expect("room").address;
+    let held = allocator
+        .alloc(Request::new(64 * UNIT))
+        .expect("room")
+        .address;
     thread::scope(|scope| {
-        let wait = || allocator.alloc(Request::new(UNIT).wait_until(Instant::now() + Duration::from_secs(600)));
+        let wait = || {
+            allocator
+                .alloc(Request::new(UNIT).wait_until(Instant::now() + Duration::from_secs(600)))
+        };
         let waiters: Vec<_> = (0..3).map(|_| scope.spawn(wait)).collect();
         while !allocator.is_wanted() {
             thread::yield_now();
@@ -256,16 +309,27 @@ fn work_is_waited_for_whichever_heap_it_is_of() {
     thread::scope(|scope| {
         let crew = Crew::new(scope, 2);
         let here = &allocator;
-        let placed = crew.run(0, move || here.alloc(Request::new(64 * UNIT))).expect("room");
+        let placed = crew
+            .run(0, move || here.alloc(Request::new(64 * UNIT)))
+            .expect("room");
         let noted = work();
-        crew.run(1, move || here.record_work(placed.address, noted)).expect("in use");
+        crew.run(1, move || here.record_work(placed.address, noted))
+            .expect("in use");
         let last = work();
-        crew.run(1, move || here.free_after(placed.address, vec![last])).expect("in use");
-        assert!(crew.run(1, move || here.free(placed.address)).is_err(), "twice");
-        assert!(crew.run(1, move || here.alloc(Request::new(UNIT))).is_err(), "it is worked on");
+        crew.run(1, move || here.free_after(placed.address, vec![last]))
+            .expect("in use");
+        assert!(
+            crew.run(1, move || here.free(placed.address)).is_err(),
+            "twice"
+        );
+        assert!(
+            crew.run(1, move || here.alloc(Request::new(UNIT))).is_err(),
+            "it is worked on"
+        );
         assert_eq!(here.snapshot().expect("regions").pending_bytes, 64 * UNIT);
         done.store(true, Ordering::SeqCst);
-        crew.run(1, move || here.alloc(Request::new(64 * UNIT))).expect("the work is done");
+        crew.run(1, move || here.alloc(Request::new(64 * UNIT)))
+            .expect("the work is done");
     });
 }
 
@@ -275,8 +339,12 @@ fn numbers_are_used_once_and_are_the_same_in_every_report() {
     thread::scope(|scope| {
         let crew = Crew::new(scope, 3);
         let here = &allocator;
-        let held: Vec<Placed> =
-            (0..30).map(|at| crew.run(at % 3, move || here.alloc(Request::new(UNIT))).expect("room")).collect();
+        let held: Vec<Placed> = (0..30)
+            .map(|at| {
+                crew.run(at % 3, move || here.alloc(Request::new(UNIT)))
+                    .expect("room")
+            })
+            .collect();
         let mut numbers: Vec<u64> = held.iter().map(|placed| placed.number).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -284,18 +352,26 @@ fn numbers_are_used_once_and_are_the_same_in_every_report() {
         let snapshot = here.snapshot().expect("regions");
         assert!(snapshot.regions.is_sorted_by_key(|region| region.base));
         let chunks = snapshot.regions.iter().flat_map(|region| &region.chunks);
-        let mut shown: Vec<u64> = chunks.map(|chunk| chunk.number).filter(|&number| number > 0).collect();
+        let mut shown: Vec<u64> = chunks
+            .map(|chunk| chunk.number)
+            .filter(|&number| number > 0)
+            .collect();
         shown.sort_unstable();
         assert_eq!(shown, numbers);
-        assert!(held.iter().all(|placed| here.get(placed.address) == Some(*placed)));
+        assert!(
+            held.iter()
+                .all(|placed| here.get(placed.address) == Some(*placed))
+        );
     });
 }
 
-/// A session that gives an allocation back at a `collect_all`, or at a later one once consumers were asked.
+/// A session that gives an allocation back at a `collect_all`, or at a later one once consumers
+/// were asked.
 #[derive(Debug, Default)]
 struct Session {
     limbo: Mutex<Option<(Weak<ThreadHeaps<Simulated>>, u64)>>,
-    /// How many looks it takes once consumers were asked; before that nothing comes back. At once for 0.
+    /// How many looks it takes once consumers were asked; before that nothing comes back. At once
+    /// for 0.
     slow: usize,
     collects: AtomicUsize,
     asks: AtomicUsize,
@@ -304,11 +380,17 @@ struct Session {
 impl Reclaim for Session {
     fn collect_all(&self) -> Reclaimed {
         let asked = self.asks.load(Ordering::SeqCst) > 0;
-        let looks = if asked || self.slow == 0 { self.collects.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
+        let looks = if asked || self.slow == 0 {
+            self.collects.fetch_add(1, Ordering::SeqCst) + 1
+        } else {
+            0
+        };
         if looks <= self.slow {
             return Reclaimed::default();
         }
-        let Some((heaps, address)) = self.limbo.lock().expect("no panic").take() else { return Reclaimed::default() };
+        let Some((heaps, address)) = self.limbo.lock().expect("no panic").take() else {
+            return Reclaimed::default();
+        };
         let heaps = heaps.upgrade().expect("they ask");
         let bytes = heaps.get(address).expect("in use").bytes;
         heaps.free(address).expect("in use");
@@ -339,8 +421,18 @@ impl Reclaim for Session {
 }
 
 /// Two heaps of two regions, the first of which is in a session's limbo.
-fn with_session(limit: u64, slow: usize, patience: Duration) -> (Arc<ThreadHeaps<Simulated>>, Arc<Session>) {
-    let (relief, session) = (Arc::new(Relief::new()), Arc::new(Session { slow, ..Session::default() }));
+fn with_session(
+    limit: u64,
+    slow: usize,
+    patience: Duration,
+) -> (Arc<ThreadHeaps<Simulated>>, Arc<Session>) {
+    let (relief, session) = (
+        Arc::new(Relief::new()),
+        Arc::new(Session {
+            slow,
+            ..Session::default()
+        }),
+    );
     let weak: Weak<dyn Reclaim> = Arc::<Session>::downgrade(&session);
     relief.register(weak);
     let heaps = Arc::new(two_heaps(limit).relief(relief, patience));
@@ -358,20 +450,31 @@ fn limbo_is_collected_before_they_grow() {
         thread::scope(|scope| {
             // Of whichever heap it is.
             let crew = Crew::new(scope, 2);
-            crew.run(thread, move || here.alloc(Request::new(64 * UNIT))).expect("it came out of limbo");
+            crew.run(thread, move || here.alloc(Request::new(64 * UNIT)))
+                .expect("it came out of limbo");
         });
-        assert_eq!((heaps.stats().bytes_reserved, session.asks.load(Ordering::SeqCst)), (64 * UNIT, 0));
+        assert_eq!(
+            (
+                heaps.stats().bytes_reserved,
+                session.asks.load(Ordering::SeqCst)
+            ),
+            (64 * UNIT, 0)
+        );
     }
 }
 
 #[test]
 fn consumers_are_asked_when_nothing_is_left_and_waited_for() {
     let (heaps, session) = with_session(64 * UNIT, 3, Duration::from_secs(600));
-    heaps.alloc(Request::new(64 * UNIT)).expect("they unmapped it");
+    heaps
+        .alloc(Request::new(64 * UNIT))
+        .expect("they unmapped it");
     assert!(session.asks.load(Ordering::SeqCst) > 0);
     // Who would get nothing by it bothers nobody.
     let (heaps, session) = with_session(64 * UNIT, 3, Duration::from_secs(600));
-    let error = heaps.alloc(Request::new(65 * UNIT)).expect_err("above the limit");
+    let error = heaps
+        .alloc(Request::new(65 * UNIT))
+        .expect_err("above the limit");
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     assert_eq!(session.asks.load(Ordering::SeqCst), 0);
 }
@@ -379,12 +482,22 @@ fn consumers_are_asked_when_nothing_is_left_and_waited_for() {
 #[test]
 fn the_error_names_who_holds_the_memory() {
     let (heaps, session) = with_session(64 * UNIT, usize::MAX, Duration::ZERO);
-    let text = heaps.alloc(Request::new(UNIT)).expect_err("all is in use").to_string();
-    for part in ["one of 2 heaps", "in limbo 16 KiB", "process 4711 (trainer) holds 16 KiB in 1 leases"] {
+    let text = heaps
+        .alloc(Request::new(UNIT))
+        .expect_err("all is in use")
+        .to_string();
+    for part in [
+        "one of 2 heaps",
+        "in limbo 16 KiB",
+        "process 4711 (trainer) holds 16 KiB in 1 leases",
+    ] {
         assert!(text.contains(part), "{part}\nnot in\n{text}");
     }
     let snapshot = heaps.snapshot().expect("regions");
-    assert_eq!((snapshot.limbo_bytes, snapshot.holders[0].pid), (64 * UNIT, 4711));
+    assert_eq!(
+        (snapshot.limbo_bytes, snapshot.holders[0].pid),
+        (64 * UNIT, 4711)
+    );
     assert_eq!(session.asks.load(Ordering::SeqCst), 1);
 }
 
@@ -394,7 +507,12 @@ fn a_scope_counts_what_all_threads_do() {
     thread::scope(|scope| {
         let crew = Crew::new(scope, 2);
         let alloc = |thread, units| {
-            crew.run(thread, move || allocator.alloc(Request::new(units * UNIT)).expect("room").address)
+            crew.run(thread, move || {
+                allocator
+                    .alloc(Request::new(units * UNIT))
+                    .expect("room")
+                    .address
+            })
         };
         let before = alloc(0, 3);
         let outer = allocator.scope();
@@ -402,12 +520,23 @@ fn a_scope_counts_what_all_threads_do() {
         let inner = allocator.scope();
         alloc(1, 5);
         // Of the other thread's heap, and of the time before.
-        crew.run(1, move || [here, before].map(|address| allocator.free(address).expect("in use")));
+        crew.run(1, move || {
+            [here, before].map(|address| allocator.free(address).expect("in use"))
+        });
         let counted = inner.finish();
-        assert_eq!((counted.allocs, counted.frees, counted.total_bytes), (1, 2, 5 * UNIT));
+        assert_eq!(
+            (counted.allocs, counted.frees, counted.total_bytes),
+            (1, 2, 5 * UNIT)
+        );
         assert_eq!((counted.bytes, counted.peak_bytes), (0, 5 * UNIT as i64));
         let counted = outer.finish();
-        assert_eq!((counted.allocs, counted.frees, counted.total_bytes), (2, 2, 7 * UNIT));
-        assert_eq!((counted.bytes, counted.peak_bytes), (2 * UNIT as i64, 7 * UNIT as i64));
+        assert_eq!(
+            (counted.allocs, counted.frees, counted.total_bytes),
+            (2, 2, 7 * UNIT)
+        );
+        assert_eq!(
+            (counted.bytes, counted.peak_bytes),
+            (2 * UNIT as i64, 7 * UNIT as i64)
+        );
     });
 }

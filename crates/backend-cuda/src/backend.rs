@@ -1,5 +1,5 @@
-//! The backend itself: the driver, and what was made with it. Each of its traits is kept in the module that does its
-//! work.
+//! The backend itself: the driver, and what was made with it. Each of its traits is kept in the
+//! module that does its work.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,16 +20,19 @@ use crate::sys::Symbols;
 
 /// NVIDIA's driver, loaded at run time.
 ///
-/// Each device's primary context is retained when something first needs it, so memory, streams and events are the
-/// same ones that the CUDA runtime, PyTorch and cudarc see. Dropped, the backend gives the contexts back if nothing
-/// that was made in them is left; else they stay until the process ends.
+/// Each device's primary context is retained when something first needs it, so memory, streams and
+/// events are the same ones that the CUDA runtime, PyTorch and cudarc see. Dropped, the backend
+/// gives the contexts back if nothing that was made in them is left; else they stay until the
+/// process ends.
 ///
 /// # Portability
 ///
-/// - `import_fd` maps all of the memory behind a descriptor or nothing: its length must be what `alloc` gave, or any
-///   other that rounds up to that.
-/// - A driver before CUDA 12.0 does not number streams; only streams of this backend have an identity there.
-/// - `Caps::shared_context` is `true` also where an MPS daemon's control file is found but its device says nothing.
+/// - `import_fd` maps all of the memory behind a descriptor or nothing: its length must be what
+///   `alloc` gave, or any other that rounds up to that.
+/// - A driver before CUDA 12.0 does not number streams; only streams of this backend have an
+///   identity there.
+/// - `Caps::shared_context` is `true` also where an MPS daemon's control file is found but its
+///   device says nothing.
 pub struct CudaBackend {
     pub(crate) driver: Driver,
     pub(crate) memory: Memory,
@@ -56,8 +59,9 @@ impl CudaBackend {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](gpu_api::Error::Unavailable) with what is missing and what to do about it: no library,
-    /// the toolkit's stub of it, no device, a module and a library of different versions.
+    /// [`Error::Unavailable`](gpu_api::Error::Unavailable) with what is missing and what to do
+    /// about it: no library, the toolkit's stub of it, no device, a module and a library of
+    /// different versions.
     ///
     /// # Examples
     ///
@@ -74,8 +78,8 @@ impl CudaBackend {
     /// ```
     pub fn load() -> Result<Arc<CudaBackend>> {
         let fork = ForkGuard::new()?;
-        // SAFETY: `is_culib_present` runs the initialisers of the libraries that it tries: the driver's have no
-        // conditions.
+        // SAFETY: `is_culib_present` runs the initialisers of the libraries that it tries: the
+        // driver's have no conditions.
         if !unsafe { is_culib_present() } {
             return Err(error::no_library());
         }
@@ -102,7 +106,8 @@ impl CudaBackend {
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
-        // First of all: in a forked child another thread of the parent's may hold a table's lock for good.
+        // First of all: in a forked child another thread of the parent's may hold a table's lock
+        // for good.
         if self.fork.is_child() {
             return;
         }
@@ -113,8 +118,9 @@ impl Drop for CudaBackend {
             && self.streams.is_empty()
             && self.registrations.is_empty();
         if nothing_left {
-            // SAFETY: `Driver::release` asks that nothing made in the contexts be left, and that nobody call
-            // afterwards: the tables are empty, and this is the last that anybody does with `self`.
+            // SAFETY: `Driver::release` asks that nothing made in the contexts be left, and that
+            // nobody call afterwards: the tables are empty, and this is the last that anybody does
+            // with `self`.
             unsafe { self.driver.release() };
         }
     }

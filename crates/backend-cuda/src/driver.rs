@@ -52,15 +52,30 @@ impl Driver {
         }
         let mut devices = Vec::new();
         for number in 0..count {
-            let get = symbols.cuDeviceGet.function.ok_or_else(|| no_driver(&symbols.cuDeviceGet))?;
+            let get = symbols
+                .cuDeviceGet
+                .function
+                .ok_or_else(|| no_driver(&symbols.cuDeviceGet))?;
             let mut ordinal: CUdevice = 0;
             // SAFETY: `cuDeviceGet` writes one integer: `ordinal` is one.
             let code = unsafe { get(&raw mut ordinal, number) };
             // A device that fails keeps its number, and hides no other.
-            let ordinal = if code == SUCCESS { Ok(ordinal) } else { Err(code) };
-            devices.push(Device { ordinal, context: OnceLock::new(), retaining: Mutex::new(()) });
+            let ordinal = if code == SUCCESS {
+                Ok(ordinal)
+            } else {
+                Err(code)
+            };
+            devices.push(Device {
+                ordinal,
+                context: OnceLock::new(),
+                retaining: Mutex::new(()),
+            });
         }
-        Ok(Driver { symbols, version: version.unsigned_abs(), devices })
+        Ok(Driver {
+            symbols,
+            version: version.unsigned_abs(),
+            devices,
+        })
     }
 
     /// Returns the version of CUDA that the driver speaks, as it writes it: 13000 is 13.0.
@@ -75,19 +90,29 @@ impl Driver {
 
     /// Returns the first device whose primary context is retained.
     pub(crate) fn retained(&self) -> Option<DeviceId> {
-        let found = self.devices.iter().position(|device| device.context.get().is_some())?;
+        let found = self
+            .devices
+            .iter()
+            .position(|device| device.context.get().is_some())?;
         Some(DeviceId(found as u32))
     }
 
     /// Returns the driver's own number of a device.
     pub(crate) fn ordinal(&self, device: DeviceId) -> Result<CUdevice> {
         let ordinal = self.device(device)?.ordinal;
-        ordinal.map_err(|code| Error::Driver { call: "cuDeviceGet", device, source: self.symbols.error(code) })
+        ordinal.map_err(|code| Error::Driver {
+            call: "cuDeviceGet",
+            device,
+            source: self.symbols.error(code),
+        })
     }
 
     /// Finds our number of a device by the driver's.
     pub(crate) fn numbered(&self, ordinal: CUdevice) -> Option<DeviceId> {
-        let found = self.devices.iter().position(|device| device.ordinal == Ok(ordinal))?;
+        let found = self
+            .devices
+            .iter()
+            .position(|device| device.ordinal == Ok(ordinal))?;
         Some(DeviceId(found as u32))
     }
 
@@ -95,23 +120,33 @@ impl Driver {
     pub(crate) fn attribute(&self, ordinal: CUdevice, attribute: u32) -> Option<c_int> {
         let function = self.symbols.cuDeviceGetAttribute.function?;
         let mut value: c_int = 0;
-        // SAFETY: `cuDeviceGetAttribute` writes one integer: `value` is one. Unknown attributes are refused.
+        // SAFETY: `cuDeviceGetAttribute` writes one integer: `value` is one. Unknown attributes are
+        // refused.
         let code = unsafe { function(&raw mut value, attribute, ordinal) };
         (code == SUCCESS).then_some(value)
     }
 
     /// Says whether a device has memory that is exported as file descriptors.
     pub(crate) fn has_virtual_memory(&self, ordinal: CUdevice) -> bool {
-        let has = |attribute| self.attribute(ordinal, attribute).is_some_and(|value| value != 0);
+        let has = |attribute| {
+            self.attribute(ordinal, attribute)
+                .is_some_and(|value| value != 0)
+        };
         has(attribute::VIRTUAL_MEMORY)
             && has(attribute::HANDLE_POSIX_FD)
             && self.symbols.cuMemCreate.function.is_some()
-            && self.symbols.cuMemImportFromShareableHandle.function.is_some()
+            && self
+                .symbols
+                .cuMemImportFromShareableHandle
+                .function
+                .is_some()
     }
 
     /// Finds a device.
     pub(crate) fn device(&self, device: DeviceId) -> Result<&Device> {
-        self.devices.get(device.0 as usize).ok_or_else(|| error::no_device(device, self.devices.len()))
+        self.devices
+            .get(device.0 as usize)
+            .ok_or_else(|| error::no_device(device, self.devices.len()))
     }
 }
 
@@ -125,7 +160,11 @@ impl fmt::Debug for Driver {
 }
 
 /// Calls a function that starts the driver: whatever goes wrong, the driver is unavailable.
-fn start_call<F: Copy>(symbols: &Symbols, symbol: &Symbol<F>, run: impl FnOnce(F) -> Code) -> Result<()> {
+fn start_call<F: Copy>(
+    symbols: &Symbols,
+    symbol: &Symbol<F>,
+    run: impl FnOnce(F) -> Code,
+) -> Result<()> {
     match run(symbol.function.ok_or_else(|| no_driver(symbol))?) {
         SUCCESS => Ok(()),
         code => Err(symbols.unavailable(symbol.name, code)),

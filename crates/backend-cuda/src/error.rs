@@ -27,19 +27,25 @@ const UNNAMED: &str = "a code that this driver does not name";
 impl Symbols {
     /// Names a code the way the driver does.
     pub(crate) fn error(&self, code: Code) -> DriverError {
-        DriverError { backend: BackendKind::Cuda, code, name: self.name(code) }
+        DriverError {
+            backend: BackendKind::Cuda,
+            code,
+            name: self.name(code),
+        }
     }
 
     fn name(&self, code: Code) -> Cow<'static, str> {
-        let Some(function) = self.cuGetErrorName.function else { return Cow::Borrowed(UNNAMED) };
+        let Some(function) = self.cuGetErrorName.function else {
+            return Cow::Borrowed(UNNAMED);
+        };
         let mut name = ptr::null();
         // SAFETY: `cuGetErrorName` writes one pointer: `name` is one. Any number may be asked for.
         let result = unsafe { function(code, &raw mut name) };
         if result != SUCCESS || name.is_null() {
             return Cow::Borrowed(UNNAMED);
         }
-        // SAFETY: `CStr::from_ptr`: the manual says that the driver gave the address of a string that ends with a
-        // zero; it is a constant of the driver's, which is never unloaded.
+        // SAFETY: `CStr::from_ptr`: the manual says that the driver gave the address of a string
+        // that ends with a zero; it is a constant of the driver's, which is never unloaded.
         let name = unsafe { CStr::from_ptr(name) };
         Cow::Owned(name.to_string_lossy().into_owned())
     }
@@ -63,15 +69,23 @@ fn remedy(code: Code) -> &'static str {
              install the NVIDIA driver"
         }
         35 | 36 | 227 => "the NVIDIA driver is too old: update it",
-        46 => "another process has the device for itself, or its compute mode forbids use: see `nvidia-smi -q`",
+        46 => {
+            "another process has the device for itself, or its compute mode forbids use: see `nvidia-smi -q`"
+        }
         100 | 101 => {
             "make a device visible: see `nvidia-smi -L`, /dev/nvidia0 and CUDA_VISIBLE_DEVICES (in a container: pass \
              the GPU in)"
         }
-        304 => "the files under /dev/nvidia* cannot be opened: see their owner and mode, and the container's settings",
+        304 => {
+            "the files under /dev/nvidia* cannot be opened: see their owner and mode, and the container's settings"
+        }
         802 => "the system is not ready: start the NVIDIA fabric manager",
-        803 => "the kernel module and the library are of different versions: reboot, or load the matching module",
-        804 => "this device cannot use the compatibility library: remove the cuda-compat package, or update the driver",
+        803 => {
+            "the kernel module and the library are of different versions: reboot, or load the matching module"
+        }
+        804 => {
+            "this device cannot use the compatibility library: remove the cuda-compat package, or update the driver"
+        }
         805..=810 => "the MPS daemon does not answer: start it, or unset CUDA_MPS_PIPE_DIRECTORY",
         _ => "see `nvidia-smi` and the kernel's log",
     }
@@ -97,5 +111,9 @@ pub(crate) fn missing(name: &'static str) -> Error {
 
 /// Makes the error of a device that this process does not have.
 pub(crate) fn no_device(device: DeviceId, count: usize) -> Error {
-    Error::Invalid { what: "the device", got: format!("{device} of {count}"), must: "one that `device_count` counts" }
+    Error::Invalid {
+        what: "the device",
+        got: format!("{device} of {count}"),
+        must: "one that `device_count` counts",
+    }
 }

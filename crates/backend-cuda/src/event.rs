@@ -14,13 +14,15 @@ fn event(raw: RawEvent) -> CUevent {
     ptr::with_exposed_provenance_mut(raw.0 as usize)
 }
 
-// SAFETY: the condition of `GpuEvents`: `query_event` says `true` on success only, which the manual gives to work that
-// has completed.
+// SAFETY: the condition of `GpuEvents`: `query_event` says `true` on success only, which the manual
+// gives to work that has completed.
 unsafe impl GpuEvents for CudaBackend {
     fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent> {
         let flags = match kind {
             EventKind::Local => EVENT_DISABLE_TIMING,
-            EventKind::Interprocess if self.driver.caps(device)?.event_ipc => EVENT_DISABLE_TIMING | EVENT_INTERPROCESS,
+            EventKind::Interprocess if self.driver.caps(device)?.event_ipc => {
+                EVENT_DISABLE_TIMING | EVENT_INTERPROCESS
+            }
             EventKind::Interprocess => {
                 return Err(Error::Unsupported {
                     what: "an interprocess event",
@@ -68,7 +70,8 @@ unsafe impl GpuEvents for CudaBackend {
         let scope = self.on_event(raw)?;
         let mut handle = CUipcEventHandle { reserved: [0; 64] };
         scope.call(&self.driver.symbols.cuIpcGetEventHandle, |function| {
-            // SAFETY: `cuIpcGetEventHandle` writes 64 bytes: `handle` has as many. Our caller vouches for the event.
+            // SAFETY: `cuIpcGetEventHandle` writes 64 bytes: `handle` has as many. Our caller
+            // vouches for the event.
             unsafe { function(&raw mut handle, event(raw)) }
         })?;
         Ok(EventHandle(handle.reserved.map(|byte| byte as u8)))
@@ -76,10 +79,13 @@ unsafe impl GpuEvents for CudaBackend {
 
     fn open_event(&self, device: DeviceId, handle: &EventHandle) -> Result<RawEvent> {
         let scope = self.driver.on_device(device)?;
-        let handle = CUipcEventHandle { reserved: handle.0.map(|byte| byte as _) };
+        let handle = CUipcEventHandle {
+            reserved: handle.0.map(|byte| byte as _),
+        };
         let mut opened = ptr::null_mut();
         scope.call(&self.driver.symbols.cuIpcOpenEventHandle, |function| {
-            // SAFETY: `cuIpcOpenEventHandle` writes one pointer: `opened` is one. It checks the handle's bytes.
+            // SAFETY: `cuIpcOpenEventHandle` writes one pointer: `opened` is one. It checks the
+            // handle's bytes.
             unsafe { function(&raw mut opened, handle) }
         })?;
         Ok(self.event_made(opened, device))
@@ -89,8 +95,8 @@ unsafe impl GpuEvents for CudaBackend {
         let scope = self.on_event(raw)?;
         let device = self.events.remove(raw.0);
         let result = scope.call(&self.driver.symbols.cuEventDestroy, |function| {
-            // SAFETY: `cuEventDestroy` asks for an event that is alive: our caller vouches for it, and that nobody
-            // uses it afterwards.
+            // SAFETY: `cuEventDestroy` asks for an event that is alive: our caller vouches for it,
+            // and that nobody uses it afterwards.
             unsafe { function(event(raw)) }
         });
         if let (Err(_), Some(device)) = (&result, device) {
@@ -105,10 +111,15 @@ impl CudaBackend {
     /// # Safety
     ///
     /// `raw` and `stream` are alive and of the scope's context.
-    pub(crate) unsafe fn record_within(&self, scope: &Scope<'_>, raw: RawEvent, stream: RawStream) -> Result<()> {
+    pub(crate) unsafe fn record_within(
+        &self,
+        scope: &Scope<'_>,
+        raw: RawEvent,
+        stream: RawStream,
+    ) -> Result<()> {
         scope.call(&self.driver.symbols.cuEventRecord, |function| {
-            // SAFETY: `cuEventRecord` asks for both alive and of one context: our caller vouches for it, and the
-            // driver refuses the latter.
+            // SAFETY: `cuEventRecord` asks for both alive and of one context: our caller vouches
+            // for it, and the driver refuses the latter.
             unsafe { function(event(raw), call::stream(stream)) }
         })
     }
@@ -116,9 +127,15 @@ impl CudaBackend {
     /// # Safety
     ///
     /// `stream` and `raw` are alive, and the scope is of the stream's context.
-    pub(crate) unsafe fn await_within(&self, scope: &Scope<'_>, stream: RawStream, raw: RawEvent) -> Result<()> {
+    pub(crate) unsafe fn await_within(
+        &self,
+        scope: &Scope<'_>,
+        stream: RawStream,
+        raw: RawEvent,
+    ) -> Result<()> {
         scope.call(&self.driver.symbols.cuStreamWaitEvent, |function| {
-            // SAFETY: `cuStreamWaitEvent` asks for both alive: our caller vouches for it. Its flags are 0.
+            // SAFETY: `cuStreamWaitEvent` asks for both alive: our caller vouches for it. Its flags
+            // are 0.
             unsafe { function(call::stream(stream), event(raw), 0) }
         })
     }

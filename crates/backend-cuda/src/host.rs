@@ -12,7 +12,8 @@ use crate::call::Scope;
 use crate::error::SUCCESS;
 use crate::sys::{HOST_ALLOC_PORTABLE, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
 
-// SAFETY: the condition of `GpuHostMemory`: `host_alloc` hands on what `cuMemHostAlloc` or the kernel gave.
+// SAFETY: the condition of `GpuHostMemory`: `host_alloc` hands on what `cuMemHostAlloc` or the
+// kernel gave.
 unsafe impl GpuHostMemory for CudaBackend {
     fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         self.driver.ordinal(device)?;
@@ -50,7 +51,8 @@ unsafe impl PinnedMemory for CudaBackend {
         self.pass_own_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.cuMemFreeHost, |function| {
-            // SAFETY: `cuMemFreeHost` asks for what `cuMemHostAlloc` gave and nobody uses: our caller vouches for it.
+            // SAFETY: `cuMemFreeHost` asks for what `cuMemHostAlloc` gave and nobody uses: our
+            // caller vouches for it.
             unsafe { function(start) }
         })
     }
@@ -65,8 +67,8 @@ unsafe impl PinnedMemory for CudaBackend {
         self.pass_own_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.cuMemHostUnregister, |function| {
-            // SAFETY: `cuMemHostUnregister` asks for what `cuMemHostRegister` took and nobody uses: our caller vouches
-            // for it.
+            // SAFETY: `cuMemHostUnregister` asks for what `cuMemHostRegister` took and nobody uses:
+            // our caller vouches for it.
             unsafe { function(start) }
         })
     }

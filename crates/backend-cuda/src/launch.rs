@@ -1,7 +1,8 @@
-//! What an application does with its GPU, for tests: kernels, graphs, and memory that is not this library's.
+//! What an application does with its GPU, for tests: kernels, graphs, and memory that is not this
+//! library's.
 //!
-//! These calls are the application's, so nothing here relaxes the capture mode: what a test wants to see is whether
-//! the library's own calls disturb them.
+//! These calls are the application's, so nothing here relaxes the capture mode: what a test wants
+//! to see is whether the library's own calls disturb them.
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
@@ -61,13 +62,14 @@ pub struct Body {
     outer: *mut c_void,
 }
 
-/// A graph node's type with a body that a condition decides about: `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
+/// A graph node's type with a body that a condition decides about:
+/// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
 const CONDITIONAL: u32 = 13;
 /// A condition that has its default value at each launch: `CU_GRAPH_COND_ASSIGN_DEFAULT`.
 const ASSIGN_DEFAULT: u32 = 1;
 
-/// `CUgraphNodeParams` of CUDA 12.3 and later, for a conditional node: 256 bytes, of which the manual wants those that
-/// are not used to be 0.
+/// `CUgraphNodeParams` of CUDA 12.3 and later, for a conditional node: 256 bytes, of which the
+/// manual wants those that are not used to be 0.
 #[repr(C)]
 pub(crate) struct NodeParameters {
     kind: u32,
@@ -82,15 +84,23 @@ pub(crate) struct NodeParameters {
     context: CUcontext,
     unused: [u64; 26],
 }
-const _: () = assert!(size_of::<NodeParameters>() == 256 && core::mem::offset_of!(NodeParameters, bodies) == 32);
+const _: () = assert!(
+    size_of::<NodeParameters>() == 256 && core::mem::offset_of!(NodeParameters, bodies) == 32
+);
 
 impl Application {
-    /// Begins an application: it makes the device's primary context current on the calling thread, for good.
+    /// Begins an application: it makes the device's primary context current on the calling thread,
+    /// for good.
     pub fn begin(cuda: &Arc<CudaBackend>, device: DeviceId) -> Result<Application> {
         let context = ptr::with_exposed_provenance_mut(cuda.context(device)? as usize);
         // SAFETY: `Symbols::load` asks that the library can be loaded: the backend loaded it.
         let symbols = unsafe { Launching::load() };
-        let application = Application { cuda: Arc::clone(cuda), device, context, symbols };
+        let application = Application {
+            cuda: Arc::clone(cuda),
+            device,
+            context,
+            symbols,
+        };
         application.make_current()?;
         Ok(application)
     }
@@ -105,28 +115,44 @@ impl Application {
 
     /// Compiles PTX and finds a kernel in it.
     pub fn kernel(&self, ptx: &str, name: &str) -> Result<Kernel> {
-        let invalid = |_| Error::Invalid { what: "the PTX", got: "a zero byte".to_owned(), must: "text" };
-        let (ptx, name) = (CString::new(ptx).map_err(invalid)?, CString::new(name).map_err(invalid)?);
+        let invalid = |_| Error::Invalid {
+            what: "the PTX",
+            got: "a zero byte".to_owned(),
+            must: "text",
+        };
+        let (ptx, name) = (
+            CString::new(ptx).map_err(invalid)?,
+            CString::new(name).map_err(invalid)?,
+        );
         let (mut module, mut kernel) = (ptr::null_mut(), ptr::null_mut());
         self.call(&self.symbols.cuModuleLoadData, |function| {
-            // SAFETY: `cuModuleLoadData` writes one pointer and reads text that ends with a zero: both live here.
+            // SAFETY: `cuModuleLoadData` writes one pointer and reads text that ends with a zero:
+            // both live here.
             unsafe { function(&raw mut module, ptx.as_ptr().cast()) }
         })?;
         self.call(&self.symbols.cuModuleGetFunction, |function| {
-            // SAFETY: `cuModuleGetFunction` writes one pointer and reads a name: both live here. The module was loaded.
+            // SAFETY: `cuModuleGetFunction` writes one pointer and reads a name: both live here.
+            // The module was loaded.
             unsafe { function(&raw mut kernel, module, name.as_ptr()) }
         })?;
-        Ok(Kernel { function: kernel, module })
+        Ok(Kernel {
+            function: kernel,
+            module,
+        })
     }
 
     /// Finds a variable of a kernel's module, in constant or global memory.
     pub fn variable(&self, kernel: &Kernel, name: &str) -> Result<DevicePtr> {
-        let invalid = |_| Error::Invalid { what: "a variable's name", got: "a zero byte".to_owned(), must: "text" };
+        let invalid = |_| Error::Invalid {
+            what: "a variable's name",
+            got: "a zero byte".to_owned(),
+            must: "text",
+        };
         let name = CString::new(name).map_err(invalid)?;
         let (mut base, mut bytes) = (0, 0);
         self.call(&self.symbols.cuModuleGetGlobal, |function| {
-            // SAFETY: `cuModuleGetGlobal` writes an address and a size and reads a name: all live here. The module was
-            // loaded and is never unloaded.
+            // SAFETY: `cuModuleGetGlobal` writes an address and a size and reads a name: all live
+            // here. The module was loaded and is never unloaded.
             unsafe { function(&raw mut base, &raw mut bytes, kernel.module, name.as_ptr()) }
         })?;
         Ok(DevicePtr(base))
@@ -144,11 +170,13 @@ impl Application {
         (blocks, threads): (u32, u32),
         arguments: &[u64],
     ) -> Result<()> {
-        let mut addresses: Vec<*mut c_void> =
-            arguments.iter().map(|argument| ptr::from_ref(argument).cast_mut().cast()).collect();
+        let mut addresses: Vec<*mut c_void> = arguments
+            .iter()
+            .map(|argument| ptr::from_ref(argument).cast_mut().cast())
+            .collect();
         self.call(&self.symbols.cuLaunchKernel, |function| {
-            // SAFETY: `cuLaunchKernel` reads one address for each of the kernel's parameters: our caller vouches for
-            // their number, and for what the kernel does.
+            // SAFETY: `cuLaunchKernel` reads one address for each of the kernel's parameters: our
+            // caller vouches for their number, and for what the kernel does.
             unsafe {
                 function(
                     kernel.function,
@@ -174,7 +202,8 @@ impl Application {
     /// `stream` is alive.
     pub unsafe fn begin_capture(&self, stream: RawStream, mode: u32) -> Result<()> {
         self.call(&self.symbols.cuStreamBeginCapture, |function| {
-            // SAFETY: `cuStreamBeginCapture` asks for a stream that is alive: our caller vouches for it.
+            // SAFETY: `cuStreamBeginCapture` asks for a stream that is alive: our caller vouches
+            // for it.
             unsafe { function(call::stream(stream), mode) }
         })
     }
@@ -200,15 +229,16 @@ impl Application {
         let child = unsafe { self.captured(stream) }?;
         let (outer, mut node) = (self.empty_graph()?, ptr::null_mut());
         self.call(&self.symbols.cuGraphAddChildGraphNode, |function| {
-            // SAFETY: `cuGraphAddChildGraphNode` writes one node and copies the child: both graphs were made here, and
-            // no dependency is named.
+            // SAFETY: `cuGraphAddChildGraphNode` writes one node and copies the child: both graphs
+            // were made here, and no dependency is named.
             unsafe { function(&raw mut node, outer, ptr::null(), 0, child) }
         })?;
         self.destroy(child)?;
         self.ready(outer)
     }
 
-    /// Begins to capture a stream into the body of a conditional node that every launch takes. From CUDA 12.3 on.
+    /// Begins to capture a stream into the body of a conditional node that every launch takes. From
+    /// CUDA 12.3 on.
     ///
     /// # Safety
     ///
@@ -216,8 +246,8 @@ impl Application {
     pub unsafe fn begin_capture_of_body(&self, stream: RawStream, mode: u32) -> Result<Body> {
         let (outer, mut handle, mut node) = (self.empty_graph()?, 0, ptr::null_mut());
         self.call(&self.symbols.cuGraphConditionalHandleCreate, |function| {
-            // SAFETY: `cuGraphConditionalHandleCreate` writes one handle: the graph was made here, and the context is
-            // the one that the backend retains.
+            // SAFETY: `cuGraphConditionalHandleCreate` writes one handle: the graph was made here,
+            // and the context is the one that the backend retains.
             unsafe { function(&raw mut handle, outer, self.context, 1, ASSIGN_DEFAULT) }
         })?;
         let mut parameters = NodeParameters {
@@ -231,21 +261,32 @@ impl Application {
             unused: [0; 26],
         };
         self.call(&self.symbols.cuGraphAddNode, |function| {
-            // SAFETY: `cuGraphAddNode` writes one node, and reads and writes parameters of this kind: they live here,
-            // and the handle is the graph's own.
+            // SAFETY: `cuGraphAddNode` writes one node, and reads and writes parameters of this
+            // kind: they live here, and the handle is the graph's own.
             unsafe { function(&raw mut node, outer, ptr::null(), 0, &raw mut parameters) }
         })?;
-        // SAFETY: the driver has set `bodies` to its array of `size` graphs, which lives as long as the outer graph.
+        // SAFETY: the driver has set `bodies` to its array of `size` graphs, which lives as long as
+        // the outer graph.
         let body = unsafe { parameters.bodies.read() };
         self.call(&self.symbols.cuStreamBeginCaptureToGraph, |function| {
-            // SAFETY: `cuStreamBeginCaptureToGraph` asks for a stream that is alive, which our caller vouches for, and
-            // for a graph: the node's body. No dependency is named.
-            unsafe { function(call::stream(stream), body, ptr::null(), ptr::null(), 0, mode) }
+            // SAFETY: `cuStreamBeginCaptureToGraph` asks for a stream that is alive, which our
+            // caller vouches for, and for a graph: the node's body. No dependency is named.
+            unsafe {
+                function(
+                    call::stream(stream),
+                    body,
+                    ptr::null(),
+                    ptr::null(),
+                    0,
+                    mode,
+                )
+            }
         })?;
         Ok(Body { outer })
     }
 
-    /// Ends the capture into a conditional node's body, and makes the graph ready that has the node.
+    /// Ends the capture into a conditional node's body, and makes the graph ready that has the
+    /// node.
     ///
     /// # Safety
     ///
@@ -262,7 +303,8 @@ impl Application {
     unsafe fn captured(&self, stream: RawStream) -> Result<*mut c_void> {
         let mut graph = ptr::null_mut();
         self.call(&self.symbols.cuStreamEndCapture, |function| {
-            // SAFETY: `cuStreamEndCapture` writes one pointer: `graph` is one. Our caller vouches for the stream.
+            // SAFETY: `cuStreamEndCapture` writes one pointer: `graph` is one. Our caller vouches
+            // for the stream.
             unsafe { function(call::stream(stream), &raw mut graph) }
         })?;
         Ok(graph)
@@ -281,7 +323,8 @@ impl Application {
     fn ready(&self, graph: *mut c_void) -> Result<Graph> {
         let mut ready = ptr::null_mut();
         self.call(&self.symbols.cuGraphInstantiateWithFlags, |function| {
-            // SAFETY: `cuGraphInstantiateWithFlags` writes one pointer: `ready` is one. The callers made the graph.
+            // SAFETY: `cuGraphInstantiateWithFlags` writes one pointer: `ready` is one. The callers
+            // made the graph.
             unsafe { function(&raw mut ready, graph, 0) }
         })?;
         self.destroy(graph)?;
@@ -290,8 +333,8 @@ impl Application {
 
     fn destroy(&self, graph: *mut c_void) -> Result<()> {
         self.call(&self.symbols.cuGraphDestroy, |function| {
-            // SAFETY: `cuGraphDestroy` asks for a graph that is alive: the callers made it, and what was made of it is
-            // a copy.
+            // SAFETY: `cuGraphDestroy` asks for a graph that is alive: the callers made it, and
+            // what was made of it is a copy.
             unsafe { function(graph) }
         })
     }
@@ -303,8 +346,8 @@ impl Application {
     /// `stream` is alive, and all that the graph does may be done.
     pub unsafe fn launch_graph(&self, graph: &Graph, stream: RawStream) -> Result<()> {
         self.call(&self.symbols.cuGraphLaunch, |function| {
-            // SAFETY: `cuGraphLaunch` asks for a graph that is ready: it is never destroyed. Our caller vouches for
-            // the stream and for what the graph does.
+            // SAFETY: `cuGraphLaunch` asks for a graph that is ready: it is never destroyed. Our
+            // caller vouches for the stream and for what the graph does.
             unsafe { function(graph.0, call::stream(stream)) }
         })
     }
@@ -317,7 +360,8 @@ impl Application {
     pub unsafe fn pool_alloc(&self, stream: RawStream, len: usize) -> Result<DevicePtr> {
         let mut base = 0;
         self.call(&self.symbols.cuMemAllocAsync, |function| {
-            // SAFETY: `cuMemAllocAsync` writes one address: `base` is one. Our caller vouches for the stream.
+            // SAFETY: `cuMemAllocAsync` writes one address: `base` is one. Our caller vouches for
+            // the stream.
             unsafe { function(&raw mut base, len, call::stream(stream)) }
         })?;
         Ok(DevicePtr(base))
@@ -329,7 +373,11 @@ impl Application {
             SUCCESS => Ok(()),
             code => {
                 let source = self.cuda.driver.symbols.error(code);
-                Err(Error::Driver { call: symbol.name, device: self.device, source })
+                Err(Error::Driver {
+                    call: symbol.name,
+                    device: self.device,
+                    source,
+                })
             }
         }
     }
@@ -337,12 +385,13 @@ impl Application {
 
 // SAFETY: `Send`: the pointers are the driver's handles, which the manual lets any thread use.
 unsafe impl Send for Application {}
-// SAFETY: `Sync`: as for `Send`; no method changes what they point to but through the driver, which locks.
+// SAFETY: `Sync`: as for `Send`; no method changes what they point to but through the driver, which
+// locks.
 unsafe impl Sync for Application {}
 // SAFETY: `Send`: a handle of the driver's, which the manual lets any thread use.
 unsafe impl Send for Kernel {}
 // SAFETY: `Sync`: as for `Send`.
 unsafe impl Sync for Kernel {}
-// SAFETY: `Send`: a handle of the driver's; the manual asks that a graph be launched by one thread at a time only,
-// which `Graph` not being `Sync` sees to.
+// SAFETY: `Send`: a handle of the driver's; the manual asks that a graph be launched by one thread
+// at a time only, which `Graph` not being `Sync` sees to.
 unsafe impl Send for Graph {}

@@ -56,7 +56,11 @@ impl memory_table::Origin for Origin {
     }
 
     fn times(&mut self) -> Option<&mut u32> {
-        if let Origin::Opened { times } = self { Some(times) } else { None }
+        if let Origin::Opened { times } = self {
+            Some(times)
+        } else {
+            None
+        }
     }
 
     fn mapped(&self) -> Option<Access> {

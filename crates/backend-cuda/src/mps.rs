@@ -1,9 +1,10 @@
 //! Whether the driver shares devices between processes in one context (the Multi-Process Service).
 //!
-//! Under MPS the death of a process proves nothing about its GPU work, so memory that it held is never used again.
-//! The driver tells it of each device (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`, CUDA 12.4 and later). Because an answer
-//! too many costs memory and one too few costs correctness, the daemon's control file counts as well: a process
-//! whose `CUDA_MPS_PIPE_DIRECTORY` (`/tmp/nvidia-mps` where it is not set) holds one becomes a client.
+//! Under MPS the death of a process proves nothing about its GPU work, so memory that it held is
+//! never used again. The driver tells it of each device (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`, CUDA
+//! 12.4 and later). Because an answer too many costs memory and one too few costs correctness, the
+//! daemon's control file counts as well: a process whose `CUDA_MPS_PIPE_DIRECTORY`
+//! (`/tmp/nvidia-mps` where it is not set) holds one becomes a client.
 
 use std::env;
 use std::path::{Path, PathBuf};

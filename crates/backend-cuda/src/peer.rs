@@ -8,7 +8,8 @@ use crate::error::{PEER_ACCESS_ALREADY_ENABLED, SUCCESS};
 use crate::mapping;
 
 impl CudaBackend {
-    /// Lets `device` reach memory of `peer`: plain memory by the contexts, virtual memory mapping by mapping.
+    /// Lets `device` reach memory of `peer`: plain memory by the contexts, virtual memory mapping
+    /// by mapping.
     pub(crate) fn enable_peer(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
         let (ordinal, peer_ordinal) = (self.driver.ordinal(device)?, self.driver.ordinal(peer)?);
         if device == peer {
@@ -25,12 +26,13 @@ impl CudaBackend {
         let peer_context = self.driver.primary(&peer_scope, peer)?;
         drop(peer_scope);
         let scope = self.driver.on_device(device)?;
-        // Exclusive until all that exists is reachable: what is allocated later finds the pair in the list.
+        // Exclusive until all that exists is reachable: what is allocated later finds the pair in
+        // the list.
         let mut peers = self.peers.write();
         let symbol = &self.driver.symbols.cuCtxEnablePeerAccess;
         let code = scope.code(symbol, |function| {
-            // SAFETY: `cuCtxEnablePeerAccess` asks for a context that is alive: the peer's primary one, retained
-            // until the backend is dropped. Its flags are 0.
+            // SAFETY: `cuCtxEnablePeerAccess` asks for a context that is alive: the peer's primary
+            // one, retained until the backend is dropped. Its flags are 0.
             unsafe { function(peer_context, 0) }
         })?;
         if !matches!(code, SUCCESS | PEER_ACCESS_ALREADY_ENABLED) {
@@ -39,7 +41,10 @@ impl CudaBackend {
         for (base, len, access) in self.memory.mapped_on(peer) {
             mapping::open(&scope, (base, len as usize), ordinal, access, &[])?;
         }
-        let reach = Reach { reaching: ordinal, memory_of: peer };
+        let reach = Reach {
+            reaching: ordinal,
+            memory_of: peer,
+        };
         if !peers.contains(&reach) {
             peers.push(reach);
         }

@@ -3,7 +3,9 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use gpu_api::{AddressRange, DevicePtr, Error, GpuPointers, MemoryKind, PointerInfo, Result, Sharing};
+use gpu_api::{
+    AddressRange, DevicePtr, Error, GpuPointers, MemoryKind, PointerInfo, Result, Sharing,
+};
 
 use crate::backend::CudaBackend;
 use crate::call::Scope;
@@ -23,7 +25,8 @@ const ASKED: [u32; 8] = [
     pointer::POOL,
 ];
 
-// SAFETY: the condition of `GpuPointers`: what is told is what the table or the driver says of the address.
+// SAFETY: the condition of `GpuPointers`: what is told is what the table or the driver says of the
+// address.
 unsafe impl GpuPointers for CudaBackend {
     fn address_range(&self, ptr: DevicePtr) -> Result<AddressRange> {
         if let Some((range, _)) = self.memory.find(ptr) {
@@ -43,10 +46,24 @@ unsafe impl GpuPointers for CudaBackend {
                 Origin::Pool => (MemoryKind::Pool, None),
                 Origin::Managed => (MemoryKind::Managed, None),
             };
-            return Ok(PointerInfo { kind, range: Some(range), device: Some(entry.device), sharing });
+            return Ok(PointerInfo {
+                kind,
+                range: Some(range),
+                device: Some(entry.device),
+                sharing,
+            });
         }
         let scope = self.driver.anywhere()?;
-        let [memory, managed, ordinal, legacy, start, size, handle_types, pool] = self.attributes(&scope, ptr)?;
+        let [
+            memory,
+            managed,
+            ordinal,
+            legacy,
+            start,
+            size,
+            handle_types,
+            pool,
+        ] = self.attributes(&scope, ptr)?;
         let (kind, sharing) = match memory as u32 {
             _ if managed != 0 => (MemoryKind::Managed, None),
             MEMORY_HOST => (MemoryKind::Host, None),
@@ -56,16 +73,30 @@ unsafe impl GpuPointers for CudaBackend {
                 let exported = handle_types as u32 & HANDLE_POSIX_FD != 0;
                 (MemoryKind::Virtual, exported.then_some(Sharing::Fd))
             }
-            // Neither of this process' pools nor of its plain or virtual memory: somebody else opened it here.
+            // Neither of this process' pools nor of its plain or virtual memory: somebody else
+            // opened it here.
             MEMORY_DEVICE => (MemoryKind::Imported, None),
             _ => (MemoryKind::Unknown, None),
         };
         if kind == MemoryKind::Unknown {
-            return Ok(PointerInfo { kind, range: None, device: None, sharing: None });
+            return Ok(PointerInfo {
+                kind,
+                range: None,
+                device: None,
+                sharing: None,
+            });
         }
-        let range = (size != 0).then_some(AddressRange { base: DevicePtr(start), len: size });
+        let range = (size != 0).then_some(AddressRange {
+            base: DevicePtr(start),
+            len: size,
+        });
         let device = self.driver.numbered(ordinal as u32 as i32);
-        Ok(PointerInfo { kind, range, device, sharing })
+        Ok(PointerInfo {
+            kind,
+            range,
+            device,
+            sharing,
+        })
     }
 }
 
@@ -75,12 +106,15 @@ impl CudaBackend {
         let symbol = &self.driver.symbols.cuMemGetAddressRange;
         let (mut base, mut len) = (0, 0);
         let code = scope.code(symbol, |function| {
-            // SAFETY: `cuMemGetAddressRange` writes an address and a size: `base` and `len` are such. The address is
-            // looked up, not followed.
+            // SAFETY: `cuMemGetAddressRange` writes an address and a size: `base` and `len` are
+            // such. The address is looked up, not followed.
             unsafe { function(&raw mut base, &raw mut len, ptr.0) }
         })?;
         match code {
-            SUCCESS => Ok(AddressRange { base: DevicePtr(base), len: len as u64 }),
+            SUCCESS => Ok(AddressRange {
+                base: DevicePtr(base),
+                len: len as u64,
+            }),
             INVALID_VALUE | INVALID_HANDLE | NOT_FOUND => Err(Error::Invalid {
                 what: "the address",
                 got: ptr.to_string(),
@@ -90,11 +124,14 @@ impl CudaBackend {
         }
     }
 
-    /// Refuses what is known not to be the base of memory that this process allocated: the driver would export all of
-    /// what an address lies in, and the process that opens it would take its base for the address.
+    /// Refuses what is known not to be the base of memory that this process allocated: the driver
+    /// would export all of what an address lies in, and the process that opens it would take its
+    /// base for the address.
     pub(crate) fn exportable(&self, base: DevicePtr, what: &'static str) -> Result<()> {
         match self.memory.find(base) {
-            Some((range, entry)) if range.base != base || !entry.origin.is_own() => Err(self.refusal(base, what)),
+            Some((range, entry)) if range.base != base || !entry.origin.is_own() => {
+                Err(self.refusal(base, what))
+            }
             _ => Ok(()),
         }
     }
@@ -109,19 +146,27 @@ impl CudaBackend {
             (MemoryKind::Plain | MemoryKind::Virtual, Some(_))
                 if info.range.is_some_and(|range| range.base != base) =>
             {
-                ("it is not the first address of its allocation", "export the base, and send the offset beside it")
+                (
+                    "it is not the first address of its allocation",
+                    "export the base, and send the offset beside it",
+                )
             }
-            (MemoryKind::Plain, _) => ("it is plain memory (cuMemAlloc)", "export its handle: `export_handle`"),
-            (MemoryKind::Virtual, Some(_)) => {
-                ("it is virtual memory (cuMemCreate)", "export its file descriptor: `export_fd`")
-            }
+            (MemoryKind::Plain, _) => (
+                "it is plain memory (cuMemAlloc)",
+                "export its handle: `export_handle`",
+            ),
+            (MemoryKind::Virtual, Some(_)) => (
+                "it is virtual memory (cuMemCreate)",
+                "export its file descriptor: `export_fd`",
+            ),
             (MemoryKind::Virtual, None) => (
                 "it is virtual memory that was made without a POSIX file descriptor among its handle types",
                 "create it with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or allocate with `Session::alloc`",
             ),
-            (MemoryKind::Piece, _) => {
-                ("it is a piece of a range, mapped with `map_memory`", "export what was mapped there: `export_memory`")
-            }
+            (MemoryKind::Piece, _) => (
+                "it is a piece of a range, mapped with `map_memory`",
+                "export what was mapped there: `export_memory`",
+            ),
             (MemoryKind::Pool, _) => (
                 "it comes from a stream-ordered pool (cudaMallocAsync), whose memory has no handle of its own",
                 "allocate it with cuMemAlloc (cudaMalloc), or with `Session::alloc`",
@@ -138,23 +183,33 @@ impl CudaBackend {
                 "this process opened it from another one, and only its owner can export it",
                 "ask its owner for a descriptor for the new receiver",
             ),
-            _ => ("the driver does not know the address", "pass the address of device memory that is still allocated"),
+            _ => (
+                "the driver does not know the address",
+                "pass the address of device memory that is still allocated",
+            ),
         };
-        Error::Unsupported { what, why: format!("{base}: {why}"), remedy }
+        Error::Unsupported {
+            what,
+            why: format!("{base}: {why}"),
+            remedy,
+        }
     }
 
     /// Asks for everything in [`ASKED`]; what the driver does not know of is 0.
     fn attributes(&self, scope: &Scope<'_>, ptr: DevicePtr) -> Result<[u64; ASKED.len()]> {
         let symbol = &self.driver.symbols.cuPointerGetAttributes;
-        // The attributes are of several widths, none above eight bytes; zeroed and read little-endian they fit.
+        // The attributes are of several widths, none above eight bytes; zeroed and read
+        // little-endian they fit.
         let mut values = [0_u64; ASKED.len()];
         let mut ask = |count: usize| {
             values = [0; ASKED.len()];
-            let slots = values.each_mut().map(|value| ptr::from_mut(value).cast::<c_void>());
+            let slots = values
+                .each_mut()
+                .map(|value| ptr::from_mut(value).cast::<c_void>());
             scope.code(symbol, |function| {
-                // SAFETY: `cuPointerGetAttributes` reads `count` attributes and addresses and writes to each of those:
-                // both arrays are at least as long, and every value has room for the widest attribute. The address is
-                // looked up, not followed.
+                // SAFETY: `cuPointerGetAttributes` reads `count` attributes and addresses and
+                // writes to each of those: both arrays are at least as long, and every value has
+                // room for the widest attribute. The address is looked up, not followed.
                 unsafe { function(count as u32, ASKED.as_ptr(), slots.as_ptr(), ptr.0) }
             })
         };
@@ -177,9 +232,14 @@ impl CudaBackend {
         }
         let mut handle: MemoryHandle = 0;
         let code = scope.code(&symbols.cuMemRetainAllocationHandle, |function| {
-            // SAFETY: `cuMemRetainAllocationHandle` writes one handle: `handle` is one. The address is looked up, not
-            // followed.
-            unsafe { function(&raw mut handle, ptr::with_exposed_provenance_mut(ptr.0 as usize)) }
+            // SAFETY: `cuMemRetainAllocationHandle` writes one handle: `handle` is one. The address
+            // is looked up, not followed.
+            unsafe {
+                function(
+                    &raw mut handle,
+                    ptr::with_exposed_provenance_mut(ptr.0 as usize),
+                )
+            }
         })?;
         if code != SUCCESS {
             return Ok(false);

@@ -1,4 +1,5 @@
-//! Pools of the driver's, in stream order (`cuMemAllocFromPoolAsync`), and managed memory (`cuMemAllocManaged`).
+//! Pools of the driver's, in stream order (`cuMemAllocFromPoolAsync`), and managed memory
+//! (`cuMemAllocManaged`).
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -8,8 +9,8 @@ use std::sync::{MutexGuard, PoisonError};
 use gpu_api::vendor::memory_table::Way;
 use gpu_api::vendor::pool::{self, PoolCalls, PoolProperties};
 use gpu_api::{
-    Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuPools, GpuStreams, PoolUsage, RawPool, RawStream, Result,
-    refuse_capture, round_up,
+    Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuPools, GpuStreams, PoolUsage,
+    RawPool, RawStream, Result, refuse_capture, round_up,
 };
 
 use crate::backend::CudaBackend;
@@ -22,8 +23,9 @@ fn handle(pool: RawPool) -> PoolHandle {
     ptr::with_exposed_provenance_mut(pool.handle as usize)
 }
 
-// SAFETY: the condition of `GpuPools`: `cuMemAllocFromPoolAsync` and `cuMemAllocManaged` give memory that is nobody
-// else's, and the driver hands it out again in stream order alone (manual, "Stream Ordered Memory Allocator").
+// SAFETY: the condition of `GpuPools`: `cuMemAllocFromPoolAsync` and `cuMemAllocManaged` give
+// memory that is nobody else's, and the driver hands it out again in stream order alone (manual,
+// "Stream Ordered Memory Allocator").
 unsafe impl GpuPools for CudaBackend {
     fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
         let made = pool::create(self, device, self.driver.ordinal(device)?, keep)?;
@@ -46,29 +48,35 @@ unsafe impl GpuPools for CudaBackend {
         let symbol = &self.driver.symbols.cuMemAllocFromPoolAsync;
         let mut base = 0;
         let code = scope.code(symbol, |function| {
-            // SAFETY: `cuMemAllocFromPoolAsync` writes one address: `base` is one. Our caller vouches for the pool and
-            // the stream.
+            // SAFETY: `cuMemAllocFromPoolAsync` writes one address: `base` is one. Our caller
+            // vouches for the pool and the stream.
             unsafe { function(&raw mut base, size, handle(raw), call::stream(stream)) }
         })?;
         if code != SUCCESS {
             return Err(scope.allocation_error(symbol.name, code, len));
         }
         self.memory.insert(base, len, raw.device, Origin::Pool);
-        Ok(Allocation { base: DevicePtr(base), len })
+        Ok(Allocation {
+            base: DevicePtr(base),
+            len,
+        })
     }
 
     unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()> {
         // SAFETY: `capture_status` asks for a stream that is alive: our caller vouches for it.
         let status = unsafe { self.capture_status(stream) }?;
         if status != CaptureStatus::None {
-            return Err(Error::Capturing { stream: stream.handle, remedy: "free it on a stream that is not captured" });
+            return Err(Error::Capturing {
+                stream: stream.handle,
+                remedy: "free it on a stream that is not captured",
+            });
         }
         let scope = self.driver.on_stream(stream)?;
         let entry = self.memory.take(base, Way::Return)?;
         let freed = scope.call(&self.driver.symbols.cuMemFreeAsync, |function| {
-            // SAFETY: `cuMemFreeAsync` asks for the base of stream-ordered memory that is not freed and that no other
-            // stream's unfinished work touches: it was taken out of the table once, and our caller vouches for the
-            // rest.
+            // SAFETY: `cuMemFreeAsync` asks for the base of stream-ordered memory that is not freed
+            // and that no other stream's unfinished work touches: it was taken out of the table
+            // once, and our caller vouches for the rest.
             unsafe { function(base.0, call::stream(stream)) }
         });
         if freed.is_err() {
@@ -102,8 +110,12 @@ unsafe impl GpuPools for CudaBackend {
         if code != SUCCESS {
             return Err(scope.allocation_error(symbol.name, code, len));
         }
-        self.memory.insert(base, size as u64, device, Origin::Managed);
-        Ok(Allocation { base: DevicePtr(base), len: size as u64 })
+        self.memory
+            .insert(base, size as u64, device, Origin::Managed);
+        Ok(Allocation {
+            base: DevicePtr(base),
+            len: size as u64,
+        })
     }
 }
 
@@ -112,17 +124,21 @@ impl PoolCalls for CudaBackend {
         let scope = self.driver.on_device(device)?;
         let mut made: PoolHandle = ptr::null_mut();
         scope.call(&self.driver.symbols.cuMemPoolCreate, |function| {
-            // SAFETY: `cuMemPoolCreate` writes one pointer and reads the properties: both live here.
+            // SAFETY: `cuMemPoolCreate` writes one pointer and reads the properties: both live
+            // here.
             unsafe { function(&raw mut made, ptr::from_ref(properties)) }
         })?;
-        Ok(RawPool { device, handle: made.expose_provenance() as u64 })
+        Ok(RawPool {
+            device,
+            handle: made.expose_provenance() as u64,
+        })
     }
 
     unsafe fn end(&self, raw: RawPool) -> Result<()> {
         let scope = self.driver.on_device(raw.device)?;
         scope.call(&self.driver.symbols.cuMemPoolDestroy, |function| {
-            // SAFETY: `cuMemPoolDestroy` asks for a live pool: our caller vouches for it. What is allocated from it
-            // stays (manual).
+            // SAFETY: `cuMemPoolDestroy` asks for a live pool: our caller vouches for it. What is
+            // allocated from it stays (manual).
             unsafe { function(handle(raw)) }
         })
     }
@@ -130,8 +146,8 @@ impl PoolCalls for CudaBackend {
     unsafe fn set(&self, raw: RawPool, attribute: u32, mut value: u64) -> Result<()> {
         let scope = self.driver.on_device(raw.device)?;
         scope.call(&self.driver.symbols.cuMemPoolSetAttribute, |function| {
-            // SAFETY: `cuMemPoolSetAttribute` reads a value as long as the property's, eight bytes at most: `value` has
-            // them. Our caller vouches for the pool.
+            // SAFETY: `cuMemPoolSetAttribute` reads a value as long as the property's, eight bytes
+            // at most: `value` has them. Our caller vouches for the pool.
             unsafe { function(handle(raw), attribute, (&raw mut value).cast::<c_void>()) }
         })
     }
@@ -140,8 +156,8 @@ impl PoolCalls for CudaBackend {
         let scope = self.driver.on_device(raw.device)?;
         let mut value = 0_u64;
         scope.call(&self.driver.symbols.cuMemPoolGetAttribute, |function| {
-            // SAFETY: `cuMemPoolGetAttribute` writes a value of eight bytes, as our caller vouches: `value` has them,
-            // and the pool is live.
+            // SAFETY: `cuMemPoolGetAttribute` writes a value of eight bytes, as our caller vouches:
+            // `value` has them, and the pool is live.
             unsafe { function(handle(raw), attribute, (&raw mut value).cast::<c_void>()) }
         })?;
         Ok(value)

@@ -26,7 +26,13 @@ impl Registrations {
 
     /// Notes a registration.
     pub(crate) fn insert(&self, start: HostPtr, device: DeviceId) {
-        self.lock().insert(start.0, Registration { device, leaked: false });
+        self.lock().insert(
+            start.0,
+            Registration {
+                device,
+                leaked: false,
+            },
+        );
     }
 
     /// Takes out what is about to be ended.
@@ -34,12 +40,19 @@ impl Registrations {
         let mut all = self.lock();
         let found = all.get(&start.0).copied();
         match found {
-            Some(Registration { device, leaked: false }) => {
+            Some(Registration {
+                device,
+                leaked: false,
+            }) => {
                 all.remove(&start.0);
                 Ok(device)
             }
             _ => {
-                let state = if found.is_some() { "which an earlier error leaked" } else { "which is not registered" };
+                let state = if found.is_some() {
+                    "which an earlier error leaked"
+                } else {
+                    "which is not registered"
+                };
                 Err(Error::Invalid {
                     what: "the address",
                     got: format!("{start:?}, {state}"),
@@ -51,7 +64,10 @@ impl Registrations {
 
     /// Puts back what could not be ended, for good.
     pub(crate) fn leak(&self, start: HostPtr, device: DeviceId) {
-        self.lock().entry(start.0).or_insert(Registration { device, leaked: true });
+        self.lock().entry(start.0).or_insert(Registration {
+            device,
+            leaked: true,
+        });
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<usize, Registration>> {

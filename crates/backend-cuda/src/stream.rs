@@ -1,20 +1,23 @@
 //! Streams: queues of GPU work.
 //!
-//! A stream's handle is its `CUstream`. The handles 0 and 1 (the legacy default stream) and 2 (the per-thread default
-//! stream) mean something only together with a context, which is the primary one of the stream's device.
+//! A stream's handle is its `CUstream`. The handles 0 and 1 (the legacy default stream) and 2 (the
+//! per-thread default stream) mean something only together with a context, which is the primary one
+//! of the stream's device.
 
 use std::ptr;
 
 use gpu_api::vendor::queued::{self, QueuedFunction};
-use gpu_api::{CaptureStatus, DeviceId, Error, GpuStreams, RawStream, Result, StreamIdentity, StreamInfo};
+use gpu_api::{
+    CaptureStatus, DeviceId, Error, GpuStreams, RawStream, Result, StreamIdentity, StreamInfo,
+};
 
 use crate::backend::CudaBackend;
 use crate::call::{self, Scope};
 use crate::error::{NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
 use crate::sys::{CUcontext, STREAM_NON_BLOCKING};
 
-// SAFETY: the condition of `GpuStreams`: `true` and success are `cuStreamQuery`'s and `cuStreamSynchronize`'s, which
-// the manual gives to work that has completed.
+// SAFETY: the condition of `GpuStreams`: `true` and success are `cuStreamQuery`'s and
+// `cuStreamSynchronize`'s, which the manual gives to work that has completed.
 unsafe impl GpuStreams for CudaBackend {
     fn create_stream(&self, device: DeviceId) -> Result<RawStream> {
         let scope = self.driver.on_device(device)?;
@@ -32,8 +35,8 @@ unsafe impl GpuStreams for CudaBackend {
         let scope = self.driver.on_stream(raw)?;
         let known = self.streams.remove(raw);
         let result = scope.call(&self.driver.symbols.cuStreamDestroy, |function| {
-            // SAFETY: `cuStreamDestroy` asks for a stream that is alive: our caller vouches for it, and that nobody
-            // uses it afterwards.
+            // SAFETY: `cuStreamDestroy` asks for a stream that is alive: our caller vouches for it,
+            // and that nobody uses it afterwards.
             unsafe { function(call::stream(raw)) }
         });
         if let (Err(_), Some(known)) = (&result, known) {
@@ -60,7 +63,8 @@ unsafe impl GpuStreams for CudaBackend {
     unsafe fn synchronize_stream(&self, raw: RawStream) -> Result<()> {
         let scope = self.driver.on_stream(raw)?;
         scope.call(&self.driver.symbols.cuStreamSynchronize, |function| {
-            // SAFETY: `cuStreamSynchronize` asks for a stream that is alive: our caller vouches for it.
+            // SAFETY: `cuStreamSynchronize` asks for a stream that is alive: our caller vouches for
+            // it.
             unsafe { function(call::stream(raw)) }
         })
     }
@@ -80,7 +84,8 @@ unsafe impl GpuStreams for CudaBackend {
             });
         }
         if context != ours {
-            // Our events are of the primary context, and an event can only be recorded on a stream of its own.
+            // Our events are of the primary context, and an event can only be recorded on a stream
+            // of its own.
             return Err(Error::Mismatch {
                 what: "the stream's context",
                 theirs: format!("{context:p}"),
@@ -93,22 +98,30 @@ unsafe impl GpuStreams for CudaBackend {
         let identity = if symbol.function.is_some() {
             let mut identity = 0;
             scope.call(symbol, |function| {
-                // SAFETY: `cuStreamGetId` writes one number: `identity` is one. Our caller vouches for the stream.
+                // SAFETY: `cuStreamGetId` writes one number: `identity` is one. Our caller vouches
+                // for the stream.
                 unsafe { function(call::stream(raw), &raw mut identity) }
             })?;
             StreamIdentity(identity)
         } else if let Some(known) = self.streams.get(raw) {
             known.identity
         } else {
-            // A handle would do until its stream is destroyed and another one gets it; then two streams would write
-            // one timeline word, and an early value would pass for a later one.
+            // A handle would do until its stream is destroyed and another one gets it; then two
+            // streams would write one timeline word, and an early value would pass for a later one.
             return Err(Error::Unsupported {
                 what: "a stream that this library did not make",
-                why: format!("the driver (CUDA {}) cannot tell it from a later one", self.driver.version()),
+                why: format!(
+                    "the driver (CUDA {}) cannot tell it from a later one",
+                    self.driver.version()
+                ),
                 remedy: "update the driver to CUDA 12.0 or later, or use a stream of this library",
             });
         };
-        Ok(StreamInfo { identity, device, context: context.expose_provenance() as u64 })
+        Ok(StreamInfo {
+            identity,
+            device,
+            context: context.expose_provenance() as u64,
+        })
     }
 
     unsafe fn capture_status(&self, raw: RawStream) -> Result<CaptureStatus> {
@@ -117,17 +130,25 @@ unsafe impl GpuStreams for CudaBackend {
         unsafe { self.status_within(&scope, raw) }
     }
 
-    unsafe fn host_function(&self, raw: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
+    unsafe fn host_function(
+        &self,
+        raw: RawStream,
+        function: Box<dyn FnOnce() + Send>,
+    ) -> Result<()> {
         // A graph may run more than once, and the function can be called only once.
         // SAFETY: `capture_status` asks for a stream that is alive: our caller vouches for it.
         if unsafe { self.capture_status(raw) }? != CaptureStatus::None {
-            return Err(Error::Capturing { stream: raw.handle, remedy: "queue host functions outside the capture" });
+            return Err(Error::Capturing {
+                stream: raw.handle,
+                remedy: "queue host functions outside the capture",
+            });
         }
         let scope = self.driver.on_stream(raw)?;
         let (ours, theirs) = QueuedFunction::new(function);
         let result = scope.call(&self.driver.symbols.cuLaunchHostFunc, |launch| {
-            // SAFETY: `cuLaunchHostFunc` asks for a function that takes the address beside it and calls no driver:
-            // `queued::run` does, and our trait asks the latter of the closure. Our caller vouches for the stream.
+            // SAFETY: `cuLaunchHostFunc` asks for a function that takes the address beside it and
+            // calls no driver: `queued::run` does, and our trait asks the latter of the closure.
+            // Our caller vouches for the stream.
             unsafe { launch(call::stream(raw), queued::run, theirs) }
         });
         if result.is_err() {
@@ -138,8 +159,9 @@ unsafe impl GpuStreams for CudaBackend {
 }
 
 impl CudaBackend {
-    /// Finds the context that a stream is of, and its device: for a default stream the device's primary one, unless
-    /// another context of the same device is current, which is what the caller's own calls would mean.
+    /// Finds the context that a stream is of, and its device: for a default stream the device's
+    /// primary one, unless another context of the same device is current, which is what the
+    /// caller's own calls would mean.
     ///
     /// # Safety
     ///
@@ -149,12 +171,15 @@ impl CudaBackend {
         let context = if raw.is_default() {
             scope.current()?
         } else {
-            // SAFETY: `Scope::context_of` asks for a stream that is alive: our caller vouches for it.
+            // SAFETY: `Scope::context_of` asks for a stream that is alive: our caller vouches for
+            // it.
             unsafe { scope.context_of(raw) }?
         };
         if !context.is_null() {
-            // SAFETY: `Driver::on_context` asks for a context that is alive: it is current, or a live stream's.
-            let device = unsafe { self.driver.on_context(context) }.and_then(|on| self.driver.device_number(&on))?;
+            // SAFETY: `Driver::on_context` asks for a context that is alive: it is current, or a
+            // live stream's.
+            let device = unsafe { self.driver.on_context(context) }
+                .and_then(|on| self.driver.device_number(&on))?;
             if device == raw.device || !raw.is_default() {
                 return Ok((device, context));
             }
@@ -165,22 +190,27 @@ impl CudaBackend {
     /// # Safety
     ///
     /// `raw` is alive, and the scope is its own or of its context.
-    pub(crate) unsafe fn status_within(&self, scope: &Scope<'_>, raw: RawStream) -> Result<CaptureStatus> {
+    pub(crate) unsafe fn status_within(
+        &self,
+        scope: &Scope<'_>,
+        raw: RawStream,
+    ) -> Result<CaptureStatus> {
         let symbol = &self.driver.symbols.cuStreamIsCapturing;
         if symbol.function.is_none() {
             return Ok(CaptureStatus::None);
         }
         let mut status = 0;
         let code = scope.code(symbol, |function| {
-            // SAFETY: `cuStreamIsCapturing` writes one integer: `status` is one. Our caller vouches for the stream.
+            // SAFETY: `cuStreamIsCapturing` writes one integer: `status` is one. Our caller vouches
+            // for the stream.
             unsafe { function(call::stream(raw), &raw mut status) }
         })?;
         match (code, status) {
             (SUCCESS, 0) => Ok(CaptureStatus::None),
             (SUCCESS, 1) => Ok(CaptureStatus::Active),
             (SUCCESS, _) => Ok(CaptureStatus::Invalidated),
-            // The legacy default stream while a stream that it orders is being captured: work queued on it would
-            // destroy that capture.
+            // The legacy default stream while a stream that it orders is being captured: work
+            // queued on it would destroy that capture.
             (STREAM_CAPTURE_IMPLICIT, _) => Ok(CaptureStatus::Active),
             (code, _) => Err(scope.error(symbol.name, code)),
         }

@@ -1,11 +1,12 @@
 //! The part of the CUDA driver API that this backend calls, as a table of function pointers.
 //!
-//! The types and the library come from cudarc, the functions do not: cudarc's panic when the library or a symbol is
-//! missing, and return a Rust enum, for which a code that its headers do not list is undefined behaviour. In this
-//! table a missing symbol is `None` and a code is a plain number.
+//! The types and the library come from cudarc, the functions do not: cudarc's panic when the
+//! library or a symbol is missing, and return a Rust enum, for which a code that its headers do not
+//! list is undefined behaviour. In this table a missing symbol is `None` and a code is a plain
+//! number.
 //!
-//! Structures that hold such enums, or whose fields cudarc names differently from one version of CUDA's headers to
-//! the next, are declared here with plain integers and measured against cudarc's.
+//! Structures that hold such enums, or whose fields cudarc names differently from one version of
+//! CUDA's headers to the next, are declared here with plain integers and measured against cudarc's.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::{fmt, ptr};
@@ -62,7 +63,10 @@ impl AllocationProperties {
         AllocationProperties {
             kind: ALLOCATION_PINNED,
             handle_types: HANDLE_POSIX_FD,
-            location: Location { kind: LOCATION_DEVICE, id: ordinal },
+            location: Location {
+                kind: LOCATION_DEVICE,
+                id: ordinal,
+            },
             win32: ptr::null_mut(),
             flags: [0; 8],
         }
@@ -82,7 +86,8 @@ pub(crate) struct AccessDescription {
 }
 const _: () = assert!(size_of::<AccessDescription>() == size_of::<sys::CUmemAccessDesc>());
 
-/// One operation of a batch (`CUstreamBatchMemOpParams`, whose members for waiting and writing have one layout).
+/// One operation of a batch (`CUstreamBatchMemOpParams`, whose members for waiting and writing have
+/// one layout).
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct BatchOperation {
@@ -92,7 +97,8 @@ pub(crate) struct BatchOperation {
     pub(crate) address: CUdeviceptr,
     /// What is stored or awaited.
     pub(crate) value: u64,
-    /// [`WAIT_GEQ`], or 0 for a write that orders all work before it, for every observer in the system.
+    /// [`WAIT_GEQ`], or 0 for a write that orders all work before it, for every observer in the
+    /// system.
     pub(crate) flags: u32,
     /// For the driver.
     pub(crate) alias: CUdeviceptr,
@@ -133,7 +139,8 @@ pub(crate) mod attribute {
     pub(crate) const VIRTUAL_MEMORY: u32 = 102;
     pub(crate) const HANDLE_POSIX_FD: u32 = 103;
     pub(crate) const MEMORY_POOLS: u32 = 115;
-    /// For the operations with the suffix `_v2`; 93 stands for the older ones, which a module parameter enables.
+    /// For the operations with the suffix `_v2`; 93 stands for the older ones, which a module
+    /// parameter enables.
     pub(crate) const STREAM_MEMORY_OPERATIONS_64: u32 = 122;
     pub(crate) const IPC_EVENTS: u32 = 125;
     pub(crate) const MPS: u32 = 133;
@@ -174,14 +181,16 @@ macro_rules! symbols {
             ///
             /// The driver's library can be loaded: `is_culib_present` said so.
             pub(crate) unsafe fn load() -> $table {
-                // SAFETY: `culib` runs the initialisers of the library that it loads: the driver's have no conditions.
-                // It panics where no library can be loaded; the caller vouches for that one.
+                // SAFETY: `culib` runs the initialisers of the library that it loads: the driver's
+                // have no conditions. It panics where no library can be loaded; the caller vouches
+                // for that one.
                 let library = unsafe { cudarc::driver::sys::culib() };
                 $table {
                     $($name: {
                         let symbol = [$($symbol,)? stringify!($name)][0];
-                        // SAFETY: `Library::get` asks that the type be the symbol's: each row of the table is the
-                        // prototype in cuda.h, with the result as the integer that C passes it as.
+                        // SAFETY: `Library::get` asks that the type be the symbol's: each row of
+                        // the table is the prototype in cuda.h, with the result as the integer that
+                        // C passes it as.
                         let found = unsafe {
                             library.get::<unsafe extern "C" fn($($argument),*) -> $crate::sys::Code>(symbol.as_bytes())
                         };

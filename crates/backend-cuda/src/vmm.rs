@@ -1,8 +1,10 @@
-//! Memory by the virtual memory management calls: physical memory that is exported as a file descriptor.
+//! Memory by the virtual memory management calls: physical memory that is exported as a file
+//! descriptor.
 //!
-//! An allocation is four things of the driver's: a handle of the physical memory, a range of addresses, the mapping
-//! of one on the other, and the right of a device to reach it. The handle is given back as soon as the mapping
-//! stands, because the mapping keeps the memory and the handle can be had again from the address.
+//! An allocation is four things of the driver's: a handle of the physical memory, a range of
+//! addresses, the mapping of one on the other, and the right of a device to reach it. The handle is
+//! given back as soon as the mapping stands, because the mapping keeps the memory and the handle
+//! can be had again from the address.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::{iter, ptr};
@@ -17,8 +19,8 @@ use crate::memory::{Entry, Origin};
 use crate::physical::{Physical, wrong_length};
 use crate::sys::{CUdevice, MemoryHandle};
 
-// SAFETY: the condition of `GpuDescriptors`: a mapping is of the whole memory behind a descriptor; the driver
-// refuses another length.
+// SAFETY: the condition of `GpuDescriptors`: a mapping is of the whole memory behind a descriptor;
+// the driver refuses another length.
 unsafe impl GpuDescriptors for CudaBackend {
     fn export_fd(&self, base: DevicePtr) -> Result<OwnedFd> {
         const WHAT: &str = "a file descriptor of this memory";
@@ -27,25 +29,39 @@ unsafe impl GpuDescriptors for CudaBackend {
         let symbols = &self.driver.symbols;
         let mut handle: MemoryHandle = 0;
         let code = scope.code(&symbols.cuMemRetainAllocationHandle, |function| {
-            // SAFETY: `cuMemRetainAllocationHandle` writes one handle: `handle` is one. The address is looked up, not
-            // followed.
-            unsafe { function(&raw mut handle, ptr::with_exposed_provenance_mut(base.0 as usize)) }
+            // SAFETY: `cuMemRetainAllocationHandle` writes one handle: `handle` is one. The address
+            // is looked up, not followed.
+            unsafe {
+                function(
+                    &raw mut handle,
+                    ptr::with_exposed_provenance_mut(base.0 as usize),
+                )
+            }
         })?;
         if code != SUCCESS {
             return Err(self.refusal(base, WHAT));
         }
-        // SAFETY: `Physical::again` asks for a live handle that is ours to give back: it was retained above.
+        // SAFETY: `Physical::again` asks for a live handle that is ours to give back: it was
+        // retained above.
         let physical = unsafe { Physical::again(&scope, handle) };
         physical.export().map_err(|error| match error {
             // Memory that was made without that kind of export.
-            Error::Driver { source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
+            Error::Driver { source, .. }
+                if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) =>
+            {
                 self.refusal(base, WHAT)
             }
             error => error,
         })
     }
 
-    fn import_fd(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr> {
+    fn import_fd(
+        &self,
+        device: DeviceId,
+        fd: BorrowedFd<'_>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
         let size = round_up(len, self.driver.granularity(device)?)?;
         self.import_pieces(device, iter::once(Ok(fd)), size, access)
     }
@@ -60,7 +76,11 @@ unsafe impl GpuDescriptors for CudaBackend {
         let piece = round_up(len, self.driver.granularity(device)?)?;
         if piece as u64 != len {
             let must = "a multiple of the device's granularity";
-            return Err(Error::Invalid { what: "the length of a piece", got: len.to_string(), must });
+            return Err(Error::Invalid {
+                what: "the length of a piece",
+                got: len.to_string(),
+                must,
+            });
         }
         self.import_pieces(device, fds, piece, access)
     }
@@ -73,15 +93,20 @@ impl CudaBackend {
         let size = round_up(len, self.driver.granularity(device)?)?;
         let scope = self.driver.on_device(device)?;
         let physical = Physical::create(&scope, ordinal, size, len)?;
-        // Held until the entry is in the table, so that a device that is given access meanwhile misses none.
+        // Held until the entry is in the table, so that a device that is given access meanwhile
+        // misses none.
         let peers = self.peers.read();
         let mut building = Building::reserve(&scope, size, size)?;
         building.map(&physical)?;
         building.open(ordinal, Access::ReadWrite, &reaching(&peers, device))?;
         physical.give_back()?;
         let base = building.keep();
-        self.memory.insert(base, size as u64, device, Origin::Virtual);
-        Ok(Allocation { base: DevicePtr(base), len: size as u64 })
+        self.memory
+            .insert(base, size as u64, device, Origin::Virtual);
+        Ok(Allocation {
+            base: DevicePtr(base),
+            len: size as u64,
+        })
     }
 
     fn import_pieces<F: AsFd>(
@@ -93,7 +118,9 @@ impl CudaBackend {
     ) -> Result<DevicePtr> {
         let ordinal = self.virtual_memory(device)?;
         let count = fds.len();
-        let size = piece.checked_mul(count).filter(|&size| (1..=isize::MAX as usize).contains(&size));
+        let size = piece
+            .checked_mul(count)
+            .filter(|&size| (1..=isize::MAX as usize).contains(&size));
         let size = size.ok_or_else(|| Error::Invalid {
             what: "memory to import",
             got: format!("{count} pieces of {piece} bytes"),
@@ -107,13 +134,18 @@ impl CudaBackend {
         let mut building = Building::reserve(&scope, size, piece)?;
         for fd in fds.take(count) {
             let physical = Physical::import(&scope, fd?.as_fd(), piece)?;
-            building.map(&physical).map_err(|error| wrong_length(error, piece as u64))?;
+            building
+                .map(&physical)
+                .map_err(|error| wrong_length(error, piece as u64))?;
             all.push(physical);
         }
         building.open(ordinal, access, &reaching(&peers, device))?;
         all.into_iter().try_for_each(Physical::give_back)?;
         let base = building.keep();
-        let origin = Origin::Imported { access, piece: piece as u64 };
+        let origin = Origin::Imported {
+            access,
+            piece: piece as u64,
+        };
         self.memory.insert(base, size as u64, device, origin);
         Ok(DevicePtr(base))
     }
@@ -129,14 +161,16 @@ impl CudaBackend {
             Origin::Imported { piece, .. } => piece,
             _ => entry.len,
         };
-        // A device that is given access meanwhile has seen the entry in the table: it must find the mapping too.
+        // A device that is given access meanwhile has seen the entry in the table: it must find the
+        // mapping too.
         let _peers = self.peers.read();
         for at in (base.0..base.0 + entry.len).step_by(piece as usize) {
-            // SAFETY: `unmap` asks for a whole mapping that nothing uses: the entry is made of such, taken out of the
-            // table once, and our caller vouches for the rest.
+            // SAFETY: `unmap` asks for a whole mapping that nothing uses: the entry is made of
+            // such, taken out of the table once, and our caller vouches for the rest.
             unsafe { unmap(&scope, at, piece as usize) }?;
         }
-        // SAFETY: `unreserve` asks for a whole reservation without a mapping: all were unmapped above.
+        // SAFETY: `unreserve` asks for a whole reservation without a mapping: all were unmapped
+        // above.
         unsafe { unreserve(&scope, base.0, entry.len as usize) }
     }
 

@@ -1,10 +1,12 @@
-//! Says what the HIP runtime of this machine is, what was reported of its version, and what it was seen to do.
+//! Says what the HIP runtime of this machine is, what was reported of its version, and what it was
+//! seen to do.
 //!
-//! `prove` tries what harms nobody. `prove --waits` also tries the steps that leave a wave spinning where they fail,
-//! `prove --read-only` makes the GPU fault on purpose, and `prove --pools` takes most of its memory for a moment. One
-//! step may take a minute, or `--patience SECONDS`; all devices are tried at once, and each finding is printed as it
-//! comes. The last line is what to set for programs that use this library. `prove --only STEP...` tries these; `prove
-//! --as STEP...` tries nothing and prints that line for these steps.
+//! `prove` tries what harms nobody. `prove --waits` also tries the steps that leave a wave spinning
+//! where they fail, `prove --read-only` makes the GPU fault on purpose, and `prove --pools` takes
+//! most of its memory for a moment. One step may take a minute, or `--patience SECONDS`; all
+//! devices are tried at once, and each finding is printed as it comes. The last line is what to set
+//! for programs that use this library. `prove --only STEP...` tries these; `prove --as STEP...`
+//! tries nothing and prints that line for these steps.
 
 use std::time::Duration;
 
@@ -23,7 +25,14 @@ fn main() -> Result<()> {
         return Ok(());
     }
     println!("runtime: HIP {} ({})", found.version, found.version.0);
-    println!("lacks: {}", if found.missing.is_empty() { "nothing".to_owned() } else { found.missing.join(" ") });
+    println!(
+        "lacks: {}",
+        if found.missing.is_empty() {
+            "nothing".to_owned()
+        } else {
+            found.missing.join(" ")
+        }
+    );
     for bug in found.version.known_bugs() {
         println!("reported: {}: {}; {}", bug.report, bug.what, bug.remedy);
     }
@@ -36,9 +45,17 @@ fn main() -> Result<()> {
         }
     }
     drop(hip);
-    let program = std::env::current_exe().map_err(|error| gpu_api::Error::system("current_exe", "see /proc", error))?;
-    let seconds = arguments.iter().rposition(|argument| argument == "--patience").and_then(|at| arguments.get(at + 1));
-    let patience = Duration::from_secs(seconds.and_then(|seconds| seconds.parse().ok()).unwrap_or(60));
+    let program = std::env::current_exe()
+        .map_err(|error| gpu_api::Error::system("current_exe", "see /proc", error))?;
+    let seconds = arguments
+        .iter()
+        .rposition(|argument| argument == "--patience")
+        .and_then(|at| arguments.get(at + 1));
+    let patience = Duration::from_secs(
+        seconds
+            .and_then(|seconds| seconds.parse().ok())
+            .unwrap_or(60),
+    );
     let named = |step: &Step| has(step.name());
     let wanted = |step: &Step| match step {
         _ if has("--only") => named(step),
@@ -48,10 +65,11 @@ fn main() -> Result<()> {
         _ => true,
     };
     let steps: Vec<Step> = Step::ALL.into_iter().filter(wanted).collect();
-    let findings = probe::prove_and_tell(&program, &steps, patience, |finding| match &finding.seen {
-        Ok(()) => println!("{} on {}: seen to work", finding.step, finding.device),
-        Err(why) => println!("{} on {}: not used, {why}", finding.step, finding.device),
-    })?;
+    let findings =
+        probe::prove_and_tell(&program, &steps, patience, |finding| match &finding.seen {
+            Ok(()) => println!("{} on {}: seen to work", finding.step, finding.device),
+            Err(why) => println!("{} on {}: not used, {why}", finding.step, finding.device),
+        })?;
     println!("{PROOF}='{}'", findings.proof);
     Ok(())
 }

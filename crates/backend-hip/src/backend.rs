@@ -1,5 +1,5 @@
-//! The backend itself: the runtime, and what was made with it. Each of its traits is kept in the module that does its
-//! work.
+//! The backend itself: the runtime, and what was made with it. Each of its traits is kept in the
+//! module that does its work.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -30,18 +30,21 @@ pub struct Inspection {
 
 /// AMD's runtime, loaded at run time.
 ///
-/// Beyond plain memory with 64-byte handles, waits on the host and functions that streams call, it does only what a
-/// [`Proof`] says was seen to work: see [`probe`](crate::probe).
+/// Beyond plain memory with 64-byte handles, waits on the host and functions that streams call, it
+/// does only what a [`Proof`] says was seen to work: see [`probe`](crate::probe).
 ///
 /// # Portability
 ///
-/// - Only streams of this backend and adopted ones have an identity where the runtime does not number streams.
-/// - `classify` offers no memory for sharing that this backend did not allocate or adopt: the runtime does not tell
-///   which of it can be exported.
-/// - `export_handle` asks the runtime once for each allocation, and gives the same bytes again afterwards.
-/// - A stream's wait compares words as unsigned numbers on some runtimes, which is the same as the trait's comparison
-///   as long as word and value are below 2^63.
-/// - A batch of operations on words is queued one by one: after an error its beginning may be queued.
+/// - Only streams of this backend and adopted ones have an identity where the runtime does not
+///   number streams.
+/// - `classify` offers no memory for sharing that this backend did not allocate or adopt: the
+///   runtime does not tell which of it can be exported.
+/// - `export_handle` asks the runtime once for each allocation, and gives the same bytes again
+///   afterwards.
+/// - A stream's wait compares words as unsigned numbers on some runtimes, which is the same as the
+///   trait's comparison as long as word and value are below 2^63.
+/// - A batch of operations on words is queued one by one: after an error its beginning may be
+///   queued.
 /// - `close` of a handle waits for all work of the device, whichever stream it is on.
 pub struct HipBackend {
     pub(crate) driver: Driver,
@@ -128,13 +131,18 @@ impl HipBackend {
     /// ```
     pub fn inspect() -> Result<Inspection> {
         let symbols = HipBackend::symbols()?;
-        Ok(Inspection { version: driver::version(&symbols)?, missing: symbols.missing() })
+        Ok(Inspection {
+            version: driver::version(&symbols)?,
+            missing: symbols.missing(),
+        })
     }
 
     fn symbols() -> Result<Symbols> {
-        // Never unloaded: the runtime has threads of its own, and its functions and names are used until the end.
+        // Never unloaded: the runtime has threads of its own, and its functions and names are used
+        // until the end.
         let library = ManuallyDrop::new(library::load()?);
-        // SAFETY: `Symbols::find` asks for a HIP runtime, which the library's name says it is, that stays loaded.
+        // SAFETY: `Symbols::find` asks for a HIP runtime, which the library's name says it is, that
+        // stays loaded.
         Ok(unsafe { Symbols::find(&library) })
     }
 
@@ -156,7 +164,8 @@ impl HipBackend {
         self.driver.version()
     }
 
-    /// Returns the proof that is in force: `None` without one, or with one of another runtime or kernel.
+    /// Returns the proof that is in force: `None` without one, or with one of another runtime or
+    /// kernel.
     pub fn proof(&self) -> Option<&Proof> {
         self.driver.proof()
     }

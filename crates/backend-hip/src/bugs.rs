@@ -1,4 +1,5 @@
-//! Bugs of the runtime that others reported, by version: what a refusal or a leak may come from, and what helps.
+//! Bugs of the runtime that others reported, by version: what a refusal or a leak may come from,
+//! and what helps.
 //!
 //! None of them was seen by this project: each is what its report says.
 
@@ -137,7 +138,10 @@ const OF_POOLS: &[KnownBug] = &[
 
 /// Says what was reported of a version's pools.
 pub(crate) fn of_pools(version: Version) -> String {
-    let reported: Vec<String> = version.filter(OF_POOLS).map(|bug| format!("{} ({})", bug.what, bug.report)).collect();
+    let reported: Vec<String> = version
+        .filter(OF_POOLS)
+        .map(|bug| format!("{} ({})", bug.what, bug.report))
+        .collect();
     if reported.is_empty() {
         return format!("nothing was reported of the pools of HIP {version}");
     }
@@ -156,12 +160,21 @@ impl Version {
     /// assert!(of_seven.iter().any(|bug| bug.report == "ROCm/hip#3886"));
     /// ```
     pub fn known_bugs(self) -> Vec<KnownBug> {
-        self.filter(ALL).chain(self.filter(OF_POOLS)).copied().collect()
+        self.filter(ALL)
+            .chain(self.filter(OF_POOLS))
+            .copied()
+            .collect()
     }
 
     fn filter(self, bugs: &[KnownBug]) -> impl Iterator<Item = &KnownBug> {
-        let since = move |bug: &KnownBug| bug.since.is_none_or(|(major, minor)| self.at_least(major, minor));
-        let fixed = move |bug: &KnownBug| bug.until.is_some_and(|(major, minor)| self.at_least(major, minor));
+        let since = move |bug: &KnownBug| {
+            bug.since
+                .is_none_or(|(major, minor)| self.at_least(major, minor))
+        };
+        let fixed = move |bug: &KnownBug| {
+            bug.until
+                .is_some_and(|(major, minor)| self.at_least(major, minor))
+        };
         bugs.iter().filter(move |bug| since(bug) && !fixed(bug))
     }
 
@@ -186,12 +199,21 @@ mod tests {
 
     #[test]
     fn a_bug_is_told_of_the_versions_that_have_it_only() {
-        let has = |version: u32, report: &str| Version(version).known_bugs().iter().any(|bug| bug.report == report);
+        let has = |version: u32, report: &str| {
+            Version(version)
+                .known_bugs()
+                .iter()
+                .any(|bug| bug.report == report)
+        };
         assert!(
-            !has(60_443_484, "ROCm/hip#3886") && has(70_000_000, "ROCm/hip#3886") && !has(71_400_000, "ROCm/hip#3886")
+            !has(60_443_484, "ROCm/hip#3886")
+                && has(70_000_000, "ROCm/hip#3886")
+                && !has(71_400_000, "ROCm/hip#3886")
         );
         assert!(has(50_221_153, "ROCm/hip#1945") && !has(60_443_484, "ROCm/hip#1945"));
-        assert!(has(70_253_211, "ROCm/rocm-systems#7520") && !has(70_300_000, "ROCm/rocm-systems#7520"));
+        assert!(
+            has(70_253_211, "ROCm/rocm-systems#7520") && !has(70_300_000, "ROCm/rocm-systems#7520")
+        );
         assert!(has(50_221_153, "ROCm/rocm-systems#9827"));
         assert!(has(60_343_482, "ROCm/hip#3775") && !has(70_000_000, "ROCm/hip#3775"));
     }
@@ -199,7 +221,12 @@ mod tests {
     #[test]
     fn what_was_reported_of_pools_is_told_of_the_versions_that_have_it_only() {
         let told = of_pools(Version(70_253_211));
-        assert!(["#10943", "#11642", "#11690", "#6178"].iter().all(|report| told.contains(report)), "{told}");
+        assert!(
+            ["#10943", "#11642", "#11690", "#6178"]
+                .iter()
+                .all(|report| told.contains(report)),
+            "{told}"
+        );
         assert!(!told.contains("#3775") && of_pools(Version(60_443_484)).contains("#3775"));
         assert!(of_pools(Version(50_731_921)).contains("nothing was reported"));
     }

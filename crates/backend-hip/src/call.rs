@@ -1,8 +1,10 @@
-//! The state of the calling thread around a call of the runtime: its current device, its capture mode, its last error.
+//! The state of the calling thread around a call of the runtime: its current device, its capture
+//! mode, its last error.
 //!
-//! A call of ours must not change the device that the application made current on its thread, nor destroy a stream
-//! capture that it has under way, nor leave an error behind that the application finds with `hipGetLastError` and takes
-//! for its own. [`Scope`] sets the first two and puts them back, whatever happens in between, and clears the third.
+//! A call of ours must not change the device that the application made current on its thread, nor
+//! destroy a stream capture that it has under way, nor leave an error behind that the application
+//! finds with `hipGetLastError` and takes for its own. [`Scope`] sets the first two and puts them
+//! back, whatever happens in between, and clears the third.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -26,10 +28,14 @@ pub(crate) struct Scope<'a> {
     thread: PhantomData<*const ()>,
 }
 
-/// Turns a stream's handle into what the runtime takes. Handles 0, 1 and 2 are the default streams; runtimes before
-/// ROCm 7 know the legacy one as 0 only.
+/// Turns a stream's handle into what the runtime takes. Handles 0, 1 and 2 are the default streams;
+/// runtimes before ROCm 7 know the legacy one as 0 only.
 pub(crate) fn stream(raw: RawStream) -> Stream {
-    let handle = if raw.handle == 1 { RawStream::LEGACY } else { raw.handle };
+    let handle = if raw.handle == 1 {
+        RawStream::LEGACY
+    } else {
+        raw.handle
+    };
     ptr::with_exposed_provenance_mut(handle as usize)
 }
 
@@ -50,21 +56,33 @@ impl Driver {
         Ok(scope)
     }
 
-    /// Makes a stream's device current: the default streams are those of the current device, and the runtime does not
-    /// check what it is given of the others.
+    /// Makes a stream's device current: the default streams are those of the current device, and
+    /// the runtime does not check what it is given of the others.
     pub(crate) fn on_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
         self.on_device(raw.device)
     }
 
-    /// Leaves the current device as it is: for calls about addresses, which are the same on all of them.
+    /// Leaves the current device as it is: for calls about addresses, which are the same on all of
+    /// them.
     pub(crate) fn anywhere(&self) -> Result<Scope<'_>> {
-        let mut scope = Scope { driver: self, device: DeviceId(0), former: None, mode: None, thread: PhantomData };
+        let mut scope = Scope {
+            driver: self,
+            device: DeviceId(0),
+            former: None,
+            mode: None,
+            thread: PhantomData,
+        };
         if let Some(function) = self.symbols.hipThreadExchangeStreamCaptureMode.function {
             let mut mode = CAPTURE_RELAXED;
-            // SAFETY: `hipThreadExchangeStreamCaptureMode` reads a mode and writes the former: `mode` is one.
+            // SAFETY: `hipThreadExchangeStreamCaptureMode` reads a mode and writes the former:
+            // `mode` is one.
             match unsafe { function(&raw mut mode) } {
                 SUCCESS => scope.mode = Some(mode),
-                code => return Err(scope.error(self.symbols.hipThreadExchangeStreamCaptureMode.name, code)),
+                code => {
+                    return Err(
+                        scope.error(self.symbols.hipThreadExchangeStreamCaptureMode.name, code)
+                    );
+                }
             }
         }
         Ok(scope)
@@ -73,7 +91,11 @@ impl Driver {
 
 impl Scope<'_> {
     /// Calls a function of the runtime; a code other than success is an error.
-    pub(crate) fn call<F: Copy>(&self, symbol: &Symbol<F>, run: impl FnOnce(F) -> Code) -> Result<()> {
+    pub(crate) fn call<F: Copy>(
+        &self,
+        symbol: &Symbol<F>,
+        run: impl FnOnce(F) -> Code,
+    ) -> Result<()> {
         match self.code(symbol, run)? {
             SUCCESS => Ok(()),
             code => Err(self.error(symbol.name, code)),
@@ -81,10 +103,17 @@ impl Scope<'_> {
     }
 
     /// Calls a function of the runtime and hands on what it returned.
-    pub(crate) fn code<F: Copy>(&self, symbol: &Symbol<F>, run: impl FnOnce(F) -> Code) -> Result<Code> {
+    pub(crate) fn code<F: Copy>(
+        &self,
+        symbol: &Symbol<F>,
+        run: impl FnOnce(F) -> Code,
+    ) -> Result<Code> {
         let function = symbol.function.ok_or_else(|| error::missing(symbol.name))?;
         let code = run(function);
-        if let (true, Some(clear)) = (code != SUCCESS, self.driver.symbols.hipGetLastError.function) {
+        if let (true, Some(clear)) = (
+            code != SUCCESS,
+            self.driver.symbols.hipGetLastError.function,
+        ) {
             // SAFETY: `hipGetLastError` has no conditions.
             let _ = unsafe { clear() };
         }
@@ -96,7 +125,8 @@ impl Scope<'_> {
         if code != OUT_OF_MEMORY {
             return self.error(call, code);
         }
-        // Where the runtime does not even tell that, nothing is free as far as the caller is concerned.
+        // Where the runtime does not even tell that, nothing is free as far as the caller is
+        // concerned.
         let (free, _) = self.memory_info().unwrap_or((0, 0));
         Error::OutOfMemory {
             device: self.device(),
@@ -108,7 +138,11 @@ impl Scope<'_> {
 
     /// Makes the error of a call.
     pub(crate) fn error(&self, call: &'static str, code: Code) -> Error {
-        Error::Driver { call, device: self.device(), source: self.driver.symbols.error(code) }
+        Error::Driver {
+            call,
+            device: self.device(),
+            source: self.driver.symbols.error(code),
+        }
     }
 
     /// Names the device that was asked for.
@@ -139,17 +173,24 @@ impl Scope<'_> {
 
 impl Drop for Scope<'_> {
     fn drop(&mut self) {
-        // Both calls undo one that succeeded on this thread; they fail only where the runtime is gone, and then there
-        // is nothing to put back.
-        if let (Some(former), Some(function)) = (self.former.take(), self.driver.symbols.hipSetDevice.function) {
+        // Both calls undo one that succeeded on this thread; they fail only where the runtime is
+        // gone, and then there is nothing to put back.
+        if let (Some(former), Some(function)) = (
+            self.former.take(),
+            self.driver.symbols.hipSetDevice.function,
+        ) {
             // SAFETY: `hipSetDevice` refuses what is no device; this one the runtime itself named.
             let _ = unsafe { function(former) };
         }
-        if let (Some(mut mode), Some(function)) =
-            (self.mode.take(), self.driver.symbols.hipThreadExchangeStreamCaptureMode.function)
-        {
-            // SAFETY: `hipThreadExchangeStreamCaptureMode` reads a mode and writes the former: `mode` is one that the
-            // runtime itself gave.
+        if let (Some(mut mode), Some(function)) = (
+            self.mode.take(),
+            self.driver
+                .symbols
+                .hipThreadExchangeStreamCaptureMode
+                .function,
+        ) {
+            // SAFETY: `hipThreadExchangeStreamCaptureMode` reads a mode and writes the former:
+            // `mode` is one that the runtime itself gave.
             let _ = unsafe { function(&raw mut mode) };
         }
     }

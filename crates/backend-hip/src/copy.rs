@@ -7,26 +7,47 @@ use crate::call;
 
 // SAFETY: the condition of `GpuCopies`: the runtime writes what it is told to.
 unsafe impl GpuCopies for HipBackend {
-    unsafe fn copy_to_device(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_to_device(
+        &self,
+        stream: RawStream,
+        to: DevicePtr,
+        from: *const u8,
+        len: usize,
+    ) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemcpyHtoDAsync, |function| {
-            // SAFETY: `hipMemcpyHtoDAsync` asks for ranges and a stream: our caller vouches for all of them.
+            // SAFETY: `hipMemcpyHtoDAsync` asks for ranges and a stream: our caller vouches for all
+            // of them.
             unsafe { function(to.0, from.cast(), len, call::stream(stream)) }
         })
     }
 
-    unsafe fn copy_to_host(&self, stream: RawStream, to: *mut u8, from: DevicePtr, len: usize) -> Result<()> {
+    unsafe fn copy_to_host(
+        &self,
+        stream: RawStream,
+        to: *mut u8,
+        from: DevicePtr,
+        len: usize,
+    ) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemcpyDtoHAsync, |function| {
-            // SAFETY: `hipMemcpyDtoHAsync` asks for ranges and a stream: our caller vouches for all of them.
+            // SAFETY: `hipMemcpyDtoHAsync` asks for ranges and a stream: our caller vouches for all
+            // of them.
             unsafe { function(to.cast(), from.0, len, call::stream(stream)) }
         })
     }
 
-    unsafe fn copy(&self, stream: RawStream, to: DevicePtr, from: DevicePtr, len: u64) -> Result<()> {
+    unsafe fn copy(
+        &self,
+        stream: RawStream,
+        to: DevicePtr,
+        from: DevicePtr,
+        len: u64,
+    ) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemcpyDtoDAsync, |function| {
-            // SAFETY: `hipMemcpyDtoDAsync` asks for ranges and a stream: our caller vouches for all of them.
+            // SAFETY: `hipMemcpyDtoDAsync` asks for ranges and a stream: our caller vouches for all
+            // of them.
             unsafe { function(to.0, from.0, len as usize, call::stream(stream)) }
         })
     }
@@ -34,7 +55,8 @@ unsafe impl GpuCopies for HipBackend {
     unsafe fn fill(&self, stream: RawStream, to: DevicePtr, byte: u8, len: u64) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemsetD8Async, |function| {
-            // SAFETY: `hipMemsetD8Async` asks for a range and a stream: our caller vouches for both.
+            // SAFETY: `hipMemsetD8Async` asks for a range and a stream: our caller vouches for
+            // both.
             unsafe { function(to.0, byte, len as usize, call::stream(stream)) }
         })
     }

@@ -4,7 +4,9 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuDevices, MemoryInfo, Result};
+use gpu_api::{
+    BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuDevices, MemoryInfo, Result,
+};
 
 use crate::backend::HipBackend;
 use crate::call::Scope;
@@ -12,19 +14,21 @@ use crate::driver::Driver;
 use crate::error::SUCCESS;
 use crate::proof::Step;
 use crate::sys::{
-    ATTRIBUTE_HOST_NUMA_NODE, ATTRIBUTE_VIRTUAL_MEMORY, AllocationProperties, GRANULARITY_RECOMMENDED, Uuid,
+    ATTRIBUTE_HOST_NUMA_NODE, ATTRIBUTE_VIRTUAL_MEMORY, AllocationProperties,
+    GRANULARITY_RECOMMENDED, Uuid,
 };
 
 /// The quarantine where the kernel shows when a dead process' queues are gone.
 const SHOWN: Duration = Duration::from_millis(100);
 
-/// The quarantine where it does not. Kernels from 6.0 to 6.18 remove queues on a work queue some time after the
-/// process' end, within no bound (amdkfd; guessed from the dates of both patches): long beside any delay of a work
-/// queue that is not stuck.
+/// The quarantine where it does not. Kernels from 6.0 to 6.18 remove queues on a work queue some
+/// time after the process' end, within no bound (amdkfd; guessed from the dates of both patches):
+/// long beside any delay of a work queue that is not stuck.
 const UNSEEN: Duration = Duration::from_secs(5);
 
-/// What every allocation is rounded up to at least: handles of some other sizes were refused (ROCm/hip#2257), and
-/// pieces below are leaked by the runtime's older way of sharing (ROCm/rocm-systems#6407).
+/// What every allocation is rounded up to at least: handles of some other sizes were refused
+/// (ROCm/hip#2257), and pieces below are leaked by the runtime's older way of sharing
+/// (ROCm/rocm-systems#6407).
 const LARGE_PAGE: u64 = 2 << 20;
 
 /// How file descriptors of memory are made.
@@ -37,14 +41,17 @@ pub(crate) enum Descriptor {
 }
 
 impl Driver {
-    /// Asks every device for its identity. One that fails is asked again, for the reason, by those who want it: it
-    /// hides no other.
+    /// Asks every device for its identity. One that fails is asked again, for the reason, by those
+    /// who want it: it hides no other.
     pub(crate) fn identified(mut self) -> Driver {
-        self.identities = (0..self.count() as c_int).map(|ordinal| self.identify(ordinal).ok()).collect();
+        self.identities = (0..self.count() as c_int)
+            .map(|ordinal| self.identify(ordinal).ok())
+            .collect();
         self
     }
 
-    /// Finds a device's identity: AMD's own 16 bytes, or, where there are none, its place on the PCI bus.
+    /// Finds a device's identity: AMD's own 16 bytes, or, where there are none, its place on the
+    /// PCI bus.
     fn identify(&self, ordinal: c_int) -> Result<DeviceUuid> {
         let scope = self.anywhere()?;
         let mut uuid = Uuid { bytes: [0; 16] };
@@ -60,7 +67,8 @@ impl Driver {
             }
         }
         let place = self.place(ordinal)?;
-        // "0000:03:00.0" has twelve characters: with the mark in front it is exactly as long as an identity.
+        // "0000:03:00.0" has twelve characters: with the mark in front it is exactly as long as an
+        // identity.
         let mut bytes = *b"pci-............";
         for (to, from) in bytes[4..].iter_mut().zip(place.bytes()) {
             *to = from;
@@ -75,7 +83,13 @@ impl Driver {
             Some(uuid) => uuid,
             None => self.identify(ordinal)?,
         };
-        if self.identities.iter().filter(|other| **other == Some(uuid)).count() > 1 {
+        if self
+            .identities
+            .iter()
+            .filter(|other| **other == Some(uuid))
+            .count()
+            > 1
+        {
             return Err(Error::Unsupported {
                 what: "a device that cannot be told from another",
                 why: format!("the runtime gives {device} and another one the identity {uuid}"),
@@ -85,7 +99,8 @@ impl Driver {
         let scope = self.anywhere()?;
         let mut name = [0 as c_char; 256];
         scope.call(&self.symbols.hipDeviceGetName, |function| {
-            // SAFETY: `hipDeviceGetName` writes at most the number of bytes that it is told: one less than `name` has.
+            // SAFETY: `hipDeviceGetName` writes at most the number of bytes that it is told: one
+            // less than `name` has.
             unsafe { function(name.as_mut_ptr(), name.len() as c_int - 1, ordinal) }
         })?;
         let mut total_bytes = 0;
@@ -93,13 +108,21 @@ impl Driver {
             // SAFETY: `hipDeviceTotalMem` writes one size: `total_bytes` is one.
             unsafe { function(&raw mut total_bytes, ordinal) }
         })?;
-        Ok(DeviceInfo { device, uuid, name: text(&name), total_bytes: total_bytes as u64 })
+        Ok(DeviceInfo {
+            device,
+            uuid,
+            name: text(&name),
+            total_bytes: total_bytes as u64,
+        })
     }
 
     /// Returns free and total memory of a device.
     pub(crate) fn memory(&self, device: DeviceId) -> Result<MemoryInfo> {
         let (free_bytes, total_bytes) = self.on_device(device)?.memory_info()?;
-        Ok(MemoryInfo { free_bytes, total_bytes })
+        Ok(MemoryInfo {
+            free_bytes,
+            total_bytes,
+        })
     }
 
     /// Says what a device can do: what the runtime has, and of that what a probe proved.
@@ -107,11 +130,13 @@ impl Driver {
         let symbols = &self.symbols;
         let descriptor = self.descriptor(device)?;
         Ok(Caps {
-            handle: symbols.hipIpcGetMemHandle.function.is_some() && symbols.hipIpcOpenMemHandle.function.is_some(),
+            handle: symbols.hipIpcGetMemHandle.function.is_some()
+                && symbols.hipIpcOpenMemHandle.function.is_some(),
             fd: descriptor.is_some(),
             read_only: descriptor == Some(Descriptor::Vmm) && self.proved(Step::ReadOnly),
             event_ipc: self.proved(Step::Events) && symbols.hipIpcGetEventHandle.function.is_some(),
-            stream_writes: self.proved(Step::Words) && symbols.hipStreamWriteValue64.function.is_some(),
+            stream_writes: self.proved(Step::Words)
+                && symbols.hipStreamWriteValue64.function.is_some(),
             stream_waits: self.proved(Step::Words)
                 && self.proved(Step::Waits)
                 && symbols.hipStreamWaitValue64.function.is_some(),
@@ -130,7 +155,12 @@ impl Driver {
         if self.proved(Step::Vmm) && self.has_virtual_memory(device)? {
             return Ok(Some(Descriptor::Vmm));
         }
-        let dma_buf = self.proved(Step::DmaBuf) && self.symbols.hipMemGetHandleForAddressRange.function.is_some();
+        let dma_buf = self.proved(Step::DmaBuf)
+            && self
+                .symbols
+                .hipMemGetHandleForAddressRange
+                .function
+                .is_some();
         Ok(dma_buf.then_some(Descriptor::DmaBuf))
     }
 
@@ -143,8 +173,15 @@ impl Driver {
         let mut granularity = 0;
         let properties = AllocationProperties::exportable(self.ordinal(device)?);
         scope.call(&self.symbols.hipMemGetAllocationGranularity, |function| {
-            // SAFETY: `hipMemGetAllocationGranularity` writes one size and reads the properties: both live here.
-            unsafe { function(&raw mut granularity, &raw const properties, GRANULARITY_RECOMMENDED) }
+            // SAFETY: `hipMemGetAllocationGranularity` writes one size and reads the properties:
+            // both live here.
+            unsafe {
+                function(
+                    &raw mut granularity,
+                    &raw const properties,
+                    GRANULARITY_RECOMMENDED,
+                )
+            }
         })?;
         Ok((granularity as u64).max(LARGE_PAGE))
     }
@@ -153,7 +190,8 @@ impl Driver {
     pub(crate) fn can_access(&self, scope: &Scope<'_>, device: c_int, peer: c_int) -> Result<bool> {
         let mut can: c_int = 0;
         scope.call(&self.symbols.hipDeviceCanAccessPeer, |function| {
-            // SAFETY: `hipDeviceCanAccessPeer` writes one integer: `can` is one. It refuses what is no device.
+            // SAFETY: `hipDeviceCanAccessPeer` writes one integer: `can` is one. It refuses what is
+            // no device.
             unsafe { function(&raw mut can, device, peer) }
         })?;
         Ok(can != 0)
@@ -162,9 +200,12 @@ impl Driver {
     fn has_virtual_memory(&self, device: DeviceId) -> Result<bool> {
         let ordinal = self.ordinal(device)?;
         let symbols = &self.symbols;
-        let Some(ask) = symbols.hipDeviceGetAttribute.function else { return Ok(false) };
+        let Some(ask) = symbols.hipDeviceGetAttribute.function else {
+            return Ok(false);
+        };
         let mut value: c_int = 0;
-        // SAFETY: `hipDeviceGetAttribute` writes one integer: `value` is one. Unknown attributes are refused.
+        // SAFETY: `hipDeviceGetAttribute` writes one integer: `value` is one. Unknown attributes
+        // are refused.
         let code = unsafe { ask(&raw mut value, ATTRIBUTE_VIRTUAL_MEMORY, ordinal) };
         Ok(self.version().has_virtual_memory()
             && code == SUCCESS
@@ -176,12 +217,17 @@ impl Driver {
     /// Returns the host's NUMA node that a device is closest to, which runtimes from 7.2 on tell.
     pub(crate) fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
         let ordinal = self.ordinal(device)?;
-        let Some(ask) = self.symbols.hipDeviceGetAttribute.function.filter(|_| self.version().tells_numa_nodes())
+        let Some(ask) = self
+            .symbols
+            .hipDeviceGetAttribute
+            .function
+            .filter(|_| self.version().tells_numa_nodes())
         else {
             return Ok(None);
         };
         let mut node: c_int = -1;
-        // SAFETY: `hipDeviceGetAttribute` writes one integer: `node` is one. Unknown attributes are refused.
+        // SAFETY: `hipDeviceGetAttribute` writes one integer: `node` is one. Unknown attributes are
+        // refused.
         let code = unsafe { ask(&raw mut node, ATTRIBUTE_HOST_NUMA_NODE, ordinal) };
         Ok(u32::try_from(node).ok().filter(|_| code == SUCCESS))
     }
@@ -191,8 +237,8 @@ impl Driver {
         let scope = self.anywhere()?;
         let mut place = [0 as c_char; 64];
         scope.call(&self.symbols.hipDeviceGetPCIBusId, |function| {
-            // SAFETY: `hipDeviceGetPCIBusId` writes at most the number of bytes that it is told: one less than `place`
-            // has.
+            // SAFETY: `hipDeviceGetPCIBusId` writes at most the number of bytes that it is told:
+            // one less than `place` has.
             unsafe { function(place.as_mut_ptr(), place.len() as c_int - 1, ordinal) }
         })?;
         Ok(text(&place))
@@ -202,10 +248,13 @@ impl Driver {
 /// Reads a text that the runtime wrote into an array whose last byte it was not offered.
 fn text(bytes: &[c_char]) -> String {
     // SAFETY: `CStr::from_ptr` asks for a zero within the array: its last byte is one, see above.
-    unsafe { CStr::from_ptr(bytes.as_ptr()) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(bytes.as_ptr()) }
+        .to_string_lossy()
+        .into_owned()
 }
 
-// SAFETY: the condition of `GpuDevices`: what is promised is what the runtime has, and of that what a probe saw.
+// SAFETY: the condition of `GpuDevices`: what is promised is what the runtime has, and of that what
+// a probe saw.
 unsafe impl GpuDevices for HipBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Hip
@@ -244,10 +293,18 @@ unsafe impl GpuDevices for HipBackend {
     }
 
     fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
-        self.driver.signs().iter().map(|folder| folder.join(pid.to_string())).collect()
+        self.driver
+            .signs()
+            .iter()
+            .map(|folder| folder.join(pid.to_string()))
+            .collect()
     }
 
     fn quarantine(&self) -> Duration {
-        if self.driver.signs().is_some() { SHOWN } else { UNSEEN }
+        if self.driver.signs().is_some() {
+            SHOWN
+        } else {
+            UNSEEN
+        }
     }
 }

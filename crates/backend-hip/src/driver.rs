@@ -1,4 +1,5 @@
-//! The runtime once it runs: its functions, its version, what was proved of it, and how many devices it has.
+//! The runtime once it runs: its functions, its version, what was proved of it, and how many
+//! devices it has.
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
@@ -30,7 +31,10 @@ impl Driver {
     /// # Errors
     ///
     /// [`Error::Unavailable`] with the reason and what to do about it.
-    pub(crate) fn start(symbols: Symbols, choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Driver> {
+    pub(crate) fn start(
+        symbols: Symbols,
+        choose: impl FnOnce(Version) -> Option<Proof>,
+    ) -> Result<Driver> {
         // Asked first: it answers without a device, and an error should say which runtime gave it.
         let version = version(&symbols)?;
         let text = version.to_string();
@@ -57,7 +61,14 @@ impl Driver {
         let signs = signs(&symbols);
         let proof = choose(version);
         let identities = vec![None; count.unsigned_abs() as usize];
-        Ok(Driver { symbols, version, proof, identities, device_files, signs })
+        Ok(Driver {
+            symbols,
+            version,
+            proof,
+            identities,
+            device_files,
+            signs,
+        })
     }
 
     /// Returns the runtime's version.
@@ -80,7 +91,8 @@ impl Driver {
         &self.device_files
     }
 
-    /// Returns the folder that shows whose queues there are, where there is one with this process' pids.
+    /// Returns the folder that shows whose queues there are, where there is one with this process'
+    /// pids.
     pub(crate) fn signs(&self) -> Option<&Path> {
         self.signs.as_deref()
     }
@@ -136,21 +148,24 @@ fn device_files(symbols: &Symbols) -> Vec<&'static str> {
     if let Some(function) = symbols.device_files.function {
         // SAFETY: the function has no conditions.
         let named = unsafe { function() };
-        // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and is never unloaded.
+        // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and is
+        // never unloaded.
         let named: &'static CStr = unsafe { CStr::from_ptr(named) };
         files.extend(named.to_str().ok());
     }
     files
 }
 
-/// Finds the folder that shows whose queues there are. Its pids are those of the first PID namespace: another one's
-/// process sees its own pids elsewhere, and would take the file of a stranger for a sign.
+/// Finds the folder that shows whose queues there are. Its pids are those of the first PID
+/// namespace: another one's process sees its own pids elsewhere, and would take the file of a
+/// stranger for a sign.
 fn signs(symbols: &Symbols) -> Option<PathBuf> {
     let folder = match symbols.signs_of_life.function {
         Some(function) => {
             // SAFETY: the function has no conditions.
             let named = unsafe { function() };
-            // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and is never unloaded.
+            // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and
+            // is never unloaded.
             let named = unsafe { CStr::from_ptr(named) };
             PathBuf::from(named.to_str().ok()?)
         }

@@ -28,23 +28,33 @@ const UNNAMED: &str = "a code that this runtime does not name";
 impl Symbols {
     /// Names a code the way the runtime does.
     pub(crate) fn error(&self, code: Code) -> DriverError {
-        DriverError { backend: BackendKind::Hip, code, name: self.name(code) }
+        DriverError {
+            backend: BackendKind::Hip,
+            code,
+            name: self.name(code),
+        }
     }
 
     /// Names a code and says what it means where it was given.
     pub(crate) fn explained(&self, code: Code, meaning: &str) -> DriverError {
-        DriverError { backend: BackendKind::Hip, code, name: Cow::Owned(format!("{}: {meaning}", self.name(code))) }
+        DriverError {
+            backend: BackendKind::Hip,
+            code,
+            name: Cow::Owned(format!("{}: {meaning}", self.name(code))),
+        }
     }
 
     fn name(&self, code: Code) -> Cow<'static, str> {
-        let Some(function) = self.hipGetErrorName.function else { return Cow::Borrowed(UNNAMED) };
+        let Some(function) = self.hipGetErrorName.function else {
+            return Cow::Borrowed(UNNAMED);
+        };
         // SAFETY: `hipGetErrorName` takes any number.
         let name = unsafe { function(code) };
         if name.is_null() {
             return Cow::Borrowed(UNNAMED);
         }
-        // SAFETY: `CStr::from_ptr`: the manual says that the runtime gave the address of a string that ends with a
-        // zero; it is a constant of the runtime's, which is never unloaded.
+        // SAFETY: `CStr::from_ptr`: the manual says that the runtime gave the address of a string
+        // that ends with a zero; it is a constant of the runtime's, which is never unloaded.
         let name = unsafe { CStr::from_ptr(name) };
         Cow::Owned(name.to_string_lossy().into_owned())
     }
@@ -85,7 +95,11 @@ pub(crate) fn missing(name: &'static str) -> Error {
 
 /// Makes the error of a device that this process does not have.
 pub(crate) fn no_device(device: DeviceId, count: usize) -> Error {
-    Error::Invalid { what: "the device", got: format!("{device} of {count}"), must: "one that `device_count` counts" }
+    Error::Invalid {
+        what: "the device",
+        got: format!("{device} of {count}"),
+        must: "one that `device_count` counts",
+    }
 }
 
 /// Makes the error of a stream that nothing is known of.

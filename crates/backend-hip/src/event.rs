@@ -15,13 +15,15 @@ fn event(raw: RawEvent) -> Event {
     ptr::with_exposed_provenance_mut(raw.0 as usize)
 }
 
-// SAFETY: the condition of `GpuEvents`: `query_event` says `true` on success only, which the manual gives to work that
-// has completed.
+// SAFETY: the condition of `GpuEvents`: `query_event` says `true` on success only, which the manual
+// gives to work that has completed.
 unsafe impl GpuEvents for HipBackend {
     fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent> {
         let flags = match kind {
             EventKind::Local => EVENT_DISABLE_TIMING,
-            EventKind::Interprocess if self.driver.caps(device)?.event_ipc => EVENT_DISABLE_TIMING | EVENT_INTERPROCESS,
+            EventKind::Interprocess if self.driver.caps(device)?.event_ipc => {
+                EVENT_DISABLE_TIMING | EVENT_INTERPROCESS
+            }
             EventKind::Interprocess => {
                 return Err(error::unproved("an interprocess event"));
             }
@@ -38,8 +40,8 @@ unsafe impl GpuEvents for HipBackend {
     unsafe fn record_event(&self, raw: RawEvent, stream: RawStream) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipEventRecord, |function| {
-            // SAFETY: `hipEventRecord` asks for both alive and of one context: our caller vouches for it, and the
-            // driver refuses the latter.
+            // SAFETY: `hipEventRecord` asks for both alive and of one context: our caller vouches
+            // for it, and the driver refuses the latter.
             unsafe { function(event(raw), call::stream(stream)) }
         })
     }
@@ -61,7 +63,8 @@ unsafe impl GpuEvents for HipBackend {
     unsafe fn stream_wait_event(&self, stream: RawStream, raw: RawEvent) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipStreamWaitEvent, |function| {
-            // SAFETY: `hipStreamWaitEvent` asks for both alive: our caller vouches for it. Its flags are 0.
+            // SAFETY: `hipStreamWaitEvent` asks for both alive: our caller vouches for it. Its
+            // flags are 0.
             unsafe { function(call::stream(stream), event(raw), 0) }
         })
     }
@@ -70,7 +73,8 @@ unsafe impl GpuEvents for HipBackend {
         let scope = self.on_event(raw)?;
         let mut handle = Handle { reserved: [0; 64] };
         scope.call(&self.driver.symbols.hipIpcGetEventHandle, |function| {
-            // SAFETY: `hipIpcGetEventHandle` writes 64 bytes: `handle` has as many. Our caller vouches for the event.
+            // SAFETY: `hipIpcGetEventHandle` writes 64 bytes: `handle` has as many. Our caller
+            // vouches for the event.
             unsafe { function(&raw mut handle, event(raw)) }
         })?;
         Ok(EventHandle(handle.reserved.map(|byte| byte as u8)))
@@ -81,10 +85,13 @@ unsafe impl GpuEvents for HipBackend {
             return Err(error::unproved("opening an interprocess event"));
         }
         let scope = self.driver.on_device(device)?;
-        let handle = Handle { reserved: handle.0.map(|byte| byte as _) };
+        let handle = Handle {
+            reserved: handle.0.map(|byte| byte as _),
+        };
         let mut opened = ptr::null_mut();
         scope.call(&self.driver.symbols.hipIpcOpenEventHandle, |function| {
-            // SAFETY: `hipIpcOpenEventHandle` writes one pointer: `opened` is one. It checks the handle's bytes.
+            // SAFETY: `hipIpcOpenEventHandle` writes one pointer: `opened` is one. It checks the
+            // handle's bytes.
             unsafe { function(&raw mut opened, handle) }
         })?;
         Ok(self.event_made(opened, device))
@@ -94,8 +101,8 @@ unsafe impl GpuEvents for HipBackend {
         let scope = self.on_event(raw)?;
         self.events.remove(raw.0);
         scope.call(&self.driver.symbols.hipEventDestroy, |function| {
-            // SAFETY: `hipEventDestroy` asks for an event that is alive: our caller vouches for it, and that nobody
-            // uses it afterwards.
+            // SAFETY: `hipEventDestroy` asks for an event that is alive: our caller vouches for it,
+            // and that nobody uses it afterwards.
             unsafe { function(event(raw)) }
         })
     }

@@ -12,7 +12,8 @@ use crate::call::Scope;
 use crate::error::SUCCESS;
 use crate::sys::{HOST_ALLOC_PORTABLE, HOST_REGISTER_MAPPED, HOST_REGISTER_PORTABLE};
 
-// SAFETY: the condition of `GpuHostMemory`: `host_alloc` hands on what `hipHostMalloc` or the kernel gave.
+// SAFETY: the condition of `GpuHostMemory`: `host_alloc` hands on what `hipHostMalloc` or the
+// kernel gave.
 unsafe impl GpuHostMemory for HipBackend {
     fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         self.driver.ordinal(device)?;
@@ -50,7 +51,8 @@ unsafe impl PinnedMemory for HipBackend {
         self.pass_known_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.hipHostFree, |function| {
-            // SAFETY: `hipHostFree` asks for what `hipHostMalloc` gave and nobody uses: our caller vouches for it.
+            // SAFETY: `hipHostFree` asks for what `hipHostMalloc` gave and nobody uses: our caller
+            // vouches for it.
             unsafe { function(start) }
         })
     }
@@ -65,8 +67,8 @@ unsafe impl PinnedMemory for HipBackend {
         self.pass_known_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.hipHostUnregister, |function| {
-            // SAFETY: `hipHostUnregister` asks for what `hipHostRegister` took and nobody uses: our caller vouches for
-            // it.
+            // SAFETY: `hipHostUnregister` asks for what `hipHostRegister` took and nobody uses: our
+            // caller vouches for it.
             unsafe { function(start) }
         })
     }

@@ -6,8 +6,8 @@
 //! | `hipDeviceptr_t`, `void *` | [`DevicePtr`] | the same number |
 //! | `hipEvent_t` | [`RawEvent`](gpu_api::RawEvent) | its address |
 //!
-//! Where the runtime numbers its streams (`hipStreamGetId`) any stream will do; elsewhere a stream is adopted first.
-//! Memory is always adopted first.
+//! Where the runtime numbers its streams (`hipStreamGetId`) any stream will do; elsewhere a stream
+//! is adopted first. Memory is always adopted first.
 
 use gpu_api::{AddressRange, DevicePtr, Error, RawStream, Result};
 
@@ -21,8 +21,8 @@ impl HipBackend {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a default stream, which has no end to be told of, and [`Error::Mismatch`] where the
-    /// runtime tells of another device than the stream's.
+    /// [`Error::Invalid`] for a default stream, which has no end to be told of, and
+    /// [`Error::Mismatch`] where the runtime tells of another device than the stream's.
     ///
     /// # Safety
     ///
@@ -36,7 +36,8 @@ impl HipBackend {
             });
         }
         self.driver.ordinal(stream.device)?;
-        // SAFETY: `device_of` asks for a stream that is alive, and no default one: our caller vouches for it.
+        // SAFETY: `device_of` asks for a stream that is alive, and no default one: our caller
+        // vouches for it.
         match unsafe { self.device_of(stream) } {
             Ok(device) => require(stream, device)?,
             // Who made the stream knows where, also where the runtime is too old to tell.
@@ -47,43 +48,51 @@ impl HipBackend {
         Ok(())
     }
 
-    /// Forgets a stream that was adopted; says whether it was. Call it before the stream is destroyed.
+    /// Forgets a stream that was adopted; says whether it was. Call it before the stream is
+    /// destroyed.
     pub fn forget_stream(&self, stream: RawStream) -> bool {
         self.streams.remove(stream).is_some()
     }
 
-    /// Takes in an allocation of `hipMalloc` that somebody else made in this process, so that it can be exported.
+    /// Takes in an allocation of `hipMalloc` that somebody else made in this process, so that it
+    /// can be exported.
     ///
     /// Returns all of it, whatever address within it was given: its base is what is exported.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for an address that the runtime does not know as device memory, or that this backend has in
-    /// its table already.
+    /// [`Error::Invalid`] for an address that the runtime does not know as device memory, or that
+    /// this backend has in its table already.
     ///
     /// # Safety
     ///
-    /// The memory came from `hipMalloc`, not from `hipMallocAsync`, `hipMemCreate` or another process: asked for the
-    /// handle of such, some runtimes bring the kernel down. It is not freed before
-    /// [`forget_memory`](HipBackend::forget_memory).
+    /// The memory came from `hipMalloc`, not from `hipMallocAsync`, `hipMemCreate` or another
+    /// process: asked for the handle of such, some runtimes bring the kernel down. It is not freed
+    /// before [`forget_memory`](HipBackend::forget_memory).
     pub unsafe fn adopt_memory(&self, ptr: DevicePtr) -> Result<AddressRange> {
-        let refused = |got: String| Error::Invalid { what: "the address", got, must: "one of hipMalloc's, once" };
+        let refused = |got: String| Error::Invalid {
+            what: "the address",
+            got,
+            must: "one of hipMalloc's, once",
+        };
         if self.memory.find(ptr).is_some() {
             return Err(refused(format!("{ptr}, which is known already")));
         }
         let scope = self.driver.anywhere()?;
         let found = self.attributes(&scope, ptr)?.filter(|found| {
-            self.driver.version().memory_type(found.kind) == MemoryType::Device && found.is_managed == 0
+            self.driver.version().memory_type(found.kind) == MemoryType::Device
+                && found.is_managed == 0
         });
         let device = found.and_then(|found| self.driver.numbered(found.device));
         let device = device.ok_or_else(|| refused(format!("{ptr}, which is not device memory")))?;
         let range = self.driver_range(&scope, ptr)?;
-        self.memory.insert(range.base.0, range.len, device, Origin::Adopted);
+        self.memory
+            .insert(range.base.0, range.len, device, Origin::Adopted);
         Ok(range)
     }
 
-    /// Forgets memory that was adopted; says whether it was. Call it before the memory is freed, and once nobody has
-    /// its handle open.
+    /// Forgets memory that was adopted; says whether it was. Call it before the memory is freed,
+    /// and once nobody has its handle open.
     pub fn forget_memory(&self, base: DevicePtr) -> bool {
         self.memory.disown(base)
     }

@@ -4,8 +4,8 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where KFD shows whose queues there are: a file of the name of each process' pid, until after its queues are gone
-/// (`kfd_process_remove_sysfs`).
+/// Where KFD shows whose queues there are: a file of the name of each process' pid, until after its
+/// queues are gone (`kfd_process_remove_sysfs`).
 pub(crate) const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
 
 /// The inode of the first PID namespace (`PROC_PID_INIT_INO`), whose pids KFD shows.
@@ -18,13 +18,25 @@ pub(crate) fn sees_kernels_pids() -> bool {
     fs::metadata("/proc/self/ns/pid").is_ok_and(|found| found.ino() == FIRST_PIDS)
 }
 
-/// Tells what changes the answers of a runtime: versions that its number does not have, and the models of GPUs.
+/// Tells what changes the answers of a runtime: versions that its number does not have, and the
+/// models of GPUs.
 pub(crate) fn circumstances() -> Vec<String> {
-    let read = |path: &str| fs::read_to_string(path).ok().map(|text| format!("{path}: {}", text.trim()));
-    let mut told: Vec<String> =
-        ["/sys/module/amdgpu/version", "/opt/rocm/.info/version"].into_iter().filter_map(read).collect();
-    let nodes = fs::read_dir("/sys/class/kfd/kfd/topology/nodes").into_iter().flatten().flatten();
-    let mut models: Vec<String> = nodes.filter_map(|node| model(&node.path().join("properties"))).collect();
+    let read = |path: &str| {
+        fs::read_to_string(path)
+            .ok()
+            .map(|text| format!("{path}: {}", text.trim()))
+    };
+    let mut told: Vec<String> = ["/sys/module/amdgpu/version", "/opt/rocm/.info/version"]
+        .into_iter()
+        .filter_map(read)
+        .collect();
+    let nodes = fs::read_dir("/sys/class/kfd/kfd/topology/nodes")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut models: Vec<String> = nodes
+        .filter_map(|node| model(&node.path().join("properties")))
+        .collect();
     models.sort_unstable();
     models.dedup();
     told.append(&mut models);
@@ -34,7 +46,10 @@ pub(crate) fn circumstances() -> Vec<String> {
 /// Reads the model of a GPU; a processor has none.
 fn model(properties: &PathBuf) -> Option<String> {
     let text = fs::read_to_string(properties).ok()?;
-    let value = |name| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let value = |name| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+    };
     let target = value("gfx_target_version").filter(|version| *version != "0")?;
     Some(format!("gfx {target}, device {}", value("device_id")?))
 }
@@ -66,6 +81,8 @@ pub(crate) fn no_handle() -> &'static str {
             "the driver does not export it: set HSA_ENABLE_IPC_MODE_LEGACY=1 in every process, as ROCm's driver has \
              KFD's calls"
         }
-        (false, true) => "the driver does not export it: see the kernel's log for amdgpu and amdkfd",
+        (false, true) => {
+            "the driver does not export it: see the kernel's log for amdgpu and amdkfd"
+        }
     }
 }

@@ -7,7 +7,8 @@ use gpu_api::{Allocation, DeviceId, DevicePtr, Error, GpuHandles, MemHandle, Res
 
 use crate::backend::HipBackend;
 use crate::error::{
-    INVALID_CONTEXT, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, SUCCESS,
+    INVALID_CONTEXT, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND,
+    NOT_SUPPORTED, SUCCESS,
 };
 use crate::kernel;
 use crate::memory::Origin;
@@ -18,15 +19,27 @@ const PROCESS: std::ops::Range<usize> = 48..52;
 /// Where it writes the exporter's number of the device.
 const DEVICE: std::ops::Range<usize> = 52..56;
 
-// SAFETY: the condition of `GpuHandles`: a handle is what `hipIpcGetMemHandle` gave, and is opened by its own call.
+// SAFETY: the condition of `GpuHandles`: a handle is what `hipIpcGetMemHandle` gave, and is opened
+// by its own call.
 unsafe impl GpuHandles for HipBackend {
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
-        let found = self.memory.find(base).filter(|(range, _)| range.base == base);
+        let found = self
+            .memory
+            .find(base)
+            .filter(|(range, _)| range.base == base);
         let entry = match found {
-            Some((_, entry)) if matches!(entry.origin, Origin::Plain | Origin::Adopted) && !entry.leaked => entry,
+            Some((_, entry))
+                if matches!(entry.origin, Origin::Plain | Origin::Adopted) && !entry.leaked =>
+            {
+                entry
+            }
             _ => return Err(self.refusal(base, "a 64-byte handle of this memory")),
         };
-        let _sharing = self.memory.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _sharing = self
+            .memory
+            .sharing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(handle) = self.memory.handle(base) {
             return Ok(handle);
         }
@@ -35,8 +48,8 @@ unsafe impl GpuHandles for HipBackend {
         let symbol = &self.driver.symbols.hipIpcGetMemHandle;
         let mut handle = Handle { reserved: [0; 64] };
         let code = scope.code(symbol, |function| {
-            // SAFETY: `hipIpcGetMemHandle` writes 64 bytes: `handle` has as many. The address is looked up, not
-            // followed.
+            // SAFETY: `hipIpcGetMemHandle` writes 64 bytes: `handle` has as many. The address is
+            // looked up, not followed.
             unsafe { function(&raw mut handle, base.0) }
         })?;
         match code {
@@ -46,11 +59,13 @@ unsafe impl GpuHandles for HipBackend {
                 Ok(handle)
             }
             // It is the base of live memory that may be exported: the table says so.
-            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND | NOT_SUPPORTED => Err(Error::Driver {
-                call: symbol.name,
-                device: entry.device,
-                source: self.driver.symbols.explained(code, kernel::no_handle()),
-            }),
+            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND | NOT_SUPPORTED => {
+                Err(Error::Driver {
+                    call: symbol.name,
+                    device: entry.device,
+                    source: self.driver.symbols.explained(code, kernel::no_handle()),
+                })
+            }
             code => Err(scope.error(symbol.name, code)),
         }
     }
@@ -60,11 +75,18 @@ unsafe impl GpuHandles for HipBackend {
         let scope = self.driver.on_device(device)?;
         let symbol = &self.driver.symbols.hipIpcOpenMemHandle;
         let flags = self.driver.version().lazy_peer_access();
-        let bytes = Handle { reserved: handle.0.map(|byte| byte as _) };
-        let _sharing = self.memory.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = Handle {
+            reserved: handle.0.map(|byte| byte as _),
+        };
+        let _sharing = self
+            .memory
+            .sharing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut base = 0;
         let code = scope.code(symbol, |function| {
-            // SAFETY: `hipIpcOpenMemHandle` writes one address: `base` is one. It checks the handle's bytes.
+            // SAFETY: `hipIpcOpenMemHandle` writes one address: `base` is one. It checks the
+            // handle's bytes.
             unsafe { function(&raw mut base, bytes, flags) }
         })?;
         if code != SUCCESS {
@@ -76,9 +98,11 @@ unsafe impl GpuHandles for HipBackend {
                 Ok(DevicePtr(base))
             }
             Err(error) => {
-                // What cannot be measured cannot be checked by anybody: it is closed, and the caller told why.
+                // What cannot be measured cannot be checked by anybody: it is closed, and the
+                // caller told why.
                 let _ = scope.call(&self.driver.symbols.hipIpcCloseMemHandle, |function| {
-                    // SAFETY: `hipIpcCloseMemHandle` asks for an address that was opened: above, and nobody saw it.
+                    // SAFETY: `hipIpcCloseMemHandle` asks for an address that was opened: above,
+                    // and nobody saw it.
                     unsafe { function(base) }
                 });
                 Err(error)
@@ -89,7 +113,12 @@ unsafe impl GpuHandles for HipBackend {
 
 impl HipBackend {
     /// Allocates plain memory, in whole large pages.
-    pub(crate) fn alloc_plain(&self, device: DeviceId, len: u64, origin: Origin) -> Result<Allocation> {
+    pub(crate) fn alloc_plain(
+        &self,
+        device: DeviceId,
+        len: u64,
+        origin: Origin,
+    ) -> Result<Allocation> {
         let size = round_up(len, self.driver.granularity(device)?)?;
         let scope = self.driver.on_device(device)?;
         let symbol = &self.driver.symbols.hipMalloc;
@@ -102,7 +131,10 @@ impl HipBackend {
             return Err(scope.allocation_error(symbol.name, code, len));
         }
         self.memory.insert(base, size as u64, device, origin);
-        Ok(Allocation { base: DevicePtr(base), len: size as u64 })
+        Ok(Allocation {
+            base: DevicePtr(base),
+            len: size as u64,
+        })
     }
 
     /// Frees plain memory.
@@ -114,8 +146,8 @@ impl HipBackend {
         self.pass_known_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.hipFree, |function| {
-            // SAFETY: `hipFree` asks for the base of memory that is not freed and not in use: it was taken out of the
-            // table once, and our caller vouches for the rest.
+            // SAFETY: `hipFree` asks for the base of memory that is not freed and not in use: it
+            // was taken out of the table once, and our caller vouches for the rest.
             unsafe { function(base.0) }
         })
     }
@@ -129,13 +161,15 @@ impl HipBackend {
         self.pass_known_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.hipIpcCloseMemHandle, |function| {
-            // SAFETY: `hipIpcCloseMemHandle` asks for an address that was opened and is not in use: it was taken out
-            // of the table once for each time it was opened, and our caller vouches for the rest.
+            // SAFETY: `hipIpcCloseMemHandle` asks for an address that was opened and is not in use:
+            // it was taken out of the table once for each time it was opened, and our caller
+            // vouches for the rest.
             unsafe { function(base.0) }
         })
     }
 
-    /// Refuses a handle whose exporter numbers its device as this process numbers none: the runtime would give 1.
+    /// Refuses a handle whose exporter numbers its device as this process numbers none: the runtime
+    /// would give 1.
     fn check_device_named(&self, handle: &MemHandle) -> Result<()> {
         let named = handle.0[DEVICE].try_into().map_or(0, u32::from_le_bytes);
         let count = self.driver.count();
@@ -174,6 +208,10 @@ impl HipBackend {
             ),
             code => symbols.error(code),
         };
-        Error::Driver { call: symbols.hipIpcOpenMemHandle.name, device, source }
+        Error::Driver {
+            call: symbols.hipIpcOpenMemHandle.name,
+            device,
+            source,
+        }
     }
 }

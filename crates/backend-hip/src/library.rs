@@ -1,8 +1,9 @@
 //! Finding the runtime's library.
 //!
-//! In this order: the file that [`LIBRARY`] names, and then no other; a copy that the process has loaded already, for
-//! PyTorch brings its own, and two runtimes in one process do not know of each other's memory; the newest by its name
-//! with a number; the development link; the usual place of ROCm's own packages.
+//! In this order: the file that [`LIBRARY`] names, and then no other; a copy that the process has
+//! loaded already, for PyTorch brings its own, and two runtimes in one process do not know of each
+//! other's memory; the newest by its name with a number; the development link; the usual place of
+//! ROCm's own packages.
 
 use std::env;
 use std::error::Error as _;
@@ -11,14 +12,23 @@ use std::ffi::{OsStr, OsString};
 use gpu_api::{BackendKind, Error, Result};
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 
-/// Names the library to load: for a ROCm in an unusual place, or for a library that stands in for it.
+/// Names the library to load: for a ROCm in an unusual place, or for a library that stands in for
+/// it.
 ///
 /// Not heeded in a program that runs with more rights than its user (set-user-id).
 pub const LIBRARY: &str = "GPU_IPC_HIP_LIBRARY";
 
-const NAMES: [&str; 5] =
-    ["libamdhip64.so.8", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
-const PLACES: [&str; 2] = ["/opt/rocm/lib/libamdhip64.so", "/opt/rocm/hip/lib/libamdhip64.so"];
+const NAMES: [&str; 5] = [
+    "libamdhip64.so.8",
+    "libamdhip64.so.7",
+    "libamdhip64.so.6",
+    "libamdhip64.so.5",
+    "libamdhip64.so",
+];
+const PLACES: [&str; 2] = [
+    "/opt/rocm/lib/libamdhip64.so",
+    "/opt/rocm/hip/lib/libamdhip64.so",
+];
 
 /// Loads the runtime's library.
 ///
@@ -29,7 +39,11 @@ pub(crate) fn load() -> Result<Library> {
     if let Some(path) = named() {
         return open(&path, RTLD_LAZY | RTLD_LOCAL).map_err(|error| Error::Unavailable {
             backend: BackendKind::Hip,
-            why: format!("{LIBRARY} names {}, which cannot be loaded: {}", path.display(), reason(&error)),
+            why: format!(
+                "{LIBRARY} names {}, which cannot be loaded: {}",
+                path.display(),
+                reason(&error)
+            ),
             remedy: "name a libamdhip64.so, or unset the variable",
         });
     }
@@ -42,7 +56,8 @@ pub(crate) fn load() -> Result<Library> {
     for name in NAMES.into_iter().chain(PLACES) {
         match open(OsStr::new(name), RTLD_LAZY | RTLD_LOCAL) {
             Ok(library) => return Ok(library),
-            // A library that is there but lacks one of its own is worth telling; one that is not there is not.
+            // A library that is there but lacks one of its own is worth telling; one that is not
+            // there is not.
             Err(error) => {
                 let said = reason(&error);
                 if !said.starts_with(name) {
@@ -69,11 +84,14 @@ fn named() -> Option<OsString> {
 }
 
 fn open(name: &OsStr, flags: i32) -> Result<Library, libloading::Error> {
-    // SAFETY: `Library::open` runs the initialisers of the library: the HIP runtime's have no conditions.
+    // SAFETY: `Library::open` runs the initialisers of the library: the HIP runtime's have no
+    // conditions.
     unsafe { Library::open(Some(name), flags) }
 }
 
 /// Returns what the system's loader said.
 fn reason(error: &libloading::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+    error
+        .source()
+        .map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -1,7 +1,8 @@
 //! Where this backend's memory came from, and what is kept beside the table of it.
 //!
-//! An exported handle is kept: an allocation is exported once, before anybody can open it, because the runtime stands
-//! no export of an allocation that is being opened, and each export may pin the memory anew.
+//! An exported handle is kept: an allocation is exported once, before anybody can open it, because
+//! the runtime stands no export of an allocation that is being opened, and each export may pin the
+//! memory anew.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -58,7 +59,11 @@ impl memory_table::Origin for Origin {
     }
 
     fn times(&mut self) -> Option<&mut u32> {
-        if let Origin::Opened { times } = self { Some(times) } else { None }
+        if let Origin::Opened { times } = self {
+            Some(times)
+        } else {
+            None
+        }
     }
 
     fn mapped(&self) -> Option<Access> {
@@ -90,8 +95,8 @@ impl Given {
         self.fd.as_raw_fd()
     }
 
-    /// Closes it, unless the runtime has: its manual does not say, and of the runtimes that were read none does. A file
-    /// that another thread opened at the number meanwhile is another one.
+    /// Closes it, unless the runtime has: its manual does not say, and of the runtimes that were
+    /// read none does. A file that another thread opened at the number meanwhile is another one.
     pub(crate) fn give_back(self) {
         if self.file.is_none() || named(&self.fd) != self.file {
             let _ = self.fd.into_raw_fd();
@@ -104,15 +109,19 @@ fn named(fd: &OwnedFd) -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// Everything that has not been given back, and what the runtime must be given or asked once for it.
+/// Everything that has not been given back, and what the runtime must be given or asked once for
+/// it.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     table: MemoryTable<Origin>,
-    /// What was exported of allocations in the table; held while one is taken out or a handle is kept.
+    /// What was exported of allocations in the table; held while one is taken out or a handle is
+    /// kept.
     handles: Mutex<HashMap<u64, MemHandle>>,
-    /// Descriptors that the runtime has by their numbers, by the base of what was imported from them.
+    /// Descriptors that the runtime has by their numbers, by the base of what was imported from
+    /// them.
     given: Mutex<HashMap<u64, Given>>,
-    /// Held while a handle is exported or opened: the runtime does not stand both at once for one allocation.
+    /// Held while a handle is exported or opened: the runtime does not stand both at once for one
+    /// allocation.
     pub(crate) sharing: Mutex<()>,
 }
 
@@ -124,7 +133,8 @@ impl Memory {
 
     /// Notes that a handle was opened, perhaps once more.
     pub(crate) fn opened(&self, base: u64, len: u64, device: DeviceId) {
-        self.table.opened(base, len, device, Origin::Opened { times: 1 });
+        self.table
+            .opened(base, len, device, Origin::Opened { times: 1 });
     }
 
     /// Finds what an address lies in.
@@ -132,7 +142,8 @@ impl Memory {
         self.table.find(ptr)
     }
 
-    /// Takes out what is about to be given back, and its handle, before the address can be handed out again.
+    /// Takes out what is about to be given back, and its handle, before the address can be handed
+    /// out again.
     pub(crate) fn take(&self, base: DevicePtr, way: Way) -> Result<Entry> {
         let mut handles = self.handles();
         let taken = self.table.take(base, way)?;
@@ -150,19 +161,26 @@ impl Memory {
         self.table.leak(base, taken);
     }
 
-    /// Lists live virtual memory on a device, own and imported: the bases, the lengths, and what may be done with each.
+    /// Lists live virtual memory on a device, own and imported: the bases, the lengths, and what
+    /// may be done with each.
     pub(crate) fn mapped_on(&self, device: DeviceId) -> Vec<(u64, u64, Access)> {
         self.table.mapped_on(device)
     }
 
     /// Keeps a descriptor for as long as what was imported from it stays.
     pub(crate) fn keep_descriptor(&self, base: u64, given: Given) {
-        self.given.lock().unwrap_or_else(PoisonError::into_inner).insert(base, given);
+        self.given
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(base, given);
     }
 
     /// Takes out a descriptor whose import is about to go.
     pub(crate) fn take_descriptor(&self, base: u64) -> Option<Given> {
-        self.given.lock().unwrap_or_else(PoisonError::into_inner).remove(&base)
+        self.given
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&base)
     }
 
     /// Returns the handle that was exported of an allocation.
@@ -173,7 +191,11 @@ impl Memory {
     /// Keeps the handle of an allocation that is in the table.
     pub(crate) fn keep_handle(&self, base: DevicePtr, handle: MemHandle) {
         let mut handles = self.handles();
-        if self.table.find(base).is_some_and(|(range, _)| range.base == base) {
+        if self
+            .table
+            .find(base)
+            .is_some_and(|(range, _)| range.base == base)
+        {
             handles.insert(base.0, handle);
         }
     }
@@ -200,13 +222,19 @@ mod tests {
     fn a_handle_goes_with_its_memory() {
         let memory = Memory::default();
         memory.keep_handle(BASE, MemHandle([1; 64]));
-        assert!(memory.handle(BASE).is_none(), "kept for memory that is not there");
+        assert!(
+            memory.handle(BASE).is_none(),
+            "kept for memory that is not there"
+        );
         for (origin, way) in [(Origin::Plain, Way::Free), (Origin::Adopted, Way::Never)] {
             memory.insert(BASE.0, 0x1000, DeviceId(0), origin);
             memory.keep_handle(BASE, MemHandle([1; 64]));
             assert_eq!(memory.handle(BASE).map(|handle| handle.0), Some([1; 64]));
             assert!(memory.take(BASE, way).is_ok());
-            assert!(memory.handle(BASE).is_none(), "a later allocation at the address would get it");
+            assert!(
+                memory.handle(BASE).is_none(),
+                "a later allocation at the address would get it"
+            );
         }
     }
 

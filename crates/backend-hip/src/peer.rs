@@ -8,7 +8,8 @@ use crate::error::{PEER_ACCESS_ALREADY_ENABLED, SUCCESS};
 use crate::mapping;
 
 impl HipBackend {
-    /// Lets `device` reach memory of `peer`: plain memory at once, virtual memory mapping by mapping.
+    /// Lets `device` reach memory of `peer`: plain memory at once, virtual memory mapping by
+    /// mapping.
     pub(crate) fn enable_peer(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
         let (ordinal, peer_ordinal) = (self.driver.ordinal(device)?, self.driver.ordinal(peer)?);
         if device == peer {
@@ -24,7 +25,8 @@ impl HipBackend {
         }
         drop(peer_scope);
         let scope = self.driver.on_device(device)?;
-        // Exclusive until all that exists is reachable: what is allocated later finds the pair in the list.
+        // Exclusive until all that exists is reachable: what is allocated later finds the pair in
+        // the list.
         let mut peers = self.peers.write();
         let symbol = &self.driver.symbols.hipDeviceEnablePeerAccess;
         let code = scope.code(symbol, |function| {
@@ -37,7 +39,10 @@ impl HipBackend {
         for (base, len, access) in self.memory.mapped_on(peer) {
             mapping::open(&scope, (base, len as usize), ordinal, access, &[])?;
         }
-        let reach = Reach { reaching: ordinal, memory_of: peer };
+        let reach = Reach {
+            reaching: ordinal,
+            memory_of: peer,
+        };
         if !peers.contains(&reach) {
             peers.push(reach);
         }

@@ -2,7 +2,9 @@
 
 use std::ptr;
 
-use gpu_api::{AddressRange, DevicePtr, Error, GpuPointers, MemoryKind, PointerInfo, Result, Sharing};
+use gpu_api::{
+    AddressRange, DevicePtr, Error, GpuPointers, MemoryKind, PointerInfo, Result, Sharing,
+};
 
 use crate::backend::HipBackend;
 use crate::call::Scope;
@@ -11,7 +13,8 @@ use crate::memory::Origin;
 use crate::sys::PointerAttributes;
 use crate::version::MemoryType;
 
-// SAFETY: the condition of `GpuPointers`: what is told is what the table or the runtime says of the address.
+// SAFETY: the condition of `GpuPointers`: what is told is what the table or the runtime says of the
+// address.
 unsafe impl GpuPointers for HipBackend {
     fn address_range(&self, ptr: DevicePtr) -> Result<AddressRange> {
         if let Some((range, _)) = self.memory.find(ptr) {
@@ -32,23 +35,41 @@ unsafe impl GpuPointers for HipBackend {
                     (MemoryKind::Imported, None)
                 }
             };
-            return Ok(PointerInfo { kind, range: Some(range), device: Some(entry.device), sharing });
+            return Ok(PointerInfo {
+                kind,
+                range: Some(range),
+                device: Some(entry.device),
+                sharing,
+            });
         }
         let scope = self.driver.anywhere()?;
-        let unknown = PointerInfo { kind: MemoryKind::Unknown, range: None, device: None, sharing: None };
-        let Some(found) = self.attributes(&scope, ptr)? else { return Ok(unknown) };
+        let unknown = PointerInfo {
+            kind: MemoryKind::Unknown,
+            range: None,
+            device: None,
+            sharing: None,
+        };
+        let Some(found) = self.attributes(&scope, ptr)? else {
+            return Ok(unknown);
+        };
         let kind = match self.driver.version().memory_type(found.kind) {
             _ if found.is_managed != 0 => MemoryKind::Managed,
             MemoryType::Managed => MemoryKind::Managed,
             MemoryType::Host => MemoryKind::Host,
-            // Nothing tells plain memory, a pool's and another process' apart, so it is not offered for sharing:
-            // asked for the wrong one's handle, some runtimes bring the kernel down. Its owner can vouch for it.
+            // Nothing tells plain memory, a pool's and another process' apart, so it is not offered
+            // for sharing: asked for the wrong one's handle, some runtimes bring the kernel down.
+            // Its owner can vouch for it.
             MemoryType::Device if self.is_virtual(&scope, ptr)? => MemoryKind::Virtual,
             MemoryType::Device => MemoryKind::Plain,
             MemoryType::Unregistered | MemoryType::Other => return Ok(unknown),
         };
         let range = self.driver_range(&scope, ptr).ok();
-        Ok(PointerInfo { kind, range, device: self.driver.numbered(found.device), sharing: None })
+        Ok(PointerInfo {
+            kind,
+            range,
+            device: self.driver.numbered(found.device),
+            sharing: None,
+        })
     }
 }
 
@@ -58,17 +79,22 @@ impl HipBackend {
         let symbol = &self.driver.symbols.hipMemGetAddressRange;
         let (mut base, mut len) = (0, 0);
         let code = scope.code(symbol, |function| {
-            // SAFETY: `hipMemGetAddressRange` writes an address and a size: `base` and `len` are such. The address is
-            // looked up, not followed.
+            // SAFETY: `hipMemGetAddressRange` writes an address and a size: `base` and `len` are
+            // such. The address is looked up, not followed.
             unsafe { function(&raw mut base, &raw mut len, ptr.0) }
         })?;
         match code {
-            SUCCESS => Ok(AddressRange { base: DevicePtr(base), len: len as u64 }),
-            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND => Err(Error::Invalid {
-                what: "the address",
-                got: ptr.to_string(),
-                must: "one in an allocation that the driver knows",
+            SUCCESS => Ok(AddressRange {
+                base: DevicePtr(base),
+                len: len as u64,
             }),
+            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND => {
+                Err(Error::Invalid {
+                    what: "the address",
+                    got: ptr.to_string(),
+                    must: "one in an allocation that the driver knows",
+                })
+            }
             code => Err(scope.error(symbol.name, code)),
         }
     }
@@ -83,26 +109,33 @@ impl HipBackend {
             (MemoryKind::Plain | MemoryKind::Virtual, Some(_))
                 if info.range.is_some_and(|range| range.base != base) =>
             {
-                ("it is not the first address of its allocation", "export the base, and send the offset beside it")
+                (
+                    "it is not the first address of its allocation",
+                    "export the base, and send the offset beside it",
+                )
             }
-            (MemoryKind::Plain, Some(Sharing::Handle)) => {
-                ("it is plain memory (hipMalloc) made to be shared by handle", "export its handle: `export_handle`")
-            }
-            (MemoryKind::Plain, Some(_)) => {
-                ("it is plain memory (hipMalloc) made to be shared as a dma-buf", "export it: `export_fd`")
-            }
+            (MemoryKind::Plain, Some(Sharing::Handle)) => (
+                "it is plain memory (hipMalloc) made to be shared by handle",
+                "export its handle: `export_handle`",
+            ),
+            (MemoryKind::Plain, Some(_)) => (
+                "it is plain memory (hipMalloc) made to be shared as a dma-buf",
+                "export it: `export_fd`",
+            ),
             (MemoryKind::Plain, None) => (
                 "this library did not allocate it, and the runtime does not tell hipMalloc from what must not be \
                  exported (ROCm/clr#265)",
                 "vouch for it with `HipBackend::adopt_memory` if it came from hipMalloc, or allocate with \
                  `Session::alloc`",
             ),
-            (MemoryKind::Virtual, Some(_)) => {
-                ("it is virtual memory (hipMemCreate)", "export its file descriptor: `export_fd`")
-            }
-            (MemoryKind::Virtual, None) => {
-                ("it is virtual memory (hipMemCreate) that another library made", "allocate with `Session::alloc`")
-            }
+            (MemoryKind::Virtual, Some(_)) => (
+                "it is virtual memory (hipMemCreate)",
+                "export its file descriptor: `export_fd`",
+            ),
+            (MemoryKind::Virtual, None) => (
+                "it is virtual memory (hipMemCreate) that another library made",
+                "allocate with `Session::alloc`",
+            ),
             (MemoryKind::Managed, _) => (
                 "it is managed memory (hipMallocManaged), which the driver moves between host and device",
                 "allocate it with hipMalloc, or with `Session::alloc`",
@@ -119,15 +152,27 @@ impl HipBackend {
                 "this process opened it from another one, and only its owner can export it",
                 "ask its owner for a descriptor for the new receiver",
             ),
-            _ => ("the runtime does not know the address", "pass the address of device memory that is still allocated"),
+            _ => (
+                "the runtime does not know the address",
+                "pass the address of device memory that is still allocated",
+            ),
         };
-        Error::Unsupported { what, why: format!("{base}: {why}"), remedy }
+        Error::Unsupported {
+            what,
+            why: format!("{base}: {why}"),
+            remedy,
+        }
     }
 
     /// Asks what an address is; `None` where the runtime does not know it.
     ///
-    /// The manual promises an error for such an address; from ROCm 6 on it is a success of the type "unregistered".
-    pub(crate) fn attributes(&self, scope: &Scope<'_>, ptr: DevicePtr) -> Result<Option<PointerAttributes>> {
+    /// The manual promises an error for such an address; from ROCm 6 on it is a success of the type
+    /// "unregistered".
+    pub(crate) fn attributes(
+        &self,
+        scope: &Scope<'_>,
+        ptr: DevicePtr,
+    ) -> Result<Option<PointerAttributes>> {
         let symbol = &self.driver.symbols.hipPointerGetAttributes;
         let mut found = PointerAttributes {
             kind: u32::MAX,
@@ -138,8 +183,8 @@ impl HipBackend {
             flags: 0,
         };
         let code = scope.code(symbol, |function| {
-            // SAFETY: `hipPointerGetAttributes` writes the attributes, which live here. The address is looked up, not
-            // followed.
+            // SAFETY: `hipPointerGetAttributes` writes the attributes, which live here. The address
+            // is looked up, not followed.
             unsafe { function(&raw mut found, ptr.0) }
         })?;
         match code {
@@ -152,14 +197,16 @@ impl HipBackend {
     /// Says whether an address lies in virtual memory: whether its physical memory has a handle.
     fn is_virtual(&self, scope: &Scope<'_>, ptr: DevicePtr) -> Result<bool> {
         let symbols = &self.driver.symbols;
-        if symbols.hipMemRetainAllocationHandle.function.is_none() || !self.driver.version().tells_virtual_memory() {
+        if symbols.hipMemRetainAllocationHandle.function.is_none()
+            || !self.driver.version().tells_virtual_memory()
+        {
             // Then it counts as plain memory, which is not offered for sharing either.
             return Ok(false);
         }
         let mut handle = ptr::null_mut();
         let code = scope.code(&symbols.hipMemRetainAllocationHandle, |function| {
-            // SAFETY: `hipMemRetainAllocationHandle` writes one handle: `handle` is one. The address is looked up, not
-            // followed.
+            // SAFETY: `hipMemRetainAllocationHandle` writes one handle: `handle` is one. The
+            // address is looked up, not followed.
             unsafe { function(&raw mut handle, ptr.0) }
         })?;
         if code != SUCCESS {

@@ -1,7 +1,9 @@
-//! Pools of the runtime's, in stream order (`hipMallocFromPoolAsync`), where a probe saw that they are right.
+//! Pools of the runtime's, in stream order (`hipMallocFromPoolAsync`), where a probe saw that they
+//! are right.
 //!
-//! AMD's own reports say of several versions that a pool loses bytes, gives nothing back or brings the process down:
-//! [`PoolDefect`](crate::PoolDefect) lists what the probe looks for, [`KnownBug`](crate::KnownBug) what was reported.
+//! AMD's own reports say of several versions that a pool loses bytes, gives nothing back or brings
+//! the process down: [`PoolDefect`](crate::PoolDefect) lists what the probe looks for,
+//! [`KnownBug`](crate::KnownBug) what was reported.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -9,8 +11,8 @@ use std::ptr;
 use gpu_api::vendor::memory_table::Way;
 use gpu_api::vendor::pool::{self, PoolCalls, PoolProperties};
 use gpu_api::{
-    Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuPools, GpuStreams, PoolUsage, RawPool, RawStream, Result,
-    refuse_capture, round_up,
+    Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuPools, GpuStreams, PoolUsage,
+    RawPool, RawStream, Result, refuse_capture, round_up,
 };
 
 use crate::backend::HipBackend;
@@ -27,17 +29,39 @@ fn handle(pool: RawPool) -> PoolHandle {
 }
 
 impl Driver {
-    /// Refuses pools where the runtime lacks a call of theirs, and where no probe saw that they are right.
+    /// Refuses pools where the runtime lacks a call of theirs, and where no probe saw that they are
+    /// right.
     pub(crate) fn require_pools(&self) -> Result<()> {
         let symbols = &self.symbols;
         let missing = [
-            (symbols.hipMemPoolCreate.name, symbols.hipMemPoolCreate.function.is_none()),
-            (symbols.hipMemPoolDestroy.name, symbols.hipMemPoolDestroy.function.is_none()),
-            (symbols.hipMemPoolSetAttribute.name, symbols.hipMemPoolSetAttribute.function.is_none()),
-            (symbols.hipMemPoolGetAttribute.name, symbols.hipMemPoolGetAttribute.function.is_none()),
-            (symbols.hipMemPoolTrimTo.name, symbols.hipMemPoolTrimTo.function.is_none()),
-            (symbols.hipMallocFromPoolAsync.name, symbols.hipMallocFromPoolAsync.function.is_none()),
-            (symbols.hipFreeAsync.name, symbols.hipFreeAsync.function.is_none()),
+            (
+                symbols.hipMemPoolCreate.name,
+                symbols.hipMemPoolCreate.function.is_none(),
+            ),
+            (
+                symbols.hipMemPoolDestroy.name,
+                symbols.hipMemPoolDestroy.function.is_none(),
+            ),
+            (
+                symbols.hipMemPoolSetAttribute.name,
+                symbols.hipMemPoolSetAttribute.function.is_none(),
+            ),
+            (
+                symbols.hipMemPoolGetAttribute.name,
+                symbols.hipMemPoolGetAttribute.function.is_none(),
+            ),
+            (
+                symbols.hipMemPoolTrimTo.name,
+                symbols.hipMemPoolTrimTo.function.is_none(),
+            ),
+            (
+                symbols.hipMallocFromPoolAsync.name,
+                symbols.hipMallocFromPoolAsync.function.is_none(),
+            ),
+            (
+                symbols.hipFreeAsync.name,
+                symbols.hipFreeAsync.function.is_none(),
+            ),
         ];
         if let Some((name, _)) = missing.into_iter().find(|(_, is_missing)| *is_missing) {
             return Err(error::missing(name));
@@ -45,19 +69,30 @@ impl Driver {
         if self.proved(Step::Pools) {
             return Ok(());
         }
-        let seen = self.proof().map(|proof| proof.pool_defects()).unwrap_or_default();
+        let seen = self
+            .proof()
+            .map(|proof| proof.pool_defects())
+            .unwrap_or_default();
         let why = if seen.is_empty() {
-            format!("no probe has proved it with this runtime and driver; {}", bugs::of_pools(self.version()))
+            format!(
+                "no probe has proved it with this runtime and driver; {}",
+                bugs::of_pools(self.version())
+            )
         } else {
             let seen: Vec<String> = seen.iter().map(ToString::to_string).collect();
             format!("the probe saw here what it does wrong: {}", seen.join("; "))
         };
-        Err(Error::Unsupported { what: "a pool of the driver's", why, remedy: bugs::PROVE_POOLS })
+        Err(Error::Unsupported {
+            what: "a pool of the driver's",
+            why,
+            remedy: bugs::PROVE_POOLS,
+        })
     }
 }
 
-// SAFETY: the condition of `GpuPools`: pools are used only where a probe saw that `hipMallocFromPoolAsync` gives memory
-// that is nobody else's, and gives it again in stream order alone.
+// SAFETY: the condition of `GpuPools`: pools are used only where a probe saw that
+// `hipMallocFromPoolAsync` gives memory that is nobody else's, and gives it again in stream order
+// alone.
 unsafe impl GpuPools for HipBackend {
     fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
         let ordinal = self.driver.ordinal(device)?;
@@ -78,8 +113,8 @@ unsafe impl GpuPools for HipBackend {
         let symbol = &self.driver.symbols.hipMallocFromPoolAsync;
         let mut base = 0;
         let code = scope.code(symbol, |function| {
-            // SAFETY: `hipMallocFromPoolAsync` writes one address: `base` is one. Our caller vouches for the pool and
-            // the stream.
+            // SAFETY: `hipMallocFromPoolAsync` writes one address: `base` is one. Our caller
+            // vouches for the pool and the stream.
             unsafe { function(&raw mut base, size, handle(raw), call::stream(stream)) }
         })?;
         match code {
@@ -87,7 +122,10 @@ unsafe impl GpuPools for HipBackend {
             SUCCESS if base == 0 => Err(scope.allocation_error(symbol.name, OUT_OF_MEMORY, len)),
             SUCCESS => {
                 self.memory.insert(base, len, raw.device, Origin::Pool);
-                Ok(Allocation { base: DevicePtr(base), len })
+                Ok(Allocation {
+                    base: DevicePtr(base),
+                    len,
+                })
             }
             code => Err(scope.allocation_error(symbol.name, code, len)),
         }
@@ -97,14 +135,17 @@ unsafe impl GpuPools for HipBackend {
         // SAFETY: `capture_status` asks for a stream that is alive: our caller vouches for it.
         let status = unsafe { self.capture_status(stream) }?;
         if status != CaptureStatus::None {
-            return Err(Error::Capturing { stream: stream.handle, remedy: "free it on a stream that is not captured" });
+            return Err(Error::Capturing {
+                stream: stream.handle,
+                remedy: "free it on a stream that is not captured",
+            });
         }
         let scope = self.driver.on_stream(stream)?;
         let entry = self.memory.take(base, Way::Return)?;
         let freed = scope.call(&self.driver.symbols.hipFreeAsync, |function| {
-            // SAFETY: `hipFreeAsync` asks for the base of stream-ordered memory that is not freed and that no other
-            // stream's unfinished work touches: it was taken out of the table once, and our caller vouches for the
-            // rest.
+            // SAFETY: `hipFreeAsync` asks for the base of stream-ordered memory that is not freed
+            // and that no other stream's unfinished work touches: it was taken out of the table
+            // once, and our caller vouches for the rest.
             unsafe { function(base.0, call::stream(stream)) }
         });
         if freed.is_err() {
@@ -132,10 +173,14 @@ impl PoolCalls for HipBackend {
         let scope = self.driver.on_device(device)?;
         let mut made: PoolHandle = ptr::null_mut();
         scope.call(&self.driver.symbols.hipMemPoolCreate, |function| {
-            // SAFETY: `hipMemPoolCreate` writes one pointer and reads the properties: both live here.
+            // SAFETY: `hipMemPoolCreate` writes one pointer and reads the properties: both live
+            // here.
             unsafe { function(&raw mut made, ptr::from_ref(properties)) }
         })?;
-        Ok(RawPool { device, handle: made.expose_provenance() as u64 })
+        Ok(RawPool {
+            device,
+            handle: made.expose_provenance() as u64,
+        })
     }
 
     unsafe fn end(&self, raw: RawPool) -> Result<()> {
@@ -149,8 +194,8 @@ impl PoolCalls for HipBackend {
     unsafe fn set(&self, raw: RawPool, attribute: u32, mut value: u64) -> Result<()> {
         let scope = self.driver.on_device(raw.device)?;
         scope.call(&self.driver.symbols.hipMemPoolSetAttribute, |function| {
-            // SAFETY: `hipMemPoolSetAttribute` reads a value as long as the property's, eight bytes at most: `value`
-            // has them. Our caller vouches for the pool.
+            // SAFETY: `hipMemPoolSetAttribute` reads a value as long as the property's, eight bytes
+            // at most: `value` has them. Our caller vouches for the pool.
             unsafe { function(handle(raw), attribute, (&raw mut value).cast::<c_void>()) }
         })
     }
@@ -159,8 +204,8 @@ impl PoolCalls for HipBackend {
         let scope = self.driver.on_device(raw.device)?;
         let mut value = 0_u64;
         scope.call(&self.driver.symbols.hipMemPoolGetAttribute, |function| {
-            // SAFETY: `hipMemPoolGetAttribute` writes a value of eight bytes, as our caller vouches: `value` has them,
-            // and the pool is live.
+            // SAFETY: `hipMemPoolGetAttribute` writes a value of eight bytes, as our caller
+            // vouches: `value` has them, and the pool is live.
             unsafe { function(handle(raw), attribute, (&raw mut value).cast::<c_void>()) }
         })?;
         Ok(value)

@@ -1,4 +1,5 @@
-//! What a runtime's pools may do wrong, as AMD's reports and the rules of [`GpuPools`](gpu_api::GpuPools) have it.
+//! What a runtime's pools may do wrong, as AMD's reports and the rules of
+//! [`GpuPools`](gpu_api::GpuPools) have it.
 
 use std::fmt;
 
@@ -58,26 +59,34 @@ impl PoolDefect {
             PoolDefect::TooEarly | PoolDefect::Waits | PoolDefect::GivesNothingBack => None,
             PoolDefect::RunsOut => Some("ROCm/hip#3775, ROCm/legacy-rocm-build#6178"),
             PoolDefect::IgnoresThreshold => Some("ROCm/rocm-systems#11690"),
-            PoolDefect::KeepsTheRest | PoolDefect::CrashesAtTheEnd => Some("ROCm/rocm-systems#11642"),
+            PoolDefect::KeepsTheRest | PoolDefect::CrashesAtTheEnd => {
+                Some("ROCm/rocm-systems#11642")
+            }
         }
     }
 
     const fn what(self) -> &'static str {
         match self {
             PoolDefect::LosesBytes => "what is written to memory of a pool does not stay there",
-            PoolDefect::TooEarly => "a pool gives memory to a stream while another one still works on it",
+            PoolDefect::TooEarly => {
+                "a pool gives memory to a stream while another one still works on it"
+            }
             PoolDefect::Waits => "an allocation of a pool waits for another stream's work",
             PoolDefect::RunsOut => "a pool has no memory where hipMalloc has some",
             PoolDefect::IgnoresThreshold => "a pool gives memory back that it was told to keep",
             PoolDefect::GivesNothingBack => "a pool keeps memory that nobody uses",
-            PoolDefect::KeepsTheRest => "an allocation of a pool that fails keeps the rest of the device's memory",
+            PoolDefect::KeepsTheRest => {
+                "an allocation of a pool that fails keeps the rest of the device's memory"
+            }
             PoolDefect::CrashesAtTheEnd => "a process that used a pool crashes at its end",
         }
     }
 
     /// Finds a defect by its name.
     pub fn from_name(name: &str) -> Option<PoolDefect> {
-        PoolDefect::ALL.into_iter().find(|defect| defect.name() == name)
+        PoolDefect::ALL
+            .into_iter()
+            .find(|defect| defect.name() == name)
     }
 
     /// Finds the defect that a finding tells of.
@@ -108,6 +117,9 @@ mod tests {
             let finding = format!("the exporter ended with exit status: 1: {defect}; round 7");
             assert_eq!(PoolDefect::told_in(&finding), Some(defect), "{finding}");
         }
-        assert_eq!(PoolDefect::told_in("the importer did not come back within 25 s"), None);
+        assert_eq!(
+            PoolDefect::told_in("the importer did not come back within 25 s"),
+            None
+        );
     }
 }

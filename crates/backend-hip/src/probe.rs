@@ -1,9 +1,9 @@
 //! Finding out what a runtime can do, by doing it, in child processes.
 //!
-//! What is to be found out may bring a process down, or never return. So [`prove`] starts a program twice for each
-//! [`Step`] and device, one to export and one to import as two processes would, waits for both within a patience, and
-//! kills what has not come back. The program is any that calls [`run_if_asked`] first thing in its `main`, usually the
-//! calling one itself:
+//! What is to be found out may bring a process down, or never return. So [`prove`] starts a program
+//! twice for each [`Step`] and device, one to export and one to import as two processes would,
+//! waits for both within a patience, and kills what has not come back. The program is any that
+//! calls [`run_if_asked`] first thing in its `main`, usually the calling one itself:
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -22,10 +22,12 @@
 //! }
 //! ```
 //!
-//! `runner` starts the two sides and waits for them. `side` is one of them, in its process: a `runtime`, a `channel` to
-//! the other side, and what the step does with them, to `memory`, to the `order` of work or with a `pool`.
+//! `runner` starts the two sides and waits for them. `side` is one of them, in its process: a
+//! `runtime`, a `channel` to the other side, and what the step does with them, to `memory`, to the
+//! `order` of work or with a `pool`.
 //!
-//! A library cannot start its own process again unasked, so [`HipBackend::load`](crate::HipBackend::load) never probes.
+//! A library cannot start its own process again unasked, so
+//! [`HipBackend::load`](crate::HipBackend::load) never probes.
 
 mod channel;
 mod memory;
@@ -78,13 +80,14 @@ pub struct Findings {
 ///
 /// # Errors
 ///
-/// Where the runtime cannot be loaded, as [`HipBackend::load`]; [`Error::System`] where `program` cannot be started.
-/// What a step does is never an error: it is a [`Finding`].
+/// Where the runtime cannot be loaded, as [`HipBackend::load`]; [`Error::System`] where `program`
+/// cannot be started. What a step does is never an error: it is a [`Finding`].
 pub fn prove(program: &Path, steps: &[Step], patience: Duration) -> Result<Findings> {
     prove_and_tell(program, steps, patience, |_| {})
 }
 
-/// Does what [`prove`] does, all devices at once, and calls `tell` with each finding as soon as it is there.
+/// Does what [`prove`] does, all devices at once, and calls `tell` with each finding as soon as it
+/// is there.
 ///
 /// # Errors
 ///
@@ -109,11 +112,17 @@ pub fn prove_and_tell(
                     let _ = found.send((device, attempt(program, step, device, patience)));
                 };
                 let started = thread::Builder::new().name(name).spawn_scoped(scope, run);
-                started.map_err(|error| Error::system("starting a thread", "raise RLIMIT_NPROC", error))?;
+                started.map_err(|error| {
+                    Error::system("starting a thread", "raise RLIMIT_NPROC", error)
+                })?;
             }
             drop(found);
             finding.iter().try_for_each(|(device, seen)| {
-                let finding = Finding { step, device, seen: seen? };
+                let finding = Finding {
+                    step,
+                    device,
+                    seen: seen?,
+                };
                 tell(&finding);
                 all.push(finding);
                 Ok(())
@@ -121,9 +130,14 @@ pub fn prove_and_tell(
         });
         seen?;
     }
-    let worked = |step: &Step| all.iter().filter(|finding| finding.step == *step).all(|finding| finding.seen.is_ok());
+    let worked = |step: &Step| {
+        all.iter()
+            .filter(|finding| finding.step == *step)
+            .all(|finding| finding.seen.is_ok())
+    };
     let of_pools = all.iter().filter(|finding| finding.step == Step::Pools);
     let defects = of_pools.filter_map(|finding| PoolDefect::told_in(finding.seen.as_ref().err()?));
-    let proof = Proof::new(hip.version(), steps.iter().copied().filter(worked)).with_pool_defects(defects);
+    let proof =
+        Proof::new(hip.version(), steps.iter().copied().filter(worked)).with_pool_defects(defects);
     Ok(Findings { all, proof })
 }

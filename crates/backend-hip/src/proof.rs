@@ -1,9 +1,9 @@
 //! What was seen to work on this machine, and so may be used.
 //!
-//! A HIP runtime says of several things that it can do them and then cannot, or brings the process down, by version
-//! and by driver. So nothing beyond plain memory with 64-byte handles is used on its word:
-//! [`prove`](crate::probe::prove) tries each [`Step`] in child processes, and what it saw is a [`Proof`] that later
-//! processes take in.
+//! A HIP runtime says of several things that it can do them and then cannot, or brings the process
+//! down, by version and by driver. So nothing beyond plain memory with 64-byte handles is used on
+//! its word: [`prove`](crate::probe::prove) tries each [`Step`] in child processes, and what it saw
+//! is a [`Proof`] that later processes take in.
 
 use std::env;
 use std::fmt;
@@ -15,18 +15,19 @@ use crate::kernel;
 use crate::pool_defect::PoolDefect;
 use crate::version::Version;
 
-/// Holds the proof that [`HipBackend::load`](crate::HipBackend::load) takes in, as [`Proof`] is displayed.
+/// Holds the proof that [`HipBackend::load`](crate::HipBackend::load) takes in, as [`Proof`] is
+/// displayed.
 pub const PROOF: &str = "GPU_IPC_HIP_PROOF";
 
 /// One thing that a runtime may or may not be able to do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Step {
-    /// The 64-byte handle of plain memory (`hipMalloc`) opens in another process. Used without a proof too: what is
-    /// found is told, for some runtimes give handles that nobody can open.
+    /// The 64-byte handle of plain memory (`hipMalloc`) opens in another process. Used without a
+    /// proof too: what is found is told, for some runtimes give handles that nobody can open.
     Handles,
-    /// Virtual memory (`hipMemCreate`) is exported as a file descriptor, imported, and outlives its exporter; mapping
-    /// it waits for no stream.
+    /// Virtual memory (`hipMemCreate`) is exported as a file descriptor, imported, and outlives its
+    /// exporter; mapping it waits for no stream.
     Vmm,
     /// An imported mapping can be read and not written. Trying it makes the GPU fault on purpose.
     ReadOnly,
@@ -34,23 +35,35 @@ pub enum Step {
     DmaBuf,
     /// Streams write words in registered shared memory, after the work before the write.
     Words,
-    /// Streams wait for such words: one more than the device has hardware queues, while others work. A process that is
-    /// killed at it leaves a wave that spins, and removing its queue may reset the GPU.
+    /// Streams wait for such words: one more than the device has hardware queues, while others
+    /// work. A process that is killed at it leaves a wave that spins, and removing its queue may
+    /// reset the GPU.
     Waits,
-    /// Streams wait for interprocess events, and not for nothing. Such a wait spins as [`Step::Waits`] does.
+    /// Streams wait for interprocess events, and not for nothing. Such a wait spins as
+    /// [`Step::Waits`] does.
     Events,
-    /// The runtime's stream-ordered pools keep what is written to them, wait for nobody, run out where the device does,
-    /// and give back or keep what they were told. Trying it takes most of a device's memory for a moment.
+    /// The runtime's stream-ordered pools keep what is written to them, wait for nobody, run out
+    /// where the device does, and give back or keep what they were told. Trying it takes most of a
+    /// device's memory for a moment.
     Pools,
 }
 
 impl Step {
     /// All steps.
-    pub const ALL: [Step; 8] =
-        [Step::Handles, Step::Vmm, Step::ReadOnly, Step::DmaBuf, Step::Words, Step::Waits, Step::Events, Step::Pools];
+    pub const ALL: [Step; 8] = [
+        Step::Handles,
+        Step::Vmm,
+        Step::ReadOnly,
+        Step::DmaBuf,
+        Step::Words,
+        Step::Waits,
+        Step::Events,
+        Step::Pools,
+    ];
 
-    /// The steps that harm nobody: all but those that make a GPU fault ([`Step::ReadOnly`]) or spin ([`Step::Waits`],
-    /// [`Step::Events`]), which may reset it, and the one that leaves others no memory ([`Step::Pools`]).
+    /// The steps that harm nobody: all but those that make a GPU fault ([`Step::ReadOnly`]) or spin
+    /// ([`Step::Waits`], [`Step::Events`]), which may reset it, and the one that leaves others no
+    /// memory ([`Step::Pools`]).
     pub const HARMLESS: [Step; 4] = [Step::Handles, Step::Vmm, Step::DmaBuf, Step::Words];
 
     /// Returns the name that a proof's text has for it.
@@ -81,11 +94,12 @@ impl fmt::Display for Step {
 
 /// Which steps were seen to work, and with which runtime and kernel.
 ///
-/// As text: the runtime's version, the kernel's release, a key of what else changes the answer, the steps, and with a
-/// `!` before them the names of what pools were seen to do wrong. The key is left out on a machine that has none of
-/// that: variables of AMD's (`GPU_MAX_HW_QUEUES`, `GPU_STREAMOPS_CP_WAIT`, `HSA_ENABLE_IPC_MODE_LEGACY`), a version of
-/// the amdgpu module, ROCm's own version file, GPUs that KFD lists. A proof of another machine is no proof: the backend
-/// then does what it does without one.
+/// As text: the runtime's version, the kernel's release, a key of what else changes the answer, the
+/// steps, and with a `!` before them the names of what pools were seen to do wrong. The key is left
+/// out on a machine that has none of that: variables of AMD's (`GPU_MAX_HW_QUEUES`,
+/// `GPU_STREAMOPS_CP_WAIT`, `HSA_ENABLE_IPC_MODE_LEGACY`), a version of the amdgpu module, ROCm's
+/// own version file, GPUs that KFD lists. A proof of another machine is no proof: the backend then
+/// does what it does without one.
 ///
 /// # Examples
 ///
@@ -113,7 +127,13 @@ impl Proof {
         let mut steps: Vec<Step> = steps.into_iter().collect();
         steps.sort_unstable();
         steps.dedup();
-        Proof { version, kernel: kernel(), key: key(), steps, pool_defects: Vec::new() }
+        Proof {
+            version,
+            kernel: kernel(),
+            key: key(),
+            steps,
+            pool_defects: Vec::new(),
+        }
     }
 
     /// Notes beside it what pools were seen to do wrong. They are not used then.
@@ -167,8 +187,12 @@ impl fmt::Display for Proof {
         if !self.key.is_empty() {
             write!(f, " {}", self.key)?;
         }
-        self.steps.iter().try_for_each(|step| write!(f, " {step}"))?;
-        self.pool_defects.iter().try_for_each(|defect| write!(f, " !{}", defect.name()))
+        self.steps
+            .iter()
+            .try_for_each(|step| write!(f, " {step}"))?;
+        self.pool_defects
+            .iter()
+            .try_for_each(|defect| write!(f, " !{}", defect.name()))
     }
 }
 
@@ -182,10 +206,17 @@ impl FromStr for Proof {
             must: "what `gpu-ipc doctor` printed: the runtime's version, the kernel's release, a key, names of steps",
         };
         let mut words = text.split_whitespace();
-        let version = words.next().and_then(|word| word.parse().ok()).map(Version).ok_or_else(invalid)?;
+        let version = words
+            .next()
+            .and_then(|word| word.parse().ok())
+            .map(Version)
+            .ok_or_else(invalid)?;
         let kernel = words.next().ok_or_else(invalid)?.to_owned();
         let mut words = words.peekable();
-        let key = words.next_if(|word| word.starts_with(KEY)).unwrap_or_default().to_owned();
+        let key = words
+            .next_if(|word| word.starts_with(KEY))
+            .unwrap_or_default()
+            .to_owned();
         let (mut steps, mut defects) = (Vec::new(), Vec::new());
         for word in words {
             match word.strip_prefix('!') {
@@ -193,33 +224,54 @@ impl FromStr for Proof {
                 None => steps.push(Step::from_name(word).ok_or_else(invalid)?),
             }
         }
-        Ok(Proof { version, kernel, key, steps, pool_defects: Vec::new() }.with_pool_defects(defects))
+        Ok(Proof {
+            version,
+            kernel,
+            key,
+            steps,
+            pool_defects: Vec::new(),
+        }
+        .with_pool_defects(defects))
     }
 }
 
 /// Variables of AMD's that change what is seen to work.
-const VARIABLES: [&str; 3] = ["GPU_MAX_HW_QUEUES", "GPU_STREAMOPS_CP_WAIT", "HSA_ENABLE_IPC_MODE_LEGACY"];
+const VARIABLES: [&str; 3] = [
+    "GPU_MAX_HW_QUEUES",
+    "GPU_STREAMOPS_CP_WAIT",
+    "HSA_ENABLE_IPC_MODE_LEGACY",
+];
 
 /// What a key begins with.
 const KEY: &str = "k=";
 
 /// Makes the key of what changes the answer, beside runtime and kernel.
 fn key() -> String {
-    let variables = VARIABLES.iter().filter_map(|name| Some(format!("{name}={}", env::var(name).ok()?)));
+    let variables = VARIABLES
+        .iter()
+        .filter_map(|name| Some(format!("{name}={}", env::var(name).ok()?)));
     let told: Vec<String> = variables.chain(kernel::circumstances()).collect();
-    if told.is_empty() { String::new() } else { key_of(&told) }
+    if told.is_empty() {
+        String::new()
+    } else {
+        key_of(&told)
+    }
 }
 
 /// Names texts by a number that every build gives them: FNV-1a.
 fn key_of(told: &[String]) -> String {
     let bytes = told.iter().flat_map(|text| text.bytes().chain([b'\n']));
-    let number =
-        bytes.fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let number = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
     format!("{KEY}{number:016x}")
 }
 
 fn kernel() -> String {
-    rustix::system::uname().release().to_string_lossy().replace(char::is_whitespace, "_")
+    rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .replace(char::is_whitespace, "_")
 }
 
 #[cfg(test)]
@@ -236,9 +288,16 @@ mod tests {
     #[test]
     fn what_pools_do_wrong_survives_in_a_proof_and_denies_them() {
         let version = Version(70_253_211);
-        let proof = Proof::new(version, [Step::Words, Step::Pools]).with_pool_defects([PoolDefect::LosesBytes]);
-        assert_eq!((proof.steps(), proof.pool_defects()), (&[Step::Words][..], &[PoolDefect::LosesBytes][..]));
-        assert!(proof.to_string().ends_with(" words !loses-bytes"), "{proof}");
+        let proof = Proof::new(version, [Step::Words, Step::Pools])
+            .with_pool_defects([PoolDefect::LosesBytes]);
+        assert_eq!(
+            (proof.steps(), proof.pool_defects()),
+            (&[Step::Words][..], &[PoolDefect::LosesBytes][..])
+        );
+        assert!(
+            proof.to_string().ends_with(" words !loses-bytes"),
+            "{proof}"
+        );
         assert_eq!(proof.to_string().parse::<Proof>().ok(), Some(proof));
         let both: Proof = "7 6.8 pools !runs-out".parse().expect("it is one");
         assert!(!both.has(Step::Pools), "a finding outweighs a step");
@@ -251,22 +310,56 @@ mod tests {
         assert!(!Proof::new(version, Step::ALL).is_of(Version(60_443_484)));
         let elsewhere: Proof = "70253211 0.0.1-none vmm".parse().expect("it is one");
         assert!(!elsewhere.is_of(version));
-        let otherwise: Proof = format!("70253211 {} k=0123456789abcdef vmm", kernel()).parse().expect("it is one");
-        assert!(otherwise.has(Step::Vmm) && !otherwise.is_of(version), "of a machine that is set up otherwise");
+        let otherwise: Proof = format!("70253211 {} k=0123456789abcdef vmm", kernel())
+            .parse()
+            .expect("it is one");
+        assert!(
+            otherwise.has(Step::Vmm) && !otherwise.is_of(version),
+            "of a machine that is set up otherwise"
+        );
     }
 
     #[test]
     fn whatever_changes_the_answer_changes_the_key() {
-        let of = |told: &[&str]| key_of(&told.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
-        let keys = [of(&["a=1"]), of(&["a=2"]), of(&["a=1", "b"]), of(&["a=", "1"])];
-        assert!(keys.iter().all(|key| key.starts_with(KEY) && key.len() == 18), "{keys:?}");
-        assert!((1..keys.len()).all(|n| !keys[..n].contains(&keys[n])), "{keys:?}");
+        let of = |told: &[&str]| {
+            key_of(
+                &told
+                    .iter()
+                    .map(|text| (*text).to_owned())
+                    .collect::<Vec<_>>(),
+            )
+        };
+        let keys = [
+            of(&["a=1"]),
+            of(&["a=2"]),
+            of(&["a=1", "b"]),
+            of(&["a=", "1"]),
+        ];
+        assert!(
+            keys.iter()
+                .all(|key| key.starts_with(KEY) && key.len() == 18),
+            "{keys:?}"
+        );
+        assert!(
+            (1..keys.len()).all(|n| !keys[..n].contains(&keys[n])),
+            "{keys:?}"
+        );
     }
 
     #[test]
     fn what_is_no_proof_is_refused() {
-        for text in ["", "7", "x 6.8", "7 6.8 telepathy", "7 6.8 words !telepathy", "7 6.8 !"] {
-            assert!(matches!(text.parse::<Proof>(), Err(Error::Invalid { .. })), "{text:?}");
+        for text in [
+            "",
+            "7",
+            "x 6.8",
+            "7 6.8 telepathy",
+            "7 6.8 words !telepathy",
+            "7 6.8 !",
+        ] {
+            assert!(
+                matches!(text.parse::<Proof>(), Err(Error::Invalid { .. })),
+                "{text:?}"
+            );
         }
     }
 }

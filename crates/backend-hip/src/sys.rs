@@ -1,9 +1,9 @@
 //! The part of the HIP API that this backend calls, as a table of function pointers.
 //!
-//! One table serves ROCm 5.2 to 7.x: a function that the loaded runtime lacks is `None`, a code is a plain number, and
-//! what changed its number or its layout between versions is chosen by [`Version`](crate::Version). Structures are
-//! declared here with plain integers; `oracle` lists them for `tests/abi` and `tests/oracle.rs`, which measure them
-//! against AMD's headers.
+//! One table serves ROCm 5.2 to 7.x: a function that the loaded runtime lacks is `None`, a code is
+//! a plain number, and what changed its number or its layout between versions is chosen by
+//! [`Version`](crate::Version). Structures are declared here with plain integers; `oracle` lists
+//! them for `tests/abi` and `tests/oracle.rs`, which measure them against AMD's headers.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::{fmt, ptr};
@@ -63,7 +63,8 @@ pub(crate) struct Location {
     pub(crate) id: c_int,
 }
 
-/// What to allocate (`hipMemAllocationProp`), as it is from ROCm 5.7 on: before, the fields stood in another order.
+/// What to allocate (`hipMemAllocationProp`), as it is from ROCm 5.7 on: before, the fields stood
+/// in another order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct AllocationProperties {
@@ -86,7 +87,10 @@ impl AllocationProperties {
         AllocationProperties {
             kind: ALLOCATION_PINNED,
             handle_types: HANDLE_POSIX_FD,
-            location: Location { kind: LOCATION_DEVICE, id: ordinal },
+            location: Location {
+                kind: LOCATION_DEVICE,
+                id: ordinal,
+            },
             win32: ptr::null_mut(),
             flags: [0; 4],
         }
@@ -180,8 +184,8 @@ macro_rules! symbols {
             $(pub(crate) $name: Symbol<unsafe extern "C" fn($($argument),*) -> Code>,)*
             /// Names a code.
             pub(crate) hipGetErrorName: Symbol<unsafe extern "C" fn(Code) -> *const c_char>,
-            /// Returns what files a library that stands in for the runtime keeps open instead of AMD's; AMD's own has
-            /// no such function.
+            /// Returns what files a library that stands in for the runtime keeps open instead of
+            /// AMD's; AMD's own has no such function.
             pub(crate) device_files: Symbol<unsafe extern "C" fn() -> *const c_char>,
             /// Returns the folder in which such a library shows whose queues there are, likewise.
             pub(crate) signs_of_life: Symbol<unsafe extern "C" fn() -> *const c_char>,
@@ -197,9 +201,9 @@ macro_rules! symbols {
                 $table {
                     $($name: {
                         let name = concat!(stringify!($name), "\0");
-                        // SAFETY: `Library::get` asks that the type be the symbol's: each row of the table is the
-                        // prototype in hip_runtime_api.h, with the result as the integer that C passes it as. Our
-                        // caller vouches for the library.
+                        // SAFETY: `Library::get` asks that the type be the symbol's: each row of
+                        // the table is the prototype in hip_runtime_api.h, with the result as the
+                        // integer that C passes it as. Our caller vouches for the library.
                         let found = unsafe {
                             library.get::<unsafe extern "C" fn($($argument),*) -> Code>(name.as_bytes())
                         };
@@ -229,7 +233,8 @@ macro_rules! symbols {
                 }
             }
 
-            /// Lists the functions and the sizes of their arguments, for a test that has another opinion.
+            /// Lists the functions and the sizes of their arguments, for a test that has another
+            /// opinion.
             pub(crate) fn signatures() -> Vec<(&'static str, Vec<usize>)> {
                 vec![$((stringify!($name), vec![$(size_of::<$argument>()),*]),)*]
             }
@@ -334,6 +339,8 @@ symbols! {
 
 impl fmt::Debug for Symbols {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Symbols").field("missing", &self.missing()).finish_non_exhaustive()
+        f.debug_struct("Symbols")
+            .field("missing", &self.missing())
+            .finish_non_exhaustive()
     }
 }

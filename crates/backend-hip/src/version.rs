@@ -48,15 +48,16 @@ impl Version {
         }
     }
 
-    /// Says whether `hipMemImportFromShareableHandle` takes a descriptor's number as such; before ROCm 7.1 it takes
-    /// the address of one.
+    /// Says whether `hipMemImportFromShareableHandle` takes a descriptor's number as such; before
+    /// ROCm 7.1 it takes the address of one.
     pub(crate) const fn imports_by_value(self) -> bool {
         self.at_least(7, 1)
     }
 
-    /// Says whether `hipMemRetainAllocationHandle` may be asked of any address, and retains. From 6.2 to 7.13 it
-    /// follows a null pointer for memory of `hipMalloc` (clr 6.2.2, `hip_vm.cpp`; ROCm/rocm-systems#5807), and up to
-    /// 7.11 it hands out a handle without retaining it (ROCm/rocm-systems#2696, change log of 7.12).
+    /// Says whether `hipMemRetainAllocationHandle` may be asked of any address, and retains. From
+    /// 6.2 to 7.13 it follows a null pointer for memory of `hipMalloc` (clr 6.2.2, `hip_vm.cpp`;
+    /// ROCm/rocm-systems#5807), and up to 7.11 it hands out a handle without retaining it
+    /// (ROCm/rocm-systems#2696, change log of 7.12).
     pub(crate) const fn tells_virtual_memory(self) -> bool {
         self.at_least(7, 14)
     }
@@ -66,19 +67,20 @@ impl Version {
         self.at_least(7, 2)
     }
 
-    /// Says whether `hipMemMap` fails where the mapping does, and `hipMemUnmap` refuses what is not mapped. 6.2.2
-    /// succeeds, and follows a null pointer (`hip_vm.cpp`).
+    /// Says whether `hipMemMap` fails where the mapping does, and `hipMemUnmap` refuses what is not
+    /// mapped. 6.2.2 succeeds, and follows a null pointer (`hip_vm.cpp`).
     pub(crate) const fn tells_failed_mappings(self) -> bool {
         self.at_least(7, 0)
     }
 
-    /// Says whether the runtime keeps the number of an imported descriptor, and reads it at each `hipMemSetAccess`
-    /// (ROCm/rocm-systems#8304, #8436: around 7.14).
+    /// Says whether the runtime keeps the number of an imported descriptor, and reads it at each
+    /// `hipMemSetAccess` (ROCm/rocm-systems#8304, #8436: around 7.14).
     pub(crate) const fn keeps_descriptors(self) -> bool {
         self.at_least(7, 12)
     }
 
-    /// Says whether a handle names its exporter's number of the device. Before, the bytes are the caller's.
+    /// Says whether a handle names its exporter's number of the device. Before, the bytes are the
+    /// caller's.
     pub(crate) const fn handles_name_devices(self) -> bool {
         self.at_least(7, 0)
     }
@@ -101,20 +103,36 @@ mod tests {
 
     #[test]
     fn a_version_reads_like_a_version() {
-        for (number, text) in
-            [(50_221_153, "5.2.21153"), (50_731_921, "5.7.31921"), (60_443_484, "6.4.43484"), (70_253_211, "7.2.53211")]
-        {
+        for (number, text) in [
+            (50_221_153, "5.2.21153"),
+            (50_731_921, "5.7.31921"),
+            (60_443_484, "6.4.43484"),
+            (70_253_211, "7.2.53211"),
+        ] {
             assert_eq!(Version(number).to_string(), text);
         }
     }
 
     #[test]
     fn what_changed_between_versions_is_chosen_by_the_version() {
-        let (old, late, six, seven) =
-            (Version(50_221_153), Version(50_731_921), Version(60_000_000), Version(70_253_211));
-        assert_eq!([old, late, six, seven].map(Version::lazy_peer_access), [0, 0, 1, 1]);
-        assert_eq!([old, late, six, seven].map(Version::imports_by_value), [false, false, false, true]);
-        assert_eq!([old, late, six, seven].map(Version::has_virtual_memory), [false, true, true, true]);
+        let (old, late, six, seven) = (
+            Version(50_221_153),
+            Version(50_731_921),
+            Version(60_000_000),
+            Version(70_253_211),
+        );
+        assert_eq!(
+            [old, late, six, seven].map(Version::lazy_peer_access),
+            [0, 0, 1, 1]
+        );
+        assert_eq!(
+            [old, late, six, seven].map(Version::imports_by_value),
+            [false, false, false, true]
+        );
+        assert_eq!(
+            [old, late, six, seven].map(Version::has_virtual_memory),
+            [false, true, true, true]
+        );
         assert!(!Version(70_051_831).imports_by_value());
         assert_eq!(old.memory_type(1), MemoryType::Device);
         assert_eq!(six.memory_type(1), MemoryType::Host);

@@ -1,8 +1,10 @@
-//! Memory by the virtual memory management calls: physical memory that is exported as a file descriptor.
+//! Memory by the virtual memory management calls: physical memory that is exported as a file
+//! descriptor.
 //!
-//! An allocation is four things of the runtime's: a handle of the physical memory, a range of addresses, the mapping
-//! of one on the other, and the right of a device to reach it. The handle is kept until the mapping goes: it is what
-//! is exported, and not every runtime keeps the memory for the mapping's sake alone.
+//! An allocation is four things of the runtime's: a handle of the physical memory, a range of
+//! addresses, the mapping of one on the other, and the right of a device to reach it. The handle is
+//! kept until the mapping goes: it is what is exported, and not every runtime keeps the memory for
+//! the mapping's sake alone.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -12,7 +14,9 @@ use gpu_api::vendor::peer_table::reaching;
 use gpu_api::{Access, Allocation, DeviceId, DevicePtr, Error, Result, close_on_exec, round_up};
 
 use crate::backend::HipBackend;
-use crate::error::{self, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
+use crate::error::{
+    self, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED,
+};
 use crate::error::{OPERATING_SYSTEM, SUCCESS, UNKNOWN};
 use crate::mapping::Building;
 use crate::memory::{Entry, Given, Origin};
@@ -28,19 +32,26 @@ impl HipBackend {
         let create = &self.driver.symbols.hipMemCreate;
         let mut handle: MemoryHandle = ptr::null_mut();
         let code = scope.code(create, |function| {
-            // SAFETY: `hipMemCreate` writes one handle and reads the properties: both live here. Its flags are 0.
+            // SAFETY: `hipMemCreate` writes one handle and reads the properties: both live here.
+            // Its flags are 0.
             unsafe { function(&raw mut handle, size, &raw const properties, 0) }
         })?;
         if code != SUCCESS {
             return Err(scope.allocation_error(create.name, code, len));
         }
         let building = Building::new(&scope, handle);
-        // Held until the entry is in the table, so that a device that is given access meanwhile misses none.
+        // Held until the entry is in the table, so that a device that is given access meanwhile
+        // misses none.
         let peers = self.peers.read();
         let base = building.finish(size, ordinal, Access::ReadWrite, &reaching(&peers, device))?;
-        let origin = Origin::Virtual { handle: handle.expose_provenance() };
+        let origin = Origin::Virtual {
+            handle: handle.expose_provenance(),
+        };
         self.memory.insert(base, size as u64, device, origin);
-        Ok(Allocation { base: DevicePtr(base), len: size as u64 })
+        Ok(Allocation {
+            base: DevicePtr(base),
+            len: size as u64,
+        })
     }
 
     /// Maps another process' virtual memory.
@@ -57,7 +68,9 @@ impl HipBackend {
         let scope = self.driver.on_device(device)?;
         let symbols = &self.driver.symbols;
         let given = if self.driver.version().keeps_descriptors() {
-            let own = fd.try_clone_to_owned().map_err(|error| Error::system("dup", "raise RLIMIT_NOFILE", error))?;
+            let own = fd
+                .try_clone_to_owned()
+                .map_err(|error| Error::system("dup", "raise RLIMIT_NOFILE", error))?;
             Some(Given::new(own))
         } else {
             None
@@ -70,49 +83,84 @@ impl HipBackend {
         };
         let mut handle: MemoryHandle = ptr::null_mut();
         let code = scope.code(&symbols.hipMemImportFromShareableHandle, |function| {
-            // SAFETY: `hipMemImportFromShareableHandle` writes one handle: `handle` is one. The second argument is a
-            // descriptor's number in place of an address, or the address of one, as the version wants it; the
-            // descriptor is open for the call and stays ours.
+            // SAFETY: `hipMemImportFromShareableHandle` writes one handle: `handle` is one. The
+            // second argument is a descriptor's number in place of an address, or the address of
+            // one, as the version wants it; the descriptor is open for the call and stays ours.
             unsafe { function(&raw mut handle, named, HANDLE_POSIX_FD) }
         })?;
         match code {
             SUCCESS => {}
-            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND | OPERATING_SYSTEM | UNKNOWN => {
-                return Err(bad_descriptor(format!("one that the runtime refuses with {}", symbols.error(code))));
+            INVALID_VALUE
+            | INVALID_DEVICE_POINTER
+            | INVALID_HANDLE
+            | NOT_FOUND
+            | OPERATING_SYSTEM
+            | UNKNOWN => {
+                return Err(bad_descriptor(format!(
+                    "one that the runtime refuses with {}",
+                    symbols.error(code)
+                )));
             }
-            _ => return Err(scope.allocation_error(symbols.hipMemImportFromShareableHandle.name, code, len)),
+            _ => {
+                return Err(scope.allocation_error(
+                    symbols.hipMemImportFromShareableHandle.name,
+                    code,
+                    len,
+                ));
+            }
         }
         let building = Building::new(&scope, handle);
         // As in `alloc_virtual`.
         let peers = self.peers.read();
-        let base = building.finish(size, ordinal, access, &reaching(&peers, device)).map_err(|error| match error {
-            // A mapping is of the whole memory.
-            Error::Driver { call: "hipMemMap", source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
-                bad_descriptor(format!("one of another length than {size} bytes"))
-            }
-            error => error,
-        })?;
+        let base = building
+            .finish(size, ordinal, access, &reaching(&peers, device))
+            .map_err(|error| match error {
+                // A mapping is of the whole memory.
+                Error::Driver {
+                    call: "hipMemMap",
+                    source,
+                    ..
+                } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
+                    bad_descriptor(format!("one of another length than {size} bytes"))
+                }
+                error => error,
+            })?;
         if let Some(given) = given {
             self.memory.keep_descriptor(base, given);
         }
-        let origin = Origin::Imported { handle: handle.expose_provenance(), access };
+        let origin = Origin::Imported {
+            handle: handle.expose_provenance(),
+            access,
+        };
         self.memory.insert(base, size as u64, device, origin);
         Ok(DevicePtr(base))
     }
 
     /// Exports virtual memory by its handle.
-    pub(crate) fn export_virtual(&self, base: DevicePtr, entry: &Entry, handle: usize) -> Result<OwnedFd> {
+    pub(crate) fn export_virtual(
+        &self,
+        base: DevicePtr,
+        entry: &Entry,
+        handle: usize,
+    ) -> Result<OwnedFd> {
         let scope = self.driver.on_device(entry.device)?;
         let symbol = &self.driver.symbols.hipMemExportToShareableHandle;
         let mut fd: c_int = -1;
         let code = scope.code(symbol, |function| {
-            // SAFETY: `hipMemExportToShareableHandle` writes one descriptor: `fd` has its size. The handle is alive
-            // while its memory is in the table, and our caller looked it up there.
-            unsafe { function((&raw mut fd).cast(), ptr::with_exposed_provenance_mut(handle), HANDLE_POSIX_FD, 0) }
+            // SAFETY: `hipMemExportToShareableHandle` writes one descriptor: `fd` has its size. The
+            // handle is alive while its memory is in the table, and our caller looked it up there.
+            unsafe {
+                function(
+                    (&raw mut fd).cast(),
+                    ptr::with_exposed_provenance_mut(handle),
+                    HANDLE_POSIX_FD,
+                    0,
+                )
+            }
         })?;
         match code {
-            // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes: the runtime made it
-            // for us.
+            // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes:
+            // the runtime made it for us.
             SUCCESS if fd >= 0 => close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) }),
             SUCCESS => Err(scope.error(symbol.name, UNKNOWN)),
             NOT_SUPPORTED => Err(self.refusal(base, "a file descriptor of this memory")),
@@ -125,14 +173,20 @@ impl HipBackend {
     /// # Safety
     ///
     /// `base` and `entry` came out of the table, and no unfinished GPU work touches them.
-    pub(crate) unsafe fn unmap_virtual(&self, base: DevicePtr, entry: &Entry, handle: usize) -> Result<()> {
+    pub(crate) unsafe fn unmap_virtual(
+        &self,
+        base: DevicePtr,
+        entry: &Entry,
+        handle: usize,
+    ) -> Result<()> {
         let scope = self.driver.on_device(entry.device)?;
         let symbols = &self.driver.symbols;
-        // A device that is given access meanwhile has seen the entry in the table: it must find the mapping too.
+        // A device that is given access meanwhile has seen the entry in the table: it must find the
+        // mapping too.
         let _peers = self.peers.read();
         scope.call(&symbols.hipMemUnmap, |function| {
-            // SAFETY: `hipMemUnmap` asks for a whole mapping that nothing uses: the entry is one, taken out of the
-            // table once, and our caller vouches for the rest.
+            // SAFETY: `hipMemUnmap` asks for a whole mapping that nothing uses: the entry is one,
+            // taken out of the table once, and our caller vouches for the rest.
             unsafe { function(base.0, entry.len as usize) }
         })?;
         scope.call(&symbols.hipMemRelease, |function| {
@@ -140,24 +194,32 @@ impl HipBackend {
             unsafe { function(ptr::with_exposed_provenance_mut(handle)) }
         })?;
         scope.call(&symbols.hipMemAddressFree, |function| {
-            // SAFETY: `hipMemAddressFree` asks for a whole reservation without a mapping: it was unmapped above.
+            // SAFETY: `hipMemAddressFree` asks for a whole reservation without a mapping: it was
+            // unmapped above.
             unsafe { function(base.0, entry.len as usize) }
         })
     }
 }
 
-/// Refuses a descriptor that is known to be shorter than what is to be mapped of it: the runtime maps what it is told,
-/// and the GPU finds out.
+/// Refuses a descriptor that is known to be shorter than what is to be mapped of it: the runtime
+/// maps what it is told, and the GPU finds out.
 pub(crate) fn check_size(fd: BorrowedFd<'_>, size: usize) -> Result<()> {
-    // A dma-buf tells its length by its end; what has no end to seek to does not tell, and the runtime must judge.
+    // A dma-buf tells its length by its end; what has no end to seek to does not tell, and the
+    // runtime must judge.
     match rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0)) {
-        Ok(len) if len > 0 && len < size as u64 => Err(bad_descriptor(format!("one of {len} bytes, not of {size}"))),
+        Ok(len) if len > 0 && len < size as u64 => {
+            Err(bad_descriptor(format!("one of {len} bytes, not of {size}")))
+        }
         _ => Ok(()),
     }
 }
 
 pub(crate) fn bad_descriptor(got: String) -> Error {
-    Error::Invalid { what: "the file descriptor", got, must: "one of device memory of exactly the length asked for" }
+    Error::Invalid {
+        what: "the file descriptor",
+        got,
+        must: "one of device memory of exactly the length asked for",
+    }
 }
 
 /// Makes the error of a device whose memory is not shared by file descriptor.

@@ -1,7 +1,8 @@
-//! The backend's view of AMD's headers against that of `hip-sys`, which was generated from those of HIP 5.4.
+//! The backend's view of AMD's headers against that of `hip-sys`, which was generated from those of
+//! HIP 5.4.
 //!
-//! Built only with `RUSTFLAGS="--cfg gpu_ipc_hip_sys"`, where ROCm's development files are (Debian's libamdhip64-dev
-//! with `HIP_PATH=/usr`). No function is called.
+//! Built only with `RUSTFLAGS="--cfg gpu_ipc_hip_sys"`, where ROCm's development files are
+//! (Debian's libamdhip64-dev with `HIP_PATH=/usr`). No function is called.
 
 #![cfg(gpu_ipc_hip_sys)]
 
@@ -32,7 +33,8 @@ arguments!(A B C);
 arguments!(A B C D);
 arguments!(A B C D E);
 
-/// Looks at a function's type alone: the closure is never called, so the function need not be there.
+/// Looks at a function's type alone: the closure is never called, so the function need not be
+/// there.
 fn sizes<F: Arguments>(_: impl FnOnce() -> F) -> Vec<usize> {
     F::sizes()
 }
@@ -119,9 +121,20 @@ fn every_function_takes_what_hip_sys_says() {
         hipMemsetD8Async(_, _, _, _);
     };
     // Younger than the headers of hip-sys.
-    let younger = ["hipStreamGetDevice", "hipStreamGetId", "hipMemGetHandleForAddressRange"];
-    let ours: Vec<_> = signatures().into_iter().filter(|(name, _)| !younger.contains(name)).collect();
-    assert_eq!(ours.len(), theirs.len(), "a function came or went: compare it here");
+    let younger = [
+        "hipStreamGetDevice",
+        "hipStreamGetId",
+        "hipMemGetHandleForAddressRange",
+    ];
+    let ours: Vec<_> = signatures()
+        .into_iter()
+        .filter(|(name, _)| !younger.contains(name))
+        .collect();
+    assert_eq!(
+        ours.len(),
+        theirs.len(),
+        "a function came or went: compare it here"
+    );
     for (name, ours) in ours {
         let found = theirs.iter().find(|(theirs, _)| *theirs == name);
         assert_eq!(found.map(|(_, sizes)| sizes), Some(&ours), "{name}");
@@ -208,22 +221,44 @@ fn every_structure_and_constant_is_what_hip_sys_says() {
         hipMemAllocationProp.allocFlags as "offsetof hipMemAllocationProp.allocFlags",
     });
     all.extend([
-        ("sizeof hipIpcMemHandle_t", size_of::<hipIpcMemHandle_t>() as u64),
-        ("sizeof hipIpcEventHandle_t", size_of::<hipIpcEventHandle_t>() as u64),
+        (
+            "sizeof hipIpcMemHandle_t",
+            size_of::<hipIpcMemHandle_t>() as u64,
+        ),
+        (
+            "sizeof hipIpcEventHandle_t",
+            size_of::<hipIpcEventHandle_t>() as u64,
+        ),
         ("sizeof hipUUID", size_of::<hipUUID>() as u64),
         ("sizeof hipMemLocation", size_of::<hipMemLocation>() as u64),
-        ("sizeof hipMemAccessDesc", size_of::<hipMemAccessDesc>() as u64),
-        ("sizeof hipMemPoolProps", size_of::<hipMemPoolProps>() as u64),
+        (
+            "sizeof hipMemAccessDesc",
+            size_of::<hipMemAccessDesc>() as u64,
+        ),
+        (
+            "sizeof hipMemPoolProps",
+            size_of::<hipMemPoolProps>() as u64,
+        ),
         (
             "offsetof hipMemPoolProps.location.id",
             (offset_of!(hipMemPoolProps, location) + offset_of!(hipMemLocation, id)) as u64,
         ),
-        ("sizeof hipPointerAttribute_t", size_of::<hipPointerAttribute_t>() as u64),
-        ("sizeof hipMemAllocationProp", size_of::<hipMemAllocationProp>() as u64),
+        (
+            "sizeof hipPointerAttribute_t",
+            size_of::<hipPointerAttribute_t>() as u64,
+        ),
+        (
+            "sizeof hipMemAllocationProp",
+            size_of::<hipMemAllocationProp>() as u64,
+        ),
     ]);
     // Virtual memory is used from 5.7 on; its structures and constants were the same in 5.4.
     let ours = layout(Version(50_700_000));
-    assert_eq!(ours.len(), all.len(), "a number came or went: compare it here");
+    assert_eq!(
+        ours.len(),
+        all.len(),
+        "a number came or went: compare it here"
+    );
     for (name, ours) in ours {
         let found = all.iter().find(|(theirs, _)| *theirs == name);
         assert_eq!(found.map(|(_, number)| *number), Some(ours), "{name}");
@@ -232,7 +267,16 @@ fn every_structure_and_constant_is_what_hip_sys_says() {
     assert!(size_of::<hipExternalMemoryHandleDesc_st>() as u64 <= room[0].1);
     assert!(size_of::<hipExternalMemoryBufferDesc_st>() as u64 <= room[1].1);
     let version = Version(HIP_VERSION);
-    assert_eq!(memory_type(version, hipMemoryType::hipMemoryTypeHost as u32), "Host");
-    assert_eq!(memory_type(version, hipMemoryType::hipMemoryTypeDevice as u32), "Device");
-    assert_eq!(memory_type(version, hipMemoryType::hipMemoryTypeManaged as u32), "Managed");
+    assert_eq!(
+        memory_type(version, hipMemoryType::hipMemoryTypeHost as u32),
+        "Host"
+    );
+    assert_eq!(
+        memory_type(version, hipMemoryType::hipMemoryTypeDevice as u32),
+        "Device"
+    );
+    assert_eq!(
+        memory_type(version, hipMemoryType::hipMemoryTypeManaged as u32),
+        "Managed"
+    );
 }

@@ -1,7 +1,8 @@
 //! AMD's own runtime, whichever is here or none: what it says of itself without a device.
 //!
-//! `ci/rocm-runtimes` runs this one program over several of them. With `GPU_IPC_EXPECT_HIP` set, to `none` or to the
-//! beginning of a version, anything else that is found fails; without it, the case is named after what is found.
+//! `ci/rocm-runtimes` runs this one program over several of them. With `GPU_IPC_EXPECT_HIP` set, to
+//! `none` or to the beginning of a version, anything else that is found fails; without it, the case
+//! is named after what is found.
 
 use backend_hip::{HipBackend, Inspection};
 use gpu_api::Error;
@@ -43,9 +44,16 @@ fn main() {
 
 fn present(found: &Inspection) -> Result<(), Failed> {
     let version = found.version;
-    let may_lack: Vec<&str> =
-        SINCE.iter().filter(|(major, minor, _)| !version.at_least(*major, *minor)).map(|(.., name)| *name).collect();
-    let lacking: Vec<&&str> = found.missing.iter().filter(|name| !may_lack.contains(name)).collect();
+    let may_lack: Vec<&str> = SINCE
+        .iter()
+        .filter(|(major, minor, _)| !version.at_least(*major, *minor))
+        .map(|(.., name)| *name)
+        .collect();
+    let lacking: Vec<&&str> = found
+        .missing
+        .iter()
+        .filter(|name| !may_lack.contains(name))
+        .collect();
     if !lacking.is_empty() {
         return Err(format!("{version} lacks {lacking:?}").into());
     }
@@ -54,8 +62,13 @@ fn present(found: &Inspection) -> Result<(), Failed> {
         Ok(hip) if hip.device_count()? > 0 => Ok(()),
         Err(Error::Unavailable { why, remedy, .. }) => {
             eprintln!("{why}; {remedy}");
-            let told = why.contains(&version.to_string()) && (why.contains("gave 100 (") || why.contains("gave 101 ("));
-            if told && remedy.contains("/dev/kfd") { Ok(()) } else { Err(format!("{why}; {remedy}").into()) }
+            let told = why.contains(&version.to_string())
+                && (why.contains("gave 100 (") || why.contains("gave 101 ("));
+            if told && remedy.contains("/dev/kfd") {
+                Ok(())
+            } else {
+                Err(format!("{why}; {remedy}").into())
+            }
         }
         other => Err(format!("{other:?}").into()),
     }

@@ -1,5 +1,5 @@
-//! The backend: the tables of this process, and what it says of its devices. `memory_calls`, `stream_calls` and
-//! `pool_calls` are the other groups of [`GpuBackend`]'s calls.
+//! The backend: the tables of this process, and what it says of its devices. `memory_calls`,
+//! `stream_calls` and `pool_calls` are the other groups of [`GpuBackend`]'s calls.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use gpu_api::groups::*;
 use gpu_api::{
-    BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DeviceUuid, KernelPages, MemoryInfo, RawEvent,
-    RawStream, Result, refuse_capture,
+    BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DeviceUuid, KernelPages,
+    MemoryInfo, RawEvent, RawStream, Result, refuse_capture,
 };
 
 use crate::config::HostConfig;
 use crate::current::{self, Entered};
-use crate::error::{CAPTURE_UNSUPPORTED, ILLEGAL_ADDRESS, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, driver};
+use crate::error::{
+    CAPTURE_UNSUPPORTED, ILLEGAL_ADDRESS, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, driver,
+};
 use crate::event::Event;
 use crate::late_write::Helper;
 use crate::memory::{self, GRANULARITY, Memories};
@@ -35,7 +37,8 @@ pub(crate) struct Tables {
     pub(crate) ranges: Ranges,
     pub(crate) pools: Pools,
     pub(crate) streams: HashMap<u64, Arc<Stream>>,
-    /// The handles of the default streams, made when first used: of a device, and of one of its threads.
+    /// The handles of the default streams, made when first used: of a device, and of one of its
+    /// threads.
     default_streams: HashMap<(DeviceId, Option<ThreadId>), u64>,
     pub(crate) events: HashMap<u64, Arc<Event>>,
     pub(crate) words: BTreeMap<usize, usize>,
@@ -51,7 +54,8 @@ pub struct HostBackend {
     pub(crate) broken: Vec<Arc<AtomicBool>>,
     /// The next stream's or event's number; none is used twice.
     next: AtomicU64,
-    /// Kept open, as a driver keeps its device files: a forked child that has it may keep GPU work alive.
+    /// Kept open, as a driver keeps its device files: a forked child that has it may keep GPU work
+    /// alive.
     _device_file: OwnedFd,
 }
 
@@ -59,7 +63,10 @@ pub struct HostBackend {
 impl fmt::Debug for HostBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let HostConfig { devices, bytes, .. } = &self.config;
-        f.debug_struct("HostBackend").field("devices", devices).field("bytes", bytes).finish_non_exhaustive()
+        f.debug_struct("HostBackend")
+            .field("devices", devices)
+            .field("bytes", bytes)
+            .finish_non_exhaustive()
     }
 }
 
@@ -84,21 +91,28 @@ impl HostBackend {
         let broken = (0..config.devices).map(|_| Arc::default()).collect();
         let (tables, waits) = (Mutex::new(tables), Arc::default());
         let _device_file = memory::shared_file(GRANULARITY)?;
-        Ok(Arc::new(HostBackend { config, tables, waits, broken, next: AtomicU64::new(FIRST_NUMBER), _device_file }))
+        Ok(Arc::new(HostBackend {
+            config,
+            tables,
+            waits,
+            broken,
+            next: AtomicU64::new(FIRST_NUMBER),
+            _device_file,
+        }))
     }
 
     /// Sets what [`GpuStreams::capture_status`] says of a stream.
     ///
-    /// While it is not [`CaptureStatus::None`] nothing can be queued on the stream: a GPU would put it into a graph,
-    /// and this library never wants that.
+    /// While it is not [`CaptureStatus::None`] nothing can be queued on the stream: a GPU would put
+    /// it into a graph, and this library never wants that.
     pub fn set_capture(&self, stream: RawStream, status: CaptureStatus) {
         if let Ok((_, stream)) = self.find_stream("set_capture", stream) {
             stream.set_capture(status);
         }
     }
 
-    /// Makes a device current on the calling thread, as an application does with `cudaSetDevice`; `None` leaves it
-    /// without one.
+    /// Makes a device current on the calling thread, as an application does with `cudaSetDevice`;
+    /// `None` leaves it without one.
     ///
     /// No call of [`GpuBackend`] depends on it: a stream brings its device.
     pub fn set_current_device(device: Option<DeviceId>) {
@@ -110,26 +124,28 @@ impl HostBackend {
         current::current()
     }
 
-    /// Breaks a device's context, as an illegal access of a kernel does: every later call on it gives code 700, and
-    /// nothing that is queued runs any more.
+    /// Breaks a device's context, as an illegal access of a kernel does: every later call on it
+    /// gives code 700, and nothing that is queued runs any more.
     pub fn break_device(&self, device: DeviceId) {
         if let Some(broken) = self.broken.get(device.0 as usize) {
             broken.store(true, Ordering::Release);
         }
     }
 
-    /// Counts the pieces of memory that are registered for streams: for tests that look whether each is ended.
+    /// Counts the pieces of memory that are registered for streams: for tests that look whether
+    /// each is ended.
     pub fn registered_words(&self) -> usize {
         self.tables().words.len()
     }
 
-    /// Arms a write that happens only if this process dies, so long after its death: what a GPU's unfinished kernel
-    /// does.
+    /// Arms a write that happens only if this process dies, so long after its death: what a GPU's
+    /// unfinished kernel does.
     ///
     /// # Errors
     ///
-    /// [`Driver`](gpu_api::Error::Driver) for an address in no allocation, [`Invalid`](gpu_api::Error::Invalid) for
-    /// more than 64 bytes, [`Exhausted`](gpu_api::Error::Exhausted) for more than 32 writes,
+    /// [`Driver`](gpu_api::Error::Driver) for an address in no allocation,
+    /// [`Invalid`](gpu_api::Error::Invalid) for more than 64 bytes,
+    /// [`Exhausted`](gpu_api::Error::Exhausted) for more than 32 writes,
     /// [`System`](gpu_api::Error::System) when the helper process cannot be started.
     pub fn arm_late_write(&self, ptr: DevicePtr, bytes: &[u8], delay: Duration) -> Result<()> {
         let mut tables = self.tables();
@@ -151,7 +167,9 @@ impl HostBackend {
     pub(crate) fn check_device(&self, call: &'static str, device: DeviceId) -> Result<()> {
         match self.broken.get(device.0 as usize) {
             None => Err(driver(call, device, INVALID_DEVICE)),
-            Some(broken) if broken.load(Ordering::Acquire) => Err(driver(call, device, ILLEGAL_ADDRESS)),
+            Some(broken) if broken.load(Ordering::Acquire) => {
+                Err(driver(call, device, ILLEGAL_ADDRESS))
+            }
             Some(_) => Ok(()),
         }
     }
@@ -162,17 +180,34 @@ impl HostBackend {
     }
 
     /// Finds a stream, and its number.
-    pub(crate) fn find_stream(&self, call: &'static str, stream: RawStream) -> Result<(u64, Arc<Stream>)> {
+    pub(crate) fn find_stream(
+        &self,
+        call: &'static str,
+        stream: RawStream,
+    ) -> Result<(u64, Arc<Stream>)> {
         self.check_device(call, stream.device)?;
         let _here = Entered::new(stream.device);
-        let number = if stream.is_default() { self.default_stream(call, stream.handle)? } else { stream.handle };
-        let found = self.tables().streams.get(&number).filter(|found| found.device == stream.device).cloned();
-        Ok((number, found.ok_or_else(|| driver(call, stream.device, INVALID_VALUE))?))
+        let number = if stream.is_default() {
+            self.default_stream(call, stream.handle)?
+        } else {
+            stream.handle
+        };
+        let found = self
+            .tables()
+            .streams
+            .get(&number)
+            .filter(|found| found.device == stream.device)
+            .cloned();
+        Ok((
+            number,
+            found.ok_or_else(|| driver(call, stream.device, INVALID_VALUE))?,
+        ))
     }
 
     /// Finds a default stream of the current device, or makes it.
     fn default_stream(&self, call: &'static str, handle: u64) -> Result<u64> {
-        let device = current::current().ok_or_else(|| driver(call, DeviceId(0), INVALID_CONTEXT))?;
+        let device =
+            current::current().ok_or_else(|| driver(call, DeviceId(0), INVALID_CONTEXT))?;
         let thread = (handle == RawStream::PER_THREAD).then(|| thread::current().id());
         let mut tables = self.tables();
         if let Some(&made) = tables.default_streams.get(&(device, thread)) {
@@ -203,15 +238,25 @@ impl HostBackend {
     }
 
     /// Queues an operation on a stream.
-    pub(crate) fn push(&self, call: &'static str, stream: RawStream, op: impl FnOnce() + Send + 'static) -> Result<()> {
+    pub(crate) fn push(
+        &self,
+        call: &'static str,
+        stream: RawStream,
+        op: impl FnOnce() + Send + 'static,
+    ) -> Result<()> {
         self.queue(call, stream)?.push(op);
         Ok(())
     }
 
     pub(crate) fn event(&self, call: &'static str, event: RawEvent) -> Result<Arc<Event>> {
-        // An event has no device here; a broken one breaks all, as a process with one context sees it.
+        // An event has no device here; a broken one breaks all, as a process with one context sees
+        // it.
         self.check_device(call, DeviceId(0))?;
-        self.tables().events.get(&event.0).cloned().ok_or_else(|| driver(call, DeviceId(0), INVALID_VALUE))
+        self.tables()
+            .events
+            .get(&event.0)
+            .cloned()
+            .ok_or_else(|| driver(call, DeviceId(0), INVALID_VALUE))
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -242,7 +287,12 @@ unsafe impl GpuDevices for HostBackend {
         let mut uuid = *b"gpu-ipc-host\0\0\0\0";
         uuid[12..].copy_from_slice(&device.0.to_be_bytes());
         let name = format!("shared memory {}", device.0);
-        Ok(DeviceInfo { device, uuid: DeviceUuid(uuid), name, total_bytes: self.config.bytes })
+        Ok(DeviceInfo {
+            device,
+            uuid: DeviceUuid(uuid),
+            name,
+            total_bytes: self.config.bytes,
+        })
     }
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
@@ -250,7 +300,10 @@ unsafe impl GpuDevices for HostBackend {
         let mut guard = self.tables();
         let tables = &mut *guard;
         tables.pools.settle(&mut tables.memories);
-        Ok(MemoryInfo { free_bytes: tables.memories.free_bytes(device), total_bytes: self.config.bytes })
+        Ok(MemoryInfo {
+            free_bytes: tables.memories.free_bytes(device),
+            total_bytes: self.config.bytes,
+        })
     }
 
     fn caps(&self, device: DeviceId) -> Result<Caps> {
@@ -280,13 +333,20 @@ unsafe impl GpuDevices for HostBackend {
     }
 
     fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
-        self.config.signs_of_life.iter().map(|folder| folder.join(pid.to_string())).collect()
+        self.config
+            .signs_of_life
+            .iter()
+            .map(|folder| folder.join(pid.to_string()))
+            .collect()
     }
 }
 
 impl Drop for HostBackend {
     fn drop(&mut self) {
-        let tables = self.tables.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let tables = self
+            .tables
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
         for stream in tables.streams.values() {
             stream.destroy();
         }

@@ -41,7 +41,11 @@ impl HostConfig {
         let mut config = HostConfig::default();
         if let Some(devices) = variable("GPU_IPC_HOST_DEVICES", "a number from 0 to 64")? {
             if devices > 64 {
-                return Err(invalid("GPU_IPC_HOST_DEVICES", devices.to_string(), "a number from 0 to 64"));
+                return Err(invalid(
+                    "GPU_IPC_HOST_DEVICES",
+                    devices.to_string(),
+                    "a number from 0 to 64",
+                ));
             }
             config.devices = devices as u32;
         }
@@ -58,14 +62,16 @@ impl HostConfig {
         self
     }
 
-    /// Sets the bytes of each device. They are counted in this process; other processes count their own.
+    /// Sets the bytes of each device. They are counted in this process; other processes count their
+    /// own.
     #[must_use]
     pub fn bytes_per_device(mut self, bytes: u64) -> HostConfig {
         self.bytes = bytes;
         self
     }
 
-    /// Lets free, close and unregister block while any stream of this backend waits for a word, as CUDA does.
+    /// Lets free, close and unregister block while any stream of this backend waits for a word, as
+    /// CUDA does.
     #[must_use]
     pub fn blocking_waits(mut self, blocking: bool) -> HostConfig {
         self.blocking_waits = blocking;
@@ -86,15 +92,17 @@ impl HostConfig {
         self
     }
 
-    /// Names, in this folder, a file with each process' pid for a name, as a driver that shows for how long a process'
-    /// GPU work may run: [`GpuDevices::signs_of_life`](gpu_api::GpuDevices::signs_of_life).
+    /// Names, in this folder, a file with each process' pid for a name, as a driver that shows for
+    /// how long a process' GPU work may run:
+    /// [`GpuDevices::signs_of_life`](gpu_api::GpuDevices::signs_of_life).
     #[must_use]
     pub fn signs_of_life(mut self, folder: impl Into<PathBuf>) -> HostConfig {
         self.signs_of_life = Some(folder.into());
         self
     }
 
-    /// Says of the devices that processes share one context on them, as under NVIDIA MPS: a death proves nothing there.
+    /// Says of the devices that processes share one context on them, as under NVIDIA MPS: a death
+    /// proves nothing there.
     #[must_use]
     pub fn shared_context(mut self, shared: bool) -> HostConfig {
         self.shared_context = shared;

@@ -1,7 +1,8 @@
 //! The device that is current on the calling thread.
 //!
-//! A driver's default streams are those of the current device. So are they here, and every call makes its stream's
-//! device current while it lasts: what a call that forgets it gets wrong on a GPU it gets wrong here too.
+//! A driver's default streams are those of the current device. So are they here, and every call
+//! makes its stream's device current while it lasts: what a call that forgets it gets wrong on a
+//! GPU it gets wrong here too.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -33,7 +34,10 @@ pub struct Entered {
 impl Entered {
     /// Makes a device current.
     pub fn new(device: DeviceId) -> Entered {
-        Entered { former: CURRENT.replace(Some(device)), thread: PhantomData }
+        Entered {
+            former: CURRENT.replace(Some(device)),
+            thread: PhantomData,
+        }
     }
 }
 

@@ -23,12 +23,14 @@ enum Storage {
     },
 }
 
-/// An event. Each recording has a number and, of a ring of words, one that says whether its work is done: a later
-/// recording on another stream may be done first, and must not end a wait for an earlier one. The stores are Release
-/// and the loads Acquire, so that a thread that sees a recording done sees the work before it. An event of a process
-/// that died keeps what it had: it never completes, as on a GPU.
+/// An event. Each recording has a number and, of a ring of words, one that says whether its work is
+/// done: a later recording on another stream may be done first, and must not end a wait for an
+/// earlier one. The stores are Release and the loads Acquire, so that a thread that sees a
+/// recording done sees the work before it. An event of a process that died keeps what it had: it
+/// never completes, as on a GPU.
 ///
-/// A recording counts as done when the one that is 63 later is; nobody here records so far ahead of a wait.
+/// A recording counts as done when the one that is 63 later is; nobody here records so far ahead of
+/// a wait.
 #[derive(Debug)]
 pub struct Event {
     place: Storage,
@@ -39,10 +41,15 @@ impl Event {
     pub fn new(kind: EventKind) -> Result<Event> {
         Ok(Event {
             place: match kind {
-                EventKind::Local => Storage::Local(Box::new(std::array::from_fn(|_| AtomicU64::new(0)))),
+                EventKind::Local => {
+                    Storage::Local(Box::new(std::array::from_fn(|_| AtomicU64::new(0))))
+                }
                 EventKind::Interprocess => {
                     let file = memory::shared_file(PAGE)?;
-                    Storage::Shared { map: memory::map(&file, PAGE, Access::ReadWrite)?, file }
+                    Storage::Shared {
+                        map: memory::map(&file, PAGE, Access::ReadWrite)?,
+                        file,
+                    }
                 }
             },
         })
@@ -51,7 +58,12 @@ impl Event {
     /// Opens another process' event.
     pub fn open(device: DeviceId, handle: &EventHandle) -> Result<Event> {
         let (file, _) = Handle::open("open_event", device, &handle.0)?;
-        Ok(Event { place: Storage::Shared { map: memory::map(&file, PAGE, Access::ReadWrite)?, file } })
+        Ok(Event {
+            place: Storage::Shared {
+                map: memory::map(&file, PAGE, Access::ReadWrite)?,
+                file,
+            },
+        })
     }
 
     /// Returns its handle; `None` for a local event.
@@ -69,8 +81,8 @@ impl Event {
                 assert!(index < WORDS);
                 // SAFETY: `add` asks for an offset within one allocation: a page has 512 words.
                 let word = unsafe { map.as_ptr().cast::<AtomicU64>().add(index) };
-                // SAFETY: `&*` of an `AtomicU64`: a mapping of a page is aligned, lives as long as `self`, and every
-                // process touches its words as atomics.
+                // SAFETY: `&*` of an `AtomicU64`: a mapping of a page is aligned, lives as long as
+                // `self`, and every process touches its words as atomics.
                 unsafe { &*word }
             }
         }

@@ -1,12 +1,14 @@
 //! Shared memory instead of a GPU: the reference backend.
 //!
-//! Not a mock. Device memory is shared memory, a handle that is opened in another process maps the same pages, streams
-//! are threads, so that 'queued' and 'done' differ, and words and events work across processes. What a GPU does that
-//! is awkward, this does too: it refuses to open a handle where it was made, its unfinished writes can come after its
-//! process' death, its context can break, and its free can block while a stream waits.
+//! Not a mock. Device memory is shared memory, a handle that is opened in another process maps the
+//! same pages, streams are threads, so that 'queued' and 'done' differ, and words and events work
+//! across processes. What a GPU does that is awkward, this does too: it refuses to open a handle
+//! where it was made, its unfinished writes can come after its process' death, its context can
+//! break, and its free can block while a stream waits.
 //!
-//! Read in this order: `config`, `current`, `memory` (allocations and handles), `range`, `pool`, `stream`,
-//! `event`, `late_write`, `backend`, and its calls: `memory_calls`, `pool_calls`, `stream_calls`.
+//! Read in this order: `config`, `current`, `memory` (allocations and handles), `range`, `pool`,
+//! `stream`, `event`, `late_write`, `backend`, and its calls: `memory_calls`, `pool_calls`,
+//! `stream_calls`.
 //!
 //! # Example
 //!

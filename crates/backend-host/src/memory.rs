@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use gpu_api::{
-    Access, AddressRange, Allocation, DeviceId, DevicePtr, Error, EventHandle, MemHandle, MemoryKind, PointerInfo,
-    Result, Sharing,
+    Access, AddressRange, Allocation, DeviceId, DevicePtr, Error, EventHandle, MemHandle,
+    MemoryKind, PointerInfo, Result, Sharing,
 };
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
@@ -26,8 +26,15 @@ const MAGIC: [u8; 8] = *b"gpuipcH1";
 /// Makes a sealed memfd.
 pub fn shared_file(bytes: u64) -> Result<OwnedFd> {
     let file = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(|e| Error::system("memfd_create", "raise RLIMIT_NOFILE or close descriptors", e))?;
-    rustix::fs::ftruncate(&file, bytes).map_err(|e| Error::system("ftruncate of device memory", "free memory", e))?;
+        .map_err(|e| {
+            Error::system(
+                "memfd_create",
+                "raise RLIMIT_NOFILE or close descriptors",
+                e,
+            )
+        })?;
+    rustix::fs::ftruncate(&file, bytes)
+        .map_err(|e| Error::system("ftruncate of device memory", "free memory", e))?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|e| Error::system("sealing device memory", "use Linux 3.17 or later", e))?;
     Ok(file)
@@ -42,18 +49,33 @@ pub fn map(file: &OwnedFd, bytes: u64, access: Access) -> Result<MmapRaw> {
         Access::ReadWrite => options.map_raw(file),
         Access::ReadOnly => options.map_raw_read_only(file),
     };
-    mapped.map_err(|e| Error::system("mmap of device memory", "raise RLIMIT_AS or vm.max_map_count", e))
+    mapped.map_err(|e| {
+        Error::system(
+            "mmap of device memory",
+            "raise RLIMIT_AS or vm.max_map_count",
+            e,
+        )
+    })
 }
 
 /// Maps sealed files side by side, `piece` bytes of each.
 fn map_side_by_side(files: &[OwnedFd], piece: u64, access: Access) -> Result<MmapRaw> {
-    let failed =
-        |e: rustix::io::Errno| Error::system("mmap of device memory", "raise RLIMIT_AS or vm.max_map_count", e);
-    let len = piece.checked_mul(files.len() as u64).and_then(|len| usize::try_from(len).ok()).unwrap_or(usize::MAX);
+    let failed = |e: rustix::io::Errno| {
+        Error::system(
+            "mmap of device memory",
+            "raise RLIMIT_AS or vm.max_map_count",
+            e,
+        )
+    };
+    let len = piece
+        .checked_mul(files.len() as u64)
+        .and_then(|len| usize::try_from(len).ok())
+        .unwrap_or(usize::MAX);
     let addresses = MmapOptions::new().len(len).no_reserve_swap().map_anon();
-    let whole = MmapRaw::from(
-        addresses.map_err(|e| Error::system("mmap of addresses", "raise RLIMIT_AS, or ask for less", e))?,
-    );
+    let whole =
+        MmapRaw::from(addresses.map_err(|e| {
+            Error::system("mmap of addresses", "raise RLIMIT_AS, or ask for less", e)
+        })?);
     let protection = match access {
         Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         Access::ReadOnly => ProtFlags::READ,
@@ -61,9 +83,19 @@ fn map_side_by_side(files: &[OwnedFd], piece: u64, access: Access) -> Result<Mma
     for (number, file) in files.iter().enumerate() {
         // SAFETY: `add` asks for an offset within the mapping: it has `piece` bytes for each file.
         let at = unsafe { whole.as_mut_ptr().add(number * piece as usize) };
-        // SAFETY: `mmap` at a fixed address asks that nobody use what it replaces: part of `whole`, made above.
-        unsafe { mmap(at.cast(), piece as usize, protection, MapFlags::SHARED | MapFlags::FIXED, file, 0) }
-            .map_err(failed)?;
+        // SAFETY: `mmap` at a fixed address asks that nobody use what it replaces: part of `whole`,
+        // made above.
+        unsafe {
+            mmap(
+                at.cast(),
+                piece as usize,
+                protection,
+                MapFlags::SHARED | MapFlags::FIXED,
+                file,
+                0,
+            )
+        }
+        .map_err(failed)?;
     }
     Ok(whole)
 }
@@ -81,7 +113,12 @@ impl Handle {
     /// Describes a file of this process.
     pub fn of(file: &OwnedFd, bytes: u64) -> Result<Handle> {
         let inode = inode_of(file.as_fd())?.0;
-        Ok(Handle { pid: std::process::id(), fd: file.as_raw_fd().cast_unsigned(), inode, bytes })
+        Ok(Handle {
+            pid: std::process::id(),
+            fd: file.as_raw_fd().cast_unsigned(),
+            inode,
+            bytes,
+        })
     }
 
     fn encode(self) -> [u8; 64] {
@@ -99,7 +136,12 @@ impl Handle {
         if bytes[..8] != MAGIC || bytes[32..] != [0; 32] {
             return None;
         }
-        Some(Handle { pid: word(8) as u32, fd: (word(8) >> 32) as u32, inode: word(16), bytes: word(24) })
+        Some(Handle {
+            pid: word(8) as u32,
+            fd: (word(8) >> 32) as u32,
+            inode: word(16),
+            bytes: word(24),
+        })
     }
 
     /// Returns the memory handle's bytes.
@@ -113,14 +155,19 @@ impl Handle {
     }
 
     /// Opens what 64 bytes describe, checking every part of it.
-    pub fn open(call: &'static str, device: DeviceId, bytes: &[u8; 64]) -> Result<(OwnedFd, Handle)> {
+    pub fn open(
+        call: &'static str,
+        device: DeviceId,
+        bytes: &[u8; 64],
+    ) -> Result<(OwnedFd, Handle)> {
         let invalid = || driver(call, device, INVALID_HANDLE);
         let handle = Handle::decode(bytes).ok_or_else(invalid)?;
         if handle.pid == std::process::id() {
             return Err(driver(call, device, INVALID_CONTEXT));
         }
         let path = format!("/proc/{}/fd/{}", handle.pid, handle.fd);
-        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|_| invalid())?;
+        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|_| invalid())?;
         if inode_of(file.as_fd())? != (handle.inode, handle.bytes) || !is_sealed(file.as_fd()) {
             return Err(invalid());
         }
@@ -129,7 +176,8 @@ impl Handle {
 }
 
 fn inode_of(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
-    let stat = rustix::fs::fstat(file).map_err(|e| Error::system("fstat of device memory", "report this", e))?;
+    let stat = rustix::fs::fstat(file)
+        .map_err(|e| Error::system("fstat of device memory", "report this", e))?;
     Ok((stat.st_ino, stat.st_size.cast_unsigned()))
 }
 
@@ -138,11 +186,19 @@ fn check_import(fd: BorrowedFd<'_>, len: u64) -> Result<()> {
     let bytes = inode_of(fd)?.1;
     if !is_sealed(fd) {
         let (got, must) = ("a file that can be truncated".into(), "device memory");
-        return Err(Error::Invalid { what: "a file descriptor to import", got, must });
+        return Err(Error::Invalid {
+            what: "a file descriptor to import",
+            got,
+            must,
+        });
     }
     if len == 0 || bytes < len {
         let got = format!("{bytes} bytes, of which {len} are asked for");
-        return Err(Error::Invalid { what: "memory to import", got, must: "at least as long as asked for" });
+        return Err(Error::Invalid {
+            what: "memory to import",
+            got,
+            must: "at least as long as asked for",
+        });
     }
     Ok(())
 }
@@ -155,7 +211,11 @@ pub fn check_whole(fd: BorrowedFd<'_>, len: u64) -> Result<()> {
         return Ok(());
     }
     let got = format!("{bytes} bytes, of which {len} are asked for");
-    Err(Error::Invalid { what: "memory to import", got, must: "exactly as long as asked for" })
+    Err(Error::Invalid {
+        what: "memory to import",
+        got,
+        must: "exactly as long as asked for",
+    })
 }
 
 fn is_sealed(file: BorrowedFd<'_>) -> bool {
@@ -197,7 +257,11 @@ pub struct Memories {
 impl Memories {
     /// Makes an empty table for `devices` devices of `capacity` bytes each.
     pub fn new(devices: u32, capacity: u64) -> Memories {
-        Memories { all: BTreeMap::new(), used: vec![0; devices as usize], capacity }
+        Memories {
+            all: BTreeMap::new(),
+            used: vec![0; devices as usize],
+            capacity,
+        }
     }
 
     /// Returns the bytes that are free on a device.
@@ -209,7 +273,11 @@ impl Memories {
     pub fn room(&self, device: DeviceId, len: u64) -> Result<u64> {
         let free = self.free_bytes(device);
         let rounded = self.rounded(device, len)?;
-        if rounded <= free { Ok(rounded) } else { Err(self.no_room(device, len)) }
+        if rounded <= free {
+            Ok(rounded)
+        } else {
+            Err(self.no_room(device, len))
+        }
     }
 
     /// Rounds a length up.
@@ -221,12 +289,18 @@ impl Memories {
                 must: "at least 1 byte",
             });
         }
-        len.checked_next_multiple_of(GRANULARITY).ok_or_else(|| self.no_room(device, len))
+        len.checked_next_multiple_of(GRANULARITY)
+            .ok_or_else(|| self.no_room(device, len))
     }
 
     fn no_room(&self, device: DeviceId, asked: u64) -> Error {
         let hint = "free some, or set GPU_IPC_HOST_BYTES higher".into();
-        Error::OutOfMemory { device, asked, free: self.free_bytes(device), hint }
+        Error::OutOfMemory {
+            device,
+            asked,
+            free: self.free_bytes(device),
+            hint,
+        }
     }
 
     /// Counts memory against a device.
@@ -262,7 +336,8 @@ impl Memories {
         }
     }
 
-    /// Allocates managed memory, which is no part of the device's: what does not fit there lies in the host's.
+    /// Allocates managed memory, which is no part of the device's: what does not fit there lies in
+    /// the host's.
     pub fn alloc_managed(&mut self, device: DeviceId, len: u64) -> Result<Allocation> {
         let rounded = self.rounded(device, len)?;
         self.map_own(device, rounded, Origin::Managed)
@@ -271,7 +346,13 @@ impl Memories {
     fn map_own(&mut self, device: DeviceId, len: u64, origin: Origin) -> Result<Allocation> {
         let file = shared_file(len)?;
         let map = map(&file, len, Access::ReadWrite)?;
-        let base = self.insert(Memory { map, files: vec![file], len, device, origin });
+        let base = self.insert(Memory {
+            map,
+            files: vec![file],
+            len,
+            device,
+            origin,
+        });
         Ok(Allocation { base, len })
     }
 
@@ -284,11 +365,20 @@ impl Memories {
     /// Takes an allocation out; dropping the result unmaps it.
     pub fn free(&mut self, base: DevicePtr) -> Result<impl Sized + use<>> {
         match self.all.get(&base.0) {
-            Some(Memory { origin: Origin::Own(_) | Origin::Managed, .. }) => {}
+            Some(Memory {
+                origin: Origin::Own(_) | Origin::Managed,
+                ..
+            }) => {}
             _ => return Err(driver("free", DeviceId(0), INVALID_VALUE)),
         }
         let memory = self.all.remove(&base.0);
-        if let Some(Memory { device, len, origin: Origin::Own(_), .. }) = memory {
+        if let Some(Memory {
+            device,
+            len,
+            origin: Origin::Own(_),
+            ..
+        }) = memory
+        {
             self.discharge(device, len);
         }
         Ok(memory)
@@ -302,15 +392,27 @@ impl Memories {
     /// Finds the allocation that an address lies in.
     pub fn range(&self, ptr: DevicePtr) -> Result<AddressRange> {
         match self.find(ptr) {
-            Some((base, memory)) => Ok(AddressRange { base: DevicePtr(base), len: memory.len }),
-            None => Err(Error::Invalid { what: "a device address", got: ptr.to_string(), must: "in an allocation" }),
+            Some((base, memory)) => Ok(AddressRange {
+                base: DevicePtr(base),
+                len: memory.len,
+            }),
+            None => Err(Error::Invalid {
+                what: "a device address",
+                got: ptr.to_string(),
+                must: "in an allocation",
+            }),
         }
     }
 
     /// Says where an address comes from.
     pub fn classify(&self, ptr: DevicePtr) -> PointerInfo {
         let Some((base, memory)) = self.find(ptr) else {
-            return PointerInfo { kind: MemoryKind::Unknown, range: None, device: None, sharing: None };
+            return PointerInfo {
+                kind: MemoryKind::Unknown,
+                range: None,
+                device: None,
+                sharing: None,
+            };
         };
         let (kind, sharing) = match memory.origin {
             Origin::Own(Sharing::Fd) => (MemoryKind::Virtual, Some(Sharing::Fd)),
@@ -319,8 +421,16 @@ impl Memories {
             Origin::Pooled => (MemoryKind::Pool, None),
             Origin::Managed => (MemoryKind::Managed, None),
         };
-        let range = Some(AddressRange { base: DevicePtr(base), len: memory.len });
-        PointerInfo { kind, range, device: Some(memory.device), sharing }
+        let range = Some(AddressRange {
+            base: DevicePtr(base),
+            len: memory.len,
+        });
+        PointerInfo {
+            kind,
+            range,
+            device: Some(memory.device),
+            sharing,
+        }
     }
 
     /// Finds an allocation by its base, made to be shared this way.
@@ -344,7 +454,11 @@ impl Memories {
                     remedy: "allocate it with the `Sharing` that it is to be exported by",
                 }),
             },
-            None => Err(Error::Invalid { what: "an address to export", got: base.to_string(), must: "a base" }),
+            None => Err(Error::Invalid {
+                what: "an address to export",
+                got: base.to_string(),
+                must: "a base",
+            }),
         }
     }
 
@@ -357,7 +471,9 @@ impl Memories {
     /// Makes a file descriptor.
     pub fn export_fd(&self, base: DevicePtr) -> Result<OwnedFd> {
         let memory = self.shareable(base, Sharing::Fd)?;
-        memory.files[0].try_clone().map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))
+        memory.files[0]
+            .try_clone()
+            .map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))
     }
 
     /// Opens a handle; a second time it is the same address.
@@ -372,16 +488,39 @@ impl Memories {
             }
         }
         let map = map(&file, handle.bytes, Access::ReadWrite)?;
-        let origin = Origin::Opened { inode: handle.inode, times: 1 };
-        Ok(self.insert(Memory { map, files: vec![file], len: handle.bytes, device, origin }))
+        let origin = Origin::Opened {
+            inode: handle.inode,
+            times: 1,
+        };
+        Ok(self.insert(Memory {
+            map,
+            files: vec![file],
+            len: handle.bytes,
+            device,
+            origin,
+        }))
     }
 
     /// Maps a file descriptor of another process' memory.
-    pub fn import(&mut self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr> {
+    pub fn import(
+        &mut self,
+        device: DeviceId,
+        fd: BorrowedFd<'_>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
         check_import(fd, len)?;
-        let file = fd.try_clone_to_owned().map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?;
+        let file = fd
+            .try_clone_to_owned()
+            .map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?;
         let map = map(&file, len, access)?;
-        Ok(self.insert(Memory { map, files: vec![file], len, device, origin: Origin::Imported }))
+        Ok(self.insert(Memory {
+            map,
+            files: vec![file],
+            len,
+            device,
+            origin: Origin::Imported,
+        }))
     }
 
     /// Maps several of another process' allocations side by side.
@@ -394,12 +533,24 @@ impl Memories {
     ) -> Result<DevicePtr> {
         if files.is_empty() || !piece.is_multiple_of(GRANULARITY) {
             let got = format!("{} pieces of {piece} bytes", files.len());
-            return Err(Error::Invalid { what: "memory to import", got, must: "whole pieces, at least one" });
+            return Err(Error::Invalid {
+                what: "memory to import",
+                got,
+                must: "whole pieces, at least one",
+            });
         }
-        files.iter().try_for_each(|file| check_import(file.as_fd(), piece))?;
+        files
+            .iter()
+            .try_for_each(|file| check_import(file.as_fd(), piece))?;
         let map = map_side_by_side(&files, piece, access)?;
         let len = map.len() as u64;
-        Ok(self.insert(Memory { map, files, len, device, origin: Origin::Imported }))
+        Ok(self.insert(Memory {
+            map,
+            files,
+            len,
+            device,
+            origin: Origin::Imported,
+        }))
     }
 
     /// Ends one opening; dropping the result unmaps what was opened no more.
@@ -419,9 +570,14 @@ impl Memories {
 
     /// Returns the file behind an address, and the address' offset in it.
     pub fn file_at(&self, ptr: DevicePtr) -> Result<(OwnedFd, u64)> {
-        let (base, memory) = self.find(ptr).ok_or_else(|| driver("arm_late_write", DeviceId(0), INVALID_VALUE))?;
+        let (base, memory) = self
+            .find(ptr)
+            .ok_or_else(|| driver("arm_late_write", DeviceId(0), INVALID_VALUE))?;
         let (offset, piece) = (ptr.0 - base, memory.len / memory.files.len() as u64);
         let file = memory.files[(offset / piece) as usize].try_clone();
-        Ok((file.map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?, offset % piece))
+        Ok((
+            file.map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?,
+            offset % piece,
+        ))
     }
 }

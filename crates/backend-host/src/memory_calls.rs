@@ -4,8 +4,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use gpu_api::groups::*;
 use gpu_api::{
-    Access, AddressRange, Allocation, DeviceId, DevicePtr, Error, HostMemory, HostPtr, KernelPages, MemHandle,
-    MemoryKind, PointerInfo, Result, Sharing,
+    Access, AddressRange, Allocation, DeviceId, DevicePtr, Error, HostMemory, HostPtr, KernelPages,
+    MemHandle, MemoryKind, PointerInfo, Result, Sharing,
 };
 
 use crate::backend::HostBackend;
@@ -39,20 +39,33 @@ unsafe impl GpuMemory for HostBackend {
 unsafe impl GpuPointers for HostBackend {
     fn address_range(&self, ptr: DevicePtr) -> Result<AddressRange> {
         let tables = self.tables();
-        tables.ranges.range(ptr).map_or_else(|| tables.memories.range(ptr), Ok)
+        tables
+            .ranges
+            .range(ptr)
+            .map_or_else(|| tables.memories.range(ptr), Ok)
     }
 
     fn classify(&self, ptr: DevicePtr) -> Result<PointerInfo> {
         let tables = self.tables();
-        let host = tables
-            .host
-            .iter()
-            .find(|(start, pages)| (**start as u64..**start as u64 + pages.len() as u64).contains(&ptr.0));
+        let host = tables.host.iter().find(|(start, pages)| {
+            (**start as u64..**start as u64 + pages.len() as u64).contains(&ptr.0)
+        });
         if let Some((&start, pages)) = host {
-            let range = Some(AddressRange { base: DevicePtr(start as u64), len: pages.len() as u64 });
-            return Ok(PointerInfo { kind: MemoryKind::Host, range, device: None, sharing: None });
+            let range = Some(AddressRange {
+                base: DevicePtr(start as u64),
+                len: pages.len() as u64,
+            });
+            return Ok(PointerInfo {
+                kind: MemoryKind::Host,
+                range,
+                device: None,
+                sharing: None,
+            });
         }
-        Ok(tables.ranges.classify(ptr).unwrap_or_else(|| tables.memories.classify(ptr)))
+        Ok(tables
+            .ranges
+            .classify(ptr)
+            .unwrap_or_else(|| tables.memories.classify(ptr)))
     }
 }
 
@@ -61,7 +74,11 @@ unsafe impl GpuHostMemory for HostBackend {
     fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         self.check_device("host_alloc", device)?;
         if len == 0 {
-            return Err(Error::Invalid { what: "the length of host memory", got: "0".into(), must: "at least 1 byte" });
+            return Err(Error::Invalid {
+                what: "the length of host memory",
+                got: "0".into(),
+                must: "at least 1 byte",
+            });
         }
         let pages = KernelPages::map(len, memory.numa_node)?;
         let start = pages.as_ptr() as usize;
@@ -96,7 +113,13 @@ unsafe impl GpuDescriptors for HostBackend {
         self.tables().memories.export_fd(base)
     }
 
-    fn import_fd(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr> {
+    fn import_fd(
+        &self,
+        device: DeviceId,
+        fd: BorrowedFd<'_>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
         self.check_device("import_fd", device)?;
         self.tables().memories.import(device, fd, len, access)
     }
@@ -110,6 +133,8 @@ unsafe impl GpuDescriptors for HostBackend {
     ) -> Result<DevicePtr> {
         self.check_device("import_fds", device)?;
         let files = fds.collect::<Result<_>>()?;
-        self.tables().memories.import_several(device, files, len, access)
+        self.tables()
+            .memories
+            .import_several(device, files, len, access)
     }
 }

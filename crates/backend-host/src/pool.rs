@@ -1,7 +1,7 @@
 //! The table of the driver's pools.
 //!
-//! A buffer that was given back carries a flag that its stream sets when it comes to that point. The next call that
-//! looks at a pool sees it.
+//! A buffer that was given back carries a flag that its stream sets when it comes to that point.
+//! The next call that looks at a pool sees it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -49,7 +49,8 @@ impl Pool {
         self.bytes_out() + self.returned.iter().map(|buffer| buffer.len).sum::<u64>()
     }
 
-    /// Gives idle buffers back to the device, the oldest first, until the pool has no more than `keep` bytes.
+    /// Gives idle buffers back to the device, the oldest first, until the pool has no more than
+    /// `keep` bytes.
     fn release(&mut self, memories: &mut Memories, keep: u64) {
         let mut reserved = self.reserved();
         self.returned.retain(|buffer| {
@@ -64,7 +65,8 @@ impl Pool {
 
     /// Takes a buffer of this length that `stream` may use.
     fn take(&mut self, stream: u64, len: u64) -> Option<DevicePtr> {
-        let fits = |buffer: &Returned| buffer.len == len && (buffer.stream == stream || buffer.is_idle());
+        let fits =
+            |buffer: &Returned| buffer.len == len && (buffer.stream == stream || buffer.is_idle());
         let at = self.returned.iter().position(fits)?;
         Some(self.returned.swap_remove(at).base)
     }
@@ -78,14 +80,24 @@ pub struct Pools {
 
 impl Pools {
     fn get(&mut self, call: &'static str, pool: RawPool) -> Result<&mut Pool> {
-        let found = self.all.get_mut(&pool.handle).filter(|found| found.device == pool.device && !found.destroyed);
+        let found = self
+            .all
+            .get_mut(&pool.handle)
+            .filter(|found| found.device == pool.device && !found.destroyed);
         found.ok_or_else(|| driver(call, pool.device, INVALID_VALUE))
     }
 
     /// Makes a pool of this number.
     pub fn create(&mut self, pool: RawPool, keep: u64) {
         let RawPool { device, handle } = pool;
-        let made = Pool { device, keep, out: HashMap::new(), returned: Vec::new(), most_reserved: 0, destroyed: false };
+        let made = Pool {
+            device,
+            keep,
+            out: HashMap::new(),
+            returned: Vec::new(),
+            most_reserved: 0,
+            destroyed: false,
+        };
         self.all.insert(handle, made);
     }
 
@@ -97,7 +109,13 @@ impl Pools {
     }
 
     /// Hands a buffer out, in the order of the stream with this number.
-    pub fn alloc(&mut self, memories: &mut Memories, pool: RawPool, stream: u64, len: u64) -> Result<Allocation> {
+    pub fn alloc(
+        &mut self,
+        memories: &mut Memories,
+        pool: RawPool,
+        stream: u64,
+        len: u64,
+    ) -> Result<Allocation> {
         self.settle(memories);
         let pool = self.get("pool_alloc", pool)?;
         let rounded = memories.rounded(pool.device, len)?;
@@ -115,12 +133,21 @@ impl Pools {
         Ok(Allocation { base, len: rounded })
     }
 
-    /// Takes a buffer back behind the work of the stream with this number, which sets the flag when it has come so far.
+    /// Takes a buffer back behind the work of the stream with this number, which sets the flag when
+    /// it has come so far.
     pub fn free(&mut self, stream: u64, base: DevicePtr) -> Option<Arc<AtomicBool>> {
-        let found = self.all.values_mut().find_map(|pool| Some((pool.out.remove(&base.0)?, pool)));
+        let found = self
+            .all
+            .values_mut()
+            .find_map(|pool| Some((pool.out.remove(&base.0)?, pool)));
         let (len, pool) = found?;
         let passed = Arc::new(AtomicBool::new(false));
-        pool.returned.push(Returned { base, len, stream, passed: passed.clone() });
+        pool.returned.push(Returned {
+            base,
+            len,
+            stream,
+            passed: passed.clone(),
+        });
         Some(passed)
     }
 
@@ -128,9 +155,18 @@ impl Pools {
     pub fn usage(&mut self, memories: &mut Memories, pool: RawPool) -> Result<PoolUsage> {
         self.settle(memories);
         let pool = self.get("pool_usage", pool)?;
-        let working: u64 = pool.returned.iter().filter(|buffer| !buffer.is_idle()).map(|buffer| buffer.len).sum();
+        let working: u64 = pool
+            .returned
+            .iter()
+            .filter(|buffer| !buffer.is_idle())
+            .map(|buffer| buffer.len)
+            .sum();
         let (reserved, most_reserved) = (pool.reserved(), pool.most_reserved);
-        Ok(PoolUsage { reserved, most_reserved, used: pool.bytes_out() + working })
+        Ok(PoolUsage {
+            reserved,
+            most_reserved,
+            used: pool.bytes_out() + working,
+        })
     }
 
     /// Gives idle buffers of a pool back to the device.
@@ -139,12 +175,14 @@ impl Pools {
         Ok(())
     }
 
-    /// Gives back what the pools need not keep, and forgets pools that were destroyed and are empty.
+    /// Gives back what the pools need not keep, and forgets pools that were destroyed and are
+    /// empty.
     pub fn settle(&mut self, memories: &mut Memories) {
         for pool in self.all.values_mut() {
             let keep = if pool.destroyed { 0 } else { pool.keep };
             pool.release(memories, keep);
         }
-        self.all.retain(|_, pool| !pool.destroyed || !pool.out.is_empty() || !pool.returned.is_empty());
+        self.all
+            .retain(|_, pool| !pool.destroyed || !pool.out.is_empty() || !pool.returned.is_empty());
     }
 }

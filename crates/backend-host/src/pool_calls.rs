@@ -2,16 +2,22 @@
 
 use std::sync::atomic::Ordering;
 
-use gpu_api::{Allocation, DeviceId, DevicePtr, Error, GpuPools, PoolUsage, RawPool, RawStream, Result};
+use gpu_api::{
+    Allocation, DeviceId, DevicePtr, Error, GpuPools, PoolUsage, RawPool, RawStream, Result,
+};
 
 use crate::backend::HostBackend;
 use crate::error::{INVALID_VALUE, driver};
 
-// SAFETY: `GpuPools`: a buffer is handed out again once its stream has passed its free, or to that stream.
+// SAFETY: `GpuPools`: a buffer is handed out again once its stream has passed its free, or to that
+// stream.
 unsafe impl GpuPools for HostBackend {
     fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
         self.check_device("create_pool", device)?;
-        let pool = RawPool { device, handle: self.number() };
+        let pool = RawPool {
+            device,
+            handle: self.number(),
+        };
         self.tables().pools.create(pool, keep);
         Ok(pool)
     }
@@ -33,7 +39,9 @@ unsafe impl GpuPools for HostBackend {
         let number = self.queue_number("pool_free", stream)?;
         let passed = self.tables().pools.free(number, base);
         let passed = passed.ok_or_else(|| driver("pool_free", stream.device, INVALID_VALUE))?;
-        self.push("pool_free", stream, move || passed.store(true, Ordering::Release))
+        self.push("pool_free", stream, move || {
+            passed.store(true, Ordering::Release)
+        })
     }
 
     unsafe fn pool_usage(&self, pool: RawPool) -> Result<PoolUsage> {
@@ -52,7 +60,11 @@ unsafe impl GpuPools for HostBackend {
         self.check_device("alloc_managed", device)?;
         if len == 0 {
             let (what, got) = ("the length of managed memory", "0".into());
-            return Err(Error::Invalid { what, got, must: "at least 1 byte" });
+            return Err(Error::Invalid {
+                what,
+                got,
+                must: "at least 1 byte",
+            });
         }
         self.tables().memories.alloc_managed(device, len)
     }

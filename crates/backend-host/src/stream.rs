@@ -26,10 +26,15 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Starts a worker. `broken` tells it that its device's context is: what is queued then never runs.
+    /// Starts a worker. `broken` tells it that its device's context is: what is queued then never
+    /// runs.
     pub fn start(device: DeviceId, broken: Arc<AtomicBool>) -> Result<Arc<Stream>> {
-        let stream =
-            Arc::new(Stream { device, queue: Mutex::default(), changed: Condvar::new(), capture: AtomicU8::new(0) });
+        let stream = Arc::new(Stream {
+            device,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            capture: AtomicU8::new(0),
+        });
         let worker = stream.clone();
         std::thread::Builder::new()
             .name("gpu-ipc-host".into())
@@ -56,7 +61,10 @@ impl Stream {
                     if queue.destroyed {
                         return;
                     }
-                    queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    queue = self
+                        .changed
+                        .wait(queue)
+                        .unwrap_or_else(PoisonError::into_inner);
                 }
             };
             if !broken.load(Ordering::Acquire) {
@@ -81,7 +89,10 @@ impl Stream {
     pub fn synchronize(&self) {
         let mut queue = self.queue();
         while queue.running || !queue.ops.is_empty() {
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = self
+                .changed
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -113,7 +124,9 @@ impl Stream {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream").field("device", &self.device).finish_non_exhaustive()
+        f.debug_struct("Stream")
+            .field("device", &self.device)
+            .finish_non_exhaustive()
     }
 }
 
@@ -126,8 +139,8 @@ pub struct Waits {
 impl Waits {
     /// Waits on a stream's thread until `holds`.
     ///
-    /// Another process' store wakes nobody, so there is nothing to wait for but time; the pauses grow to half a
-    /// millisecond.
+    /// Another process' store wakes nobody, so there is nothing to wait for but time; the pauses
+    /// grow to half a millisecond.
     pub fn wait(&self, mut holds: impl FnMut() -> bool) {
         if holds() {
             return;

@@ -1,4 +1,5 @@
-//! The calls on streams, events and words: each queues an operation for the stream's worker, or asks about one.
+//! The calls on streams, events and words: each queues an operation for the stream's worker, or
+//! asks about one.
 
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
@@ -7,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gpu_api::groups::*;
 use gpu_api::vendor::queued::contain;
 use gpu_api::{
-    CaptureStatus, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostPtr, MAX_BATCH, RawEvent, RawStream, Result,
-    StreamIdentity, StreamInfo, StreamOp, WordPtr,
+    CaptureStatus, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostPtr, MAX_BATCH,
+    RawEvent, RawStream, Result, StreamIdentity, StreamInfo, StreamOp, WordPtr,
 };
 
 use crate::backend::HostBackend;
@@ -23,8 +24,8 @@ fn word(word: WordPtr) -> *const AtomicU64 {
     word.0 as *const AtomicU64
 }
 
-// SAFETY: `GpuEvents`: `query_event` compares with a number that the stream's worker sets after all operations before
-// it.
+// SAFETY: `GpuEvents`: `query_event` compares with a number that the stream's worker sets after all
+// operations before it.
 unsafe impl GpuEvents for HostBackend {
     fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent> {
         self.check_device("create_event", device)?;
@@ -35,7 +36,10 @@ unsafe impl GpuEvents for HostBackend {
     }
 
     unsafe fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        let (event, stream) = (self.event("record_event", event)?, self.queue("record_event", stream)?);
+        let (event, stream) = (
+            self.event("record_event", event)?,
+            self.queue("record_event", stream)?,
+        );
         let number = event.record();
         stream.push(move || event.complete(number));
         Ok(())
@@ -47,7 +51,10 @@ unsafe impl GpuEvents for HostBackend {
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        let (event, stream) = (self.event("stream_wait_event", event)?, self.queue("stream_wait_event", stream)?);
+        let (event, stream) = (
+            self.event("stream_wait_event", event)?,
+            self.queue("stream_wait_event", stream)?,
+        );
         let number = event.last();
         let waits = self.waits.clone();
         stream.push(move || waits.wait(|| event.is_complete(number)));
@@ -55,13 +62,15 @@ unsafe impl GpuEvents for HostBackend {
     }
 
     unsafe fn event_handle(&self, event: RawEvent) -> Result<EventHandle> {
-        self.event("event_handle", event)?.handle().unwrap_or_else(|| {
-            Err(Error::Unsupported {
-                what: "the handle of a local event",
-                why: "only interprocess events have one".into(),
-                remedy: "create it with `EventKind::Interprocess`",
+        self.event("event_handle", event)?
+            .handle()
+            .unwrap_or_else(|| {
+                Err(Error::Unsupported {
+                    what: "the handle of a local event",
+                    why: "only interprocess events have one".into(),
+                    remedy: "create it with `EventKind::Interprocess`",
+                })
             })
-        })
     }
 
     fn open_event(&self, device: DeviceId, handle: &EventHandle) -> Result<RawEvent> {
@@ -93,7 +102,11 @@ unsafe impl GpuStreams for HostBackend {
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
         let mut tables = self.tables();
         // The default streams have another number than their handles: they are nobody's to destroy.
-        match tables.streams.get(&stream.handle).filter(|found| found.device == stream.device) {
+        match tables
+            .streams
+            .get(&stream.handle)
+            .filter(|found| found.device == stream.device)
+        {
             Some(found) => {
                 found.destroy();
                 tables.streams.remove(&stream.handle);
@@ -114,7 +127,11 @@ unsafe impl GpuStreams for HostBackend {
     }
 
     unsafe fn stream_info(&self, stream: RawStream) -> Result<StreamInfo> {
-        let other = self.tables().streams.get(&stream.handle).map(|found| found.device);
+        let other = self
+            .tables()
+            .streams
+            .get(&stream.handle)
+            .map(|found| found.device);
         if let Some(other) = other.filter(|other| *other != stream.device) {
             return Err(Error::Mismatch {
                 what: "the stream's device",
@@ -124,43 +141,73 @@ unsafe impl GpuStreams for HostBackend {
             });
         }
         let (number, found) = self.find_stream("stream_info", stream)?;
-        Ok(StreamInfo { identity: StreamIdentity(number), device: found.device, context: 0 })
+        Ok(StreamInfo {
+            identity: StreamIdentity(number),
+            device: found.device,
+            context: 0,
+        })
     }
 
     unsafe fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
         Ok(self.stream("capture_status", stream)?.capture())
     }
 
-    unsafe fn host_function(&self, stream: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
-        self.queue("host_function", stream)?.push(|| contain(function));
+    unsafe fn host_function(
+        &self,
+        stream: RawStream,
+        function: Box<dyn FnOnce() + Send>,
+    ) -> Result<()> {
+        self.queue("host_function", stream)?
+            .push(|| contain(function));
         Ok(())
     }
 }
 
 // SAFETY: `GpuCopies`: a copy writes the range that it was given.
 unsafe impl GpuCopies for HostBackend {
-    unsafe fn copy_to_device(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_to_device(
+        &self,
+        stream: RawStream,
+        to: DevicePtr,
+        from: *const u8,
+        len: usize,
+    ) -> Result<()> {
         let from = from as usize;
-        self.queue("copy_to_device", stream)?.push(move || move_bytes(from, to.0 as usize, len));
+        self.queue("copy_to_device", stream)?
+            .push(move || move_bytes(from, to.0 as usize, len));
         Ok(())
     }
 
-    unsafe fn copy_to_host(&self, stream: RawStream, to: *mut u8, from: DevicePtr, len: usize) -> Result<()> {
+    unsafe fn copy_to_host(
+        &self,
+        stream: RawStream,
+        to: *mut u8,
+        from: DevicePtr,
+        len: usize,
+    ) -> Result<()> {
         let to = to as usize;
-        self.queue("copy_to_host", stream)?.push(move || move_bytes(from.0 as usize, to, len));
+        self.queue("copy_to_host", stream)?
+            .push(move || move_bytes(from.0 as usize, to, len));
         Ok(())
     }
 
-    unsafe fn copy(&self, stream: RawStream, to: DevicePtr, from: DevicePtr, len: u64) -> Result<()> {
-        self.queue("copy", stream)?.push(move || move_bytes(from.0 as usize, to.0 as usize, len as usize));
+    unsafe fn copy(
+        &self,
+        stream: RawStream,
+        to: DevicePtr,
+        from: DevicePtr,
+        len: u64,
+    ) -> Result<()> {
+        self.queue("copy", stream)?
+            .push(move || move_bytes(from.0 as usize, to.0 as usize, len as usize));
         Ok(())
     }
 
     unsafe fn fill(&self, stream: RawStream, to: DevicePtr, byte: u8, len: u64) -> Result<()> {
         self.queue("fill", stream)?.push(move || {
-            // SAFETY: `write_bytes` asks for a range that is valid for writes: the caller of `fill` keeps it so until
-            // the fill is done. Other processes may touch it at once, as with any device memory; nothing here reads
-            // it, and no reference to it exists.
+            // SAFETY: `write_bytes` asks for a range that is valid for writes: the caller of `fill`
+            // keeps it so until the fill is done. Other processes may touch it at once, as with any
+            // device memory; nothing here reads it, and no reference to it exists.
             unsafe { std::ptr::write_bytes(to.0 as *mut u8, byte, len as usize) };
         });
         Ok(())
@@ -172,10 +219,18 @@ unsafe impl GpuWords for HostBackend {
     unsafe fn register_words(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
         if !start.0.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) || len == 0 {
             let got = format!("{len} bytes at {start:?}");
-            return Err(Error::Invalid { what: "memory to register", got, must: "whole pages" });
+            return Err(Error::Invalid {
+                what: "memory to register",
+                got,
+                must: "whole pages",
+            });
         }
         match self.tables().words.entry(start.0) {
-            Entry::Occupied(_) => Err(driver("register_words", DeviceId(0), (712, "already registered"))),
+            Entry::Occupied(_) => Err(driver(
+                "register_words",
+                DeviceId(0),
+                (712, "already registered"),
+            )),
             Entry::Vacant(entry) => {
                 entry.insert(len);
                 Ok(WordPtr(start.0 as u64))
@@ -187,14 +242,22 @@ unsafe impl GpuWords for HostBackend {
         self.block_while_waiting();
         match self.tables().words.remove(&start.0) {
             Some(_) => Ok(()),
-            None => Err(driver("unregister_words", DeviceId(0), (713, "not registered"))),
+            None => Err(driver(
+                "unregister_words",
+                DeviceId(0),
+                (713, "not registered"),
+            )),
         }
     }
 
     unsafe fn stream_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
         if ops.is_empty() || ops.len() > MAX_BATCH {
             let got = format!("{} operations", ops.len());
-            return Err(Error::Invalid { what: "a batch", got, must: "1 to 255 operations" });
+            return Err(Error::Invalid {
+                what: "a batch",
+                got,
+                must: "1 to 255 operations",
+            });
         }
         let is_there = |op: &StreamOp| match op {
             StreamOp::Write { .. } => self.config.stream_writes,
@@ -213,10 +276,18 @@ unsafe impl GpuWords for HostBackend {
             for op in ops {
                 let (StreamOp::Write { word, .. } | StreamOp::WaitGeq { word, .. }) = *op;
                 let at = word.0 as usize;
-                let inside = tables.words.range(..=at).next_back().is_some_and(|(start, len)| at + 8 <= start + len);
+                let inside = tables
+                    .words
+                    .range(..=at)
+                    .next_back()
+                    .is_some_and(|(start, len)| at + 8 <= start + len);
                 if !inside || !at.is_multiple_of(8) {
                     let got = format!("{at:#x}");
-                    return Err(Error::Invalid { what: "a stream's word", got, must: "in a registration" });
+                    return Err(Error::Invalid {
+                        what: "a stream's word",
+                        got,
+                        must: "in a registration",
+                    });
                 }
             }
         }
@@ -225,15 +296,21 @@ unsafe impl GpuWords for HostBackend {
             for op in ops {
                 match op {
                     StreamOp::Write { word: at, value } => {
-                        // SAFETY: `&*` of an `AtomicU64`: the caller of `stream_batch` keeps the registered memory,
-                        // the word was found aligned and inside, and every process touches it as an atomic.
+                        // SAFETY: `&*` of an `AtomicU64`: the caller of `stream_batch` keeps the
+                        // registered memory, the word was found aligned and inside, and every
+                        // process touches it as an atomic.
                         let word = unsafe { &*word(at) };
                         word.store(value, Ordering::Release);
                     }
                     StreamOp::WaitGeq { word: at, value } => {
                         // SAFETY: as above.
                         let word = unsafe { &*word(at) };
-                        waits.wait(|| word.load(Ordering::Acquire).wrapping_sub(value).cast_signed() >= 0);
+                        waits.wait(|| {
+                            word.load(Ordering::Acquire)
+                                .wrapping_sub(value)
+                                .cast_signed()
+                                >= 0
+                        });
                     }
                 }
             }
@@ -243,7 +320,8 @@ unsafe impl GpuWords for HostBackend {
 }
 
 fn move_bytes(from: usize, to: usize, len: usize) {
-    // SAFETY: `ptr::copy` asks for two ranges that are valid for `len` bytes: the caller of the copy keeps them so
-    // until it is done. Other processes may touch device memory at once; no reference to it exists.
+    // SAFETY: `ptr::copy` asks for two ranges that are valid for `len` bytes: the caller of the
+    // copy keeps them so until it is done. Other processes may touch device memory at once; no
+    // reference to it exists.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len) };
 }

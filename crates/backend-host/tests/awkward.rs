@@ -1,5 +1,5 @@
-//! What the host backend can be told to do that a GPU does of itself: capture, break, deny. The rest is in the
-//! conformance list.
+//! What the host backend can be told to do that a GPU does of itself: capture, break, deny. The
+//! rest is in the conformance list.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use std::time::Duration;
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::groups::*;
 use gpu_api::{
-    Access, CaptureStatus, DeviceId, DevicePtr, Error, EventKind, RawStream, Result, Sharing, StreamOp, WordPtr,
+    Access, CaptureStatus, DeviceId, DevicePtr, Error, EventKind, RawStream, Result, Sharing,
+    StreamOp, WordPtr,
 };
 
 const FIRST: DeviceId = DeviceId(0);
@@ -28,7 +29,9 @@ fn code<T: std::fmt::Debug>(result: Result<T>) -> Option<u32> {
 
 /// Queues one of everything, and returns what each call gave.
 fn queue_everything(backend: &HostBackend, stream: RawStream) -> Vec<Result<()>> {
-    let event = backend.create_event(SECOND, EventKind::Local).expect("an event");
+    let event = backend
+        .create_event(SECOND, EventKind::Local)
+        .expect("an event");
     let base = backend.alloc(SECOND, 4096, Sharing::Fd).expect("room").base;
     let bytes = vec![0u8; 8].leak();
     vec![
@@ -61,14 +64,29 @@ fn it_can_do_everything_unless_told_otherwise() {
             && caps.stream_waits
             && !caps.shared_context
     );
-    let denied =
-        HostBackend::new(HostConfig::default().stream_words(false).shared_context(true)).expect("a descriptor");
+    let denied = HostBackend::new(
+        HostConfig::default()
+            .stream_words(false)
+            .shared_context(true),
+    )
+    .expect("a descriptor");
     let caps = denied.caps(FIRST).expect("a device");
     assert!(!caps.stream_writes && !caps.stream_waits && caps.shared_context);
     let stream = denied.create_stream(FIRST).expect("a stream");
     // SAFETY: `stream_batch`: made above; the word is not looked at.
-    let refused = unsafe { denied.stream_batch(stream, &[StreamOp::Write { word: WordPtr(8), value: 1 }]) };
-    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    let refused = unsafe {
+        denied.stream_batch(
+            stream,
+            &[StreamOp::Write {
+                word: WordPtr(8),
+                value: 1,
+            }],
+        )
+    };
+    assert!(
+        matches!(refused, Err(Error::Unsupported { .. })),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -84,8 +102,19 @@ fn a_capturing_stream_says_so_and_takes_nothing() {
             assert_eq!(code(refused), Some(900));
         }
         // SAFETY: `batch_uncaptured`: made above; the word is not looked at.
-        let refused = unsafe { backend.batch_uncaptured(stream, &[StreamOp::Write { word: WordPtr(8), value: 1 }]) };
-        assert!(matches!(refused, Err(Error::Capturing { .. })), "{refused:?}");
+        let refused = unsafe {
+            backend.batch_uncaptured(
+                stream,
+                &[StreamOp::Write {
+                    word: WordPtr(8),
+                    value: 1,
+                }],
+            )
+        };
+        assert!(
+            matches!(refused, Err(Error::Capturing { .. })),
+            "{refused:?}"
+        );
         backend.set_capture(stream, CaptureStatus::None);
         assert_eq!(status(), CaptureStatus::None);
     }
@@ -97,13 +126,19 @@ fn a_capturing_stream_says_so_and_takes_nothing() {
 #[test]
 fn a_broken_device_says_so_runs_nothing_and_leaves_the_other_alone() {
     let backend = open();
-    let [broken, whole] = [FIRST, SECOND].map(|device| backend.create_stream(device).expect("a stream"));
-    let event = backend.create_event(FIRST, EventKind::Local).expect("an event");
+    let [broken, whole] =
+        [FIRST, SECOND].map(|device| backend.create_stream(device).expect("a stream"));
+    let event = backend
+        .create_event(FIRST, EventKind::Local)
+        .expect("an event");
     backend.break_device(FIRST);
     // SAFETY: `query_stream`: made above.
     assert_eq!(code(unsafe { backend.query_stream(broken) }), Some(700));
     // SAFETY: `synchronize_stream`: made above.
-    assert_eq!(code(unsafe { backend.synchronize_stream(broken) }), Some(700));
+    assert_eq!(
+        code(unsafe { backend.synchronize_stream(broken) }),
+        Some(700)
+    );
     // SAFETY: `query_event`: made above.
     assert_eq!(code(unsafe { backend.query_event(event) }), Some(700));
     assert_eq!(code(backend.alloc(FIRST, 1, Sharing::Fd)), Some(700));
@@ -111,10 +146,24 @@ fn a_broken_device_says_so_runs_nothing_and_leaves_the_other_alone() {
     let ran = Arc::new(AtomicBool::new(false));
     let (on_broken, on_whole) = (ran.clone(), ran.clone());
     // SAFETY: `host_function`: made above.
-    let refused = unsafe { backend.host_function(broken, Box::new(move || on_broken.store(true, Ordering::Relaxed))) };
-    assert_eq!((code(refused), ran.load(Ordering::Relaxed)), (Some(700), false));
+    let refused = unsafe {
+        backend.host_function(
+            broken,
+            Box::new(move || on_broken.store(true, Ordering::Relaxed)),
+        )
+    };
+    assert_eq!(
+        (code(refused), ran.load(Ordering::Relaxed)),
+        (Some(700), false)
+    );
     // SAFETY: `host_function`: made above.
-    unsafe { backend.host_function(whole, Box::new(move || on_whole.store(true, Ordering::Relaxed))) }.expect("whole");
+    unsafe {
+        backend.host_function(
+            whole,
+            Box::new(move || on_whole.store(true, Ordering::Relaxed)),
+        )
+    }
+    .expect("whole");
     // SAFETY: `synchronize_stream`: made above.
     unsafe { backend.synchronize_stream(whole) }.expect("whole");
     assert!(ran.load(Ordering::Relaxed));
@@ -129,8 +178,8 @@ fn late_writes_are_counted() {
     assert!(matches!(arm(), Err(Error::Exhausted { limit: 32, .. })));
 }
 
-/// Returns the rights of the mapping that begins at an address, as the kernel writes them, and of the one that ends
-/// there.
+/// Returns the rights of the mapping that begins at an address, as the kernel writes them, and of
+/// the one that ends there.
 fn rights(at: DevicePtr) -> (String, String) {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("there is a proc");
     let find = |which: &dyn Fn(u64, u64) -> bool| {
@@ -140,7 +189,10 @@ fn rights(at: DevicePtr) -> (String, String) {
             let number = |text| u64::from_str_radix(text, 16).expect("hexadecimal");
             which(number(start), number(end))
         });
-        found.and_then(|line| line.split(' ').nth(1)).unwrap_or("none").to_owned()
+        found
+            .and_then(|line| line.split(' ').nth(1))
+            .unwrap_or("none")
+            .to_owned()
     };
     (find(&|start, _| start == at.0), find(&|_, end| end == at.0))
 }
@@ -153,10 +205,17 @@ fn a_read_only_mapping_is_one_for_the_kernel_too() {
     let len = all[0].len;
     let fd = export(0).expect("it is exportable");
     for (access, expected) in [(Access::ReadOnly, "r--s"), (Access::ReadWrite, "rw-s")] {
-        let one = backend.import_fd(FIRST, fd.as_fd(), len, access).expect("it fits");
+        let one = backend
+            .import_fd(FIRST, fd.as_fd(), len, access)
+            .expect("it fits");
         assert_eq!(rights(one).0, expected);
-        let two = backend.import_fds(FIRST, &mut (0..2).map(export), len, access).expect("they fit");
-        assert_eq!((rights(two).0, rights(two.offset(2 * len)).1), (expected.to_owned(), expected.to_owned()));
+        let two = backend
+            .import_fds(FIRST, &mut (0..2).map(export), len, access)
+            .expect("they fit");
+        assert_eq!(
+            (rights(two).0, rights(two.offset(2 * len)).1),
+            (expected.to_owned(), expected.to_owned())
+        );
         for mapped in [one, two] {
             // SAFETY: `close`: imported above, and nothing uses it.
             unsafe { backend.close(mapped) }.expect("it is mapped");

@@ -5,7 +5,8 @@ use crate::wire::Refusal;
 
 /// An error of an object.
 ///
-/// The cause, where there is one, is in [`source`](std::error::Error::source) and not repeated in the text.
+/// The cause, where there is one, is in [`source`](std::error::Error::source) and not repeated in
+/// the text.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
@@ -24,7 +25,9 @@ pub enum ObjectError {
         why: String,
     },
     /// The object does not fit.
-    #[error("out of memory: {why}; remove objects, or create with `replace`, which gives the old epoch up first")]
+    #[error(
+        "out of memory: {why}; remove objects, or create with `replace`, which gives the old epoch up first"
+    )]
     OutOfMemory {
         /// The bytes asked for, and those available.
         why: String,
@@ -39,8 +42,8 @@ pub enum ObjectError {
         /// What to do.
         remedy: &'static str,
     },
-    /// The broker died while the object was being filled: it is gone, unless the commit had been asked for. Then
-    /// [`Client::outcome`](crate::Client::outcome) tells by its identity.
+    /// The broker died while the object was being filled: it is gone, unless the commit had been
+    /// asked for. Then [`Client::outcome`](crate::Client::outcome) tells by its identity.
     #[error(
         "the broker went while {identity} was being filled; ask `outcome` if it was committed, else create it anew"
     )]
@@ -55,7 +58,9 @@ pub enum ObjectError {
         identity: Identity,
     },
     /// Two epochs have different layouts. Nothing changed; open the other one beside it.
-    #[error("epoch {to} of {name} has another layout: {difference}; nothing changed, open it as a reader of its own")]
+    #[error(
+        "epoch {to} of {name} has another layout: {difference}; nothing changed, open it as a reader of its own"
+    )]
     LayoutDiffers {
         /// The name.
         name: String,
@@ -84,8 +89,8 @@ pub enum ObjectError {
 }
 
 impl ObjectError {
-    /// Returns a number that stays the same in every version: those of [`gpu_api::Error::code`] where the meaning is
-    /// the same, and from 201 on what only objects have.
+    /// Returns a number that stays the same in every version: those of [`gpu_api::Error::code`]
+    /// where the meaning is the same, and from 201 on what only objects have.
     pub fn code(&self) -> i32 {
         match self {
             ObjectError::OutOfMemory { .. } => 1,
@@ -114,12 +119,27 @@ mod tests {
         let (name, why) = (|| "model".to_owned(), || "so it is".to_owned());
         let identity = Identity([0xab; 16]);
         let (epoch, difference) = (Epoch(3), "p0 here, p1 there".to_owned());
-        let refused = ObjectError::Refused { refusal: Refusal::Keeper, why: why(), remedy: Refusal::Keeper.remedy() };
+        let refused = ObjectError::Refused {
+            refusal: Refusal::Keeper,
+            why: why(),
+            remedy: Refusal::Keeper.remedy(),
+        };
         let cases = [
-            (ObjectError::OutOfMemory { why: why() }, 1, "out of memory: so it is; remove objects, or create with"),
-            (refused, 11, "the broker refused: so it is; start `gpu-ipc keep` with more room, then commit again"),
             (
-                ObjectError::NotFound { name: name(), why: why() },
+                ObjectError::OutOfMemory { why: why() },
+                1,
+                "out of memory: so it is; remove objects, or create with",
+            ),
+            (
+                refused,
+                11,
+                "the broker refused: so it is; start `gpu-ipc keep` with more room, then commit again",
+            ),
+            (
+                ObjectError::NotFound {
+                    name: name(),
+                    why: why(),
+                },
                 201,
                 "model is not there: so it is; `gpu-ipc objects`",
             ),
@@ -128,20 +148,39 @@ mod tests {
                 202,
                 "the commit is refused: so it is; open the epoch that is there",
             ),
-            (ObjectError::WriterLost { identity }, 203, "the broker went while abababab"),
+            (
+                ObjectError::WriterLost { identity },
+                203,
+                "the broker went while abababab",
+            ),
             (ObjectError::Aborted { identity }, 204, "abababab"),
             (
-                ObjectError::LayoutDiffers { name: name(), to: epoch, difference },
+                ObjectError::LayoutDiffers {
+                    name: name(),
+                    to: epoch,
+                    difference,
+                },
                 205,
                 "epoch 3 of model has another layout: p0 here, p1 there; nothing changed",
             ),
             (
-                ObjectError::Poisoned { name: name(), why: why() },
+                ObjectError::Poisoned {
+                    name: name(),
+                    why: why(),
+                },
                 206,
                 "the addresses of model are lost: so it is; open",
             ),
-            (ObjectError::Asleep { name: name() }, 207, "the reader of model sleeps; call `wake` first"),
-            (gpu_api::Error::Deadline { what: "an answer" }.into(), 17, ""),
+            (
+                ObjectError::Asleep { name: name() },
+                207,
+                "the reader of model sleeps; call `wake` first",
+            ),
+            (
+                gpu_api::Error::Deadline { what: "an answer" }.into(),
+                17,
+                "",
+            ),
         ];
         for (error, code, text) in cases {
             assert_eq!(error.code(), code, "{error}");

@@ -1,8 +1,9 @@
 //! GPU memory that outlives the process that filled it.
 //!
-//! An **object** is a name, an epoch and a list of parts with their layout. One writer fills it, it becomes visible
-//! whole at its commit, and never changes afterwards. A **broker** owns it: a process that does not touch its bytes
-//! and needs no driver context. A **keeper** holds the same descriptors, so that the broker may die too.
+//! An **object** is a name, an epoch and a list of parts with their layout. One writer fills it, it
+//! becomes visible whole at its commit, and never changes afterwards. A **broker** owns it: a
+//! process that does not touch its bytes and needs no driver context. A **keeper** holds the same
+//! descriptors, so that the broker may die too.
 //!
 //! Read in this order:
 //!
@@ -20,7 +21,10 @@ pub mod object;
 pub mod server;
 pub mod wire;
 
-pub use client::{Client, ClientBuilder, Commit, CreateOptions, GroupWriter, Prepared, Reader, Roll, Scratch, Writer};
+pub use client::{
+    Client, ClientBuilder, Commit, CreateOptions, GroupWriter, Prepared, Reader, Roll, Scratch,
+    Writer,
+};
 pub use error::{ObjectError, Result};
 pub use object::identity::{Epoch, Identity};
 pub use object::layout::Layout;

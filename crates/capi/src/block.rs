@@ -19,7 +19,8 @@ use crate::sized::{self, sized_struct};
 pub struct gpu_ipc_share_options {
     /// `sizeof(gpu_ipc_share_options)`.
     pub size: usize,
-    /// How long the grant can be claimed, in nanoseconds: 0 for what the session was opened with, below 0 for ever.
+    /// How long the grant can be claimed, in nanoseconds: 0 for what the session was opened with,
+    /// below 0 for ever.
     pub time_to_live_ns: i64,
     /// Bytes of the user's own that travel in the descriptor: shape, type, frame number.
     pub user: [u8; 64],
@@ -41,15 +42,15 @@ pub struct gpu_ipc_grant {
     pub reserved: u32,
 }
 
-/// Grants a lease on a block to one participant, and writes the descriptor by which it is claimed: plain bytes for any
-/// transport.
+/// Grants a lease on a block to one participant, and writes the descriptor by which it is claimed:
+/// plain bytes for any transport.
 ///
-/// The contents may be read after what is queued on `after` at this moment; null says that all work on the block is
-/// done. `options` may be null.
+/// The contents may be read after what is queued on `after` at this moment; null says that all work
+/// on the block is done. `options` may be null.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`,
-/// `CLOSING`, `FORKED`, `CAPTURING`, `MISMATCH` for a stream of another device, `EXHAUSTED`, `DRIVER`. After an error
-/// nothing is granted.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
+/// `PARTICIPANT_GONE`, `CLOSING`, `FORKED`, `CAPTURING`, `MISMATCH` for a stream of another device,
+/// `EXHAUSTED`, `DRIVER`. After an error nothing is granted.
 ///
 /// # Safety
 ///
@@ -63,11 +64,19 @@ pub unsafe extern "C" fn gpu_ipc_share(
     descriptor: Option<&mut MaybeUninit<gpu_ipc_descriptor>>,
 ) -> i32 {
     // SAFETY: `grant` asks for what this function asks for.
-    unsafe { grant(block, To::Participant(ParticipantId(participant)), after, options, descriptor) }
+    unsafe {
+        grant(
+            block,
+            To::Participant(ParticipantId(participant)),
+            after,
+            options,
+            descriptor,
+        )
+    }
 }
 
-/// Grants leases on a block to the first that ask: a ticket that can be claimed `claims` times, each time by another
-/// participant; with 0 by all, as long as the block is not closed.
+/// Grants leases on a block to the first that ask: a ticket that can be claimed `claims` times,
+/// each time by another participant; with 0 by all, as long as the block is not closed.
 ///
 /// Otherwise as `gpu_ipc_share`. Each claim asks the producer.
 ///
@@ -85,19 +94,27 @@ pub unsafe extern "C" fn gpu_ipc_share_ticket(
     descriptor: Option<&mut MaybeUninit<gpu_ipc_descriptor>>,
 ) -> i32 {
     // SAFETY: `grant` asks for what this function asks for.
-    unsafe { grant(block, To::Ticket(claims_of(claims)), after, options, descriptor) }
+    unsafe {
+        grant(
+            block,
+            To::Ticket(claims_of(claims)),
+            after,
+            options,
+            descriptor,
+        )
+    }
 }
 
-/// Shares several blocks of a session after the same work, each with the participant that it names: one fence for each
-/// participant. The descriptors come in the order of the grants.
+/// Shares several blocks of a session after the same work, each with the participant that it names:
+/// one fence for each participant. The descriptors come in the order of the grants.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`, and `MISMATCH` for
-/// a block of another session. After an error nothing is granted.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`,
+/// and `MISMATCH` for a block of another session. After an error nothing is granted.
 ///
 /// # Safety
 ///
-/// There are `count` grants, and room for as many descriptors; `options` is null, or has as many bytes as its `size`
-/// says.
+/// There are `count` grants, and room for as many descriptors; `options` is null, or has as many
+/// bytes as its `size` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpu_ipc_share_many(
     session: *mut gpu_ipc_session,
@@ -117,26 +134,38 @@ pub unsafe extern "C" fn gpu_ipc_share_many(
         let options = unsafe { share_options(options) }?;
         let open = process.get(session)?;
         let stream = process.get_opt(after)?;
-        let after = stream.as_ref().map_or(After::Done, |open| After::Stream(&open.stream));
-        let blocks = grants.iter().map(|grant| process.get(grant.block)).collect::<Outcome<Vec<_>>>()?;
-        let pairs: Vec<(&SentBlock, To)> =
-            blocks.iter().zip(grants).map(|(block, grant)| (&**block, whom(grant.participant, grant.claims))).collect();
+        let after = stream
+            .as_ref()
+            .map_or(After::Done, |open| After::Stream(&open.stream));
+        let blocks = grants
+            .iter()
+            .map(|grant| process.get(grant.block))
+            .collect::<Outcome<Vec<_>>>()?;
+        let pairs: Vec<(&SentBlock, To)> = blocks
+            .iter()
+            .zip(grants)
+            .map(|(block, grant)| (&**block, whom(grant.participant, grant.claims)))
+            .collect();
         let made = open.session.share_many(&pairs, after, &options)?;
         for (at, descriptor) in made.iter().enumerate() {
             // SAFETY: `add` asks to stay inside: there are as many descriptors as grants.
             let place = unsafe { descriptors.add(at) };
             // SAFETY: `write` asks for a place that may be written: room for `count`.
-            unsafe { place.write(gpu_ipc_descriptor { bytes: *descriptor.as_bytes() }) };
+            unsafe {
+                place.write(gpu_ipc_descriptor {
+                    bytes: *descriptor.as_bytes(),
+                })
+            };
         }
         Ok(())
     })
 }
 
-/// Takes a grant back that nobody has claimed; `cancelled` says whether it did, and may be null. A ticket is ended
-/// before its last claim; leases that it gave stay.
+/// Takes a grant back that nobody has claimed; `cancelled` says whether it did, and may be null. A
+/// ticket is ended before its last claim; leases that it gave stay.
 ///
-/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for one of another
-/// session or block, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for
+/// one of another session or block, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_block_cancel(
     block: *mut gpu_ipc_block,
@@ -151,17 +180,19 @@ pub extern "C" fn gpu_ipc_block_cancel(
     })
 }
 
-/// Returns the address of a block's first byte in this process; null after an error. On the host backend the CPU may
-/// use it.
+/// Returns the address of a block's first byte in this process; null after an error. On the host
+/// backend the CPU may use it.
 ///
-/// Streams whose queued work touches the block are named with `gpu_ipc_block_used_on` before it is closed, unless the
-/// block was shared after that work.
+/// Streams whose queued work touches the block are named with `gpu_ipc_block_used_on` before it is
+/// closed, unless the block was shared after that work.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_block_ptr(block: *mut gpu_ipc_block) -> *mut c_void {
     value_or(std::ptr::null_mut(), |process| {
-        Ok(std::ptr::with_exposed_provenance_mut(process.get(block)?.device_ptr().0 as usize))
+        Ok(std::ptr::with_exposed_provenance_mut(
+            process.get(block)?.device_ptr().0 as usize,
+        ))
     })
 }
 
@@ -173,27 +204,32 @@ pub extern "C" fn gpu_ipc_block_len(block: *mut gpu_ipc_block) -> u64 {
     value_or(0, |process| Ok(process.get(block)?.len()))
 }
 
-/// Names a stream of this process whose queued work touches the block: it is not used again before that is done.
+/// Names a stream of this process whose queued work touches the block: it is not used again before
+/// that is done.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the
-/// per-thread default stream, `FORKED`.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
+/// `INVALID` for the per-thread default stream, `FORKED`.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_block_used_on(block: *mut gpu_ipc_block, stream: *mut gpu_ipc_stream) -> i32 {
+pub extern "C" fn gpu_ipc_block_used_on(
+    block: *mut gpu_ipc_block,
+    stream: *mut gpu_ipc_stream,
+) -> i32 {
     call(|process| Ok(process.get(block)?.used_on(&process.get(stream)?.stream)?))
 }
 
-/// Waits until no lease on the block is outstanding, so that it can be written again. With 0 it asks; when the answer
-/// is no, the session's notice `GPU_IPC_NOTICE_TRY_AGAIN` says when to ask again.
+/// Waits until no lease on the block is outstanding, so that it can be written again. With 0 it
+/// asks; when the answer is no, the session's notice `GPU_IPC_NOTICE_TRY_AGAIN` says when to ask
+/// again.
 ///
-/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`,
-/// `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+/// `DEADLINE`, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_block_wait_released(block: *mut gpu_ipc_block, timeout_ns: i64) -> i32 {
     call(|process| Ok(process.get(block)?.wait_released(timeout(timeout_ns))?))
 }
 
-/// Counts the leases that are granted or held; 0 after an error. A ticket that can still be claimed counts as one, an
-/// unlimited one as none.
+/// Counts the leases that are granted or held; 0 after an error. A ticket that can still be claimed
+/// counts as one, an unlimited one as none.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -203,8 +239,9 @@ pub extern "C" fn gpu_ipc_block_outstanding(block: *mut gpu_ipc_block) -> usize 
 
 /// Copies `len` bytes into a block from `offset` on, after the work that is queued on the stream.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's
-/// end, `MISMATCH` for a stream of another device, `CAPTURING`, `DRIVER`.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+/// `INVALID` beyond the block's end, `MISMATCH` for a stream of another device, `CAPTURING`,
+/// `DRIVER`.
 ///
 /// # Safety
 ///
@@ -221,10 +258,11 @@ pub unsafe extern "C" fn gpu_ipc_block_write(
     unsafe { contents::write(block, offset, bytes, len, stream) }
 }
 
-/// Copies `len` bytes of a block from `offset` on to the host, after the work that is queued on the stream.
+/// Copies `len` bytes of a block from `offset` on to the host, after the work that is queued on the
+/// stream.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: as `gpu_ipc_block_write`; then the bytes
-/// are as they were.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: as
+/// `gpu_ipc_block_write`; then the bytes are as they were.
 ///
 /// # Safety
 ///
@@ -241,8 +279,8 @@ pub unsafe extern "C" fn gpu_ipc_block_read(
     unsafe { contents::read(block, offset, bytes, len, stream) }
 }
 
-/// Closes a block: nobody can be granted a lease on it any more. It is given back when its last lease has ended and the
-/// work on it is done. Null is passed over.
+/// Closes a block: nobody can be granted a lease on it any more. It is given back when its last
+/// lease has ended and the work on it is done. Null is passed over.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -267,11 +305,15 @@ unsafe fn grant(
         let options = unsafe { share_options(options) }?;
         let block = process.get(block)?;
         let stream = process.get_opt(after)?;
-        let after = stream.as_ref().map_or(After::Done, |open| After::Stream(&open.stream));
+        let after = stream
+            .as_ref()
+            .map_or(After::Done, |open| After::Stream(&open.stream));
         // By reference, so that its bytes are copied once.
         match block.share_with(to, after, &options) {
             Ok(ref made) => {
-                descriptor.set(gpu_ipc_descriptor { bytes: *made.as_bytes() });
+                descriptor.set(gpu_ipc_descriptor {
+                    bytes: *made.as_bytes(),
+                });
                 Ok(())
             }
             Err(error) => Err(error.into()),
@@ -297,7 +339,11 @@ unsafe fn share_options(given: *const gpu_ipc_share_options) -> Outcome<ShareOpt
 }
 
 pub(crate) fn whom(participant: u64, claims: u32) -> To {
-    if participant == 0 { To::Ticket(claims_of(claims)) } else { To::Participant(ParticipantId(participant)) }
+    if participant == 0 {
+        To::Ticket(claims_of(claims))
+    } else {
+        To::Participant(ParticipantId(participant))
+    }
 }
 
 fn claims_of(claims: u32) -> Claims {

@@ -30,13 +30,18 @@ pub(crate) fn value_or<T>(else_: T, run: impl FnOnce(&'static Process) -> Outcom
 
 #[inline]
 fn value<T>(run: impl FnOnce(&'static Process) -> Outcome<T>) -> Outcome<T> {
-    // What a panic leaves behind is the library's own state, which it takes poisoned locks of; C sees the code.
-    catch_unwind(AssertUnwindSafe(|| run(Process::current()?))).unwrap_or_else(|panic| Err(of_panic(&*panic)))
+    // What a panic leaves behind is the library's own state, which it takes poisoned locks of; C
+    // sees the code.
+    catch_unwind(AssertUnwindSafe(|| run(Process::current()?)))
+        .unwrap_or_else(|panic| Err(of_panic(&*panic)))
 }
 
 #[cold]
 fn of_panic(panic: &(dyn std::any::Any + Send)) -> Failure {
-    let said = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let said = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     Failure::panic(said.unwrap_or("no text"))
 }
 
@@ -52,7 +57,10 @@ impl<T> Out<'_, T> {
 
 /// Takes the place for a result.
 #[inline]
-pub(crate) fn out<'a, T>(place: Option<&'a mut MaybeUninit<T>>, what: &'static str) -> Outcome<Out<'a, T>> {
+pub(crate) fn out<'a, T>(
+    place: Option<&'a mut MaybeUninit<T>>,
+    what: &'static str,
+) -> Outcome<Out<'a, T>> {
     place.map(Out).ok_or_else(|| null(what))
 }
 
@@ -64,7 +72,8 @@ pub(crate) fn put<T>(place: Option<&mut MaybeUninit<T>>, value: T) {
     }
 }
 
-/// Takes the place for a handle, and makes it null, so that it can be closed whatever becomes of the call.
+/// Takes the place for a handle, and makes it null, so that it can be closed whatever becomes of
+/// the call.
 #[inline]
 pub(crate) fn out_handle<'a, T>(
     place: Option<&'a mut MaybeUninit<*mut T>>,
@@ -86,7 +95,9 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, what: &'static str) -> Outcom
     }
     // SAFETY: `CStr::from_ptr` asks for what this function asks for.
     let bytes = unsafe { CStr::from_ptr(text) };
-    bytes.to_str().map_err(|_| Failure::invalid(what, format!("{bytes:?}"), "UTF-8"))
+    bytes
+        .to_str()
+        .map_err(|_| Failure::invalid(what, format!("{bytes:?}"), "UTF-8"))
 }
 
 /// Reads an array of C's.
@@ -95,21 +106,36 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, what: &'static str) -> Outcom
 ///
 /// Null with a count of 0, or `count` values that stay as they are for `'a`.
 #[inline]
-pub(crate) unsafe fn array<'a, T>(first: *const T, count: usize, what: &'static str) -> Outcome<&'a [T]> {
+pub(crate) unsafe fn array<'a, T>(
+    first: *const T,
+    count: usize,
+    what: &'static str,
+) -> Outcome<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
     }
     if first.is_null() {
         return Err(null(what));
     }
-    if count.checked_mul(size_of::<T>()).is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-        return Err(Failure::invalid(what, format!("{count} of them"), "as many as fit into memory"));
+    if count
+        .checked_mul(size_of::<T>())
+        .is_none_or(|bytes| isize::try_from(bytes).is_err())
+    {
+        return Err(Failure::invalid(
+            what,
+            format!("{count} of them"),
+            "as many as fit into memory",
+        ));
     }
     if !first.is_aligned() {
-        return Err(Failure::invalid(what, format!("{first:?}"), "aligned for its type"));
+        return Err(Failure::invalid(
+            what,
+            format!("{first:?}"),
+            "aligned for its type",
+        ));
     }
-    // SAFETY: `from_raw_parts` asks for an aligned array of this many values that nothing changes, of less than half of
-    // the addresses: looked at above, and for the rest this function asks.
+    // SAFETY: `from_raw_parts` asks for an aligned array of this many values that nothing changes,
+    // of less than half of the addresses: looked at above, and for the rest this function asks.
     Ok(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
@@ -125,8 +151,8 @@ pub(crate) unsafe fn room<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut
     if bytes.is_null() || isize::try_from(len).is_err() {
         return Err(null("bytes"));
     }
-    // SAFETY: `from_raw_parts_mut` asks for this many bytes that nothing else uses: so does this function. Bytes have
-    // no alignment.
+    // SAFETY: `from_raw_parts_mut` asks for this many bytes that nothing else uses: so does this
+    // function. Bytes have no alignment.
     Ok(unsafe { std::slice::from_raw_parts_mut(bytes.cast(), len) })
 }
 
@@ -137,13 +163,22 @@ pub(crate) unsafe fn room<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut
 /// `fd` is open, and nobody closes it during the call; what is below 0 is refused.
 pub(crate) unsafe fn copy_of(fd: c_int) -> Outcome<OwnedFd> {
     if fd < 0 {
-        return Err(Failure::invalid("a descriptor", fd.to_string(), "an open one"));
+        return Err(Failure::invalid(
+            "a descriptor",
+            fd.to_string(),
+            "an open one",
+        ));
     }
-    // SAFETY: `borrow_raw` asks for a descriptor that stays open for as long as the borrow, and is not -1: looked at
-    // above, and for the rest this function asks.
+    // SAFETY: `borrow_raw` asks for a descriptor that stays open for as long as the borrow, and is
+    // not -1: looked at above, and for the rest this function asks.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     borrowed.try_clone_to_owned().map_err(|error| {
-        Error::system("fcntl(F_DUPFD_CLOEXEC)", "pass an open descriptor, or raise RLIMIT_NOFILE", error).into()
+        Error::system(
+            "fcntl(F_DUPFD_CLOEXEC)",
+            "pass an open descriptor, or raise RLIMIT_NOFILE",
+            error,
+        )
+        .into()
     })
 }
 
@@ -153,7 +188,8 @@ pub(crate) fn timeout(ns: i64) -> Option<Duration> {
     u64::try_from(ns).ok().map(Duration::from_nanos)
 }
 
-/// Writes a text into a buffer of C's with a zero byte behind, and returns the bytes that it needs with that.
+/// Writes a text into a buffer of C's with a zero byte behind, and returns the bytes that it needs
+/// with that.
 ///
 /// # Errors
 ///
@@ -170,8 +206,8 @@ pub(crate) unsafe fn put_text(text: &str, buffer: *mut c_char, capacity: usize) 
             "that of the text and a zero byte: below 4,096 for a path, 256 for a name",
         ));
     }
-    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap: the buffer is larger,
-    // and the text is the library's own.
+    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap: the
+    // buffer is larger, and the text is the library's own.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, text.len()) };
     // SAFETY: `add` asks to stay inside the buffer: the capacity is above the length.
     let end = unsafe { buffer.add(text.len()) };
@@ -192,6 +228,9 @@ mod tests {
         assert_eq!(call(|_| panic!("row {}", 7)), GPU_IPC_PANIC);
         // SAFETY: `from_ptr` asks for a text with a zero byte: the header says so of this function.
         let text = unsafe { CStr::from_ptr(gpu_ipc_last_error_text()) };
-        assert!(text.to_string_lossy().contains("row 7; report it"), "{text:?}");
+        assert!(
+            text.to_string_lossy().contains("row 7; report it"),
+            "{text:?}"
+        );
     }
 }

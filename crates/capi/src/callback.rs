@@ -1,7 +1,8 @@
 //! Callbacks of borrowed streams, on a thread of their own.
 //!
-//! The last holder of a stream may be any thread of the library, inside any of its locks. So the end of a hold only
-//! queues the callback; a thread that holds nothing calls it, and it may call any function of the library.
+//! The last holder of a stream may be any thread of the library, inside any of its locks. So the
+//! end of a hold only queues the callback; a thread that holds nothing calls it, and it may call
+//! any function of the library.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +18,8 @@ pub(crate) struct Callback {
     pub context: *mut c_void,
 }
 
-// SAFETY: the library never follows the context; that function and context are good on another thread is the caller's
-// promise, as the header says at each function that takes them.
+// SAFETY: the library never follows the context; that function and context are good on another
+// thread is the caller's promise, as the header says at each function that takes them.
 unsafe impl Send for Callback {}
 // SAFETY: as above.
 unsafe impl Sync for Callback {}
@@ -26,7 +27,8 @@ unsafe impl Sync for Callback {}
 impl Callback {
     /// Calls back, on this thread.
     pub fn run(self) {
-        // SAFETY: the function asks for its own context, once: callers run what they took out of a list, by value.
+        // SAFETY: the function asks for its own context, once: callers run what they took out of a
+        // list, by value.
         unsafe { (self.function)(self.context) };
     }
 }
@@ -50,7 +52,11 @@ impl Callbacks {
             Some(queue) => queue.clone(),
             None => started.insert(Queue::start()?).clone(),
         };
-        Ok(Hold { queue, callback, armed: AtomicBool::new(false) })
+        Ok(Hold {
+            queue,
+            callback,
+            armed: AtomicBool::new(false),
+        })
     }
 }
 
@@ -61,7 +67,9 @@ impl Queue {
         std::thread::Builder::new()
             .name("gpu-ipc-callback".into())
             .spawn(move || receiver.into_iter().for_each(Callback::run))
-            .map_err(|error| Error::system("clone", "raise the limit of threads (ulimit -u)", error))?;
+            .map_err(|error| {
+                Error::system("clone", "raise the limit of threads (ulimit -u)", error)
+            })?;
         Ok(Arc::new(Queue { guard, sender }))
     }
 }
@@ -84,7 +92,8 @@ impl Drop for Hold {
     fn drop(&mut self) {
         // A forked child ends no hold of its parent's.
         if *self.armed.get_mut() && !self.queue.guard.is_child() {
-            // Fails only when the thread is gone, with a callback that unwound: then nobody can be told.
+            // Fails only when the thread is gone, with a callback that unwound: then nobody can be
+            // told.
             let _ = self.queue.sender.send(self.callback);
         }
     }

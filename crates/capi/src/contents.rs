@@ -52,7 +52,9 @@ pub(crate) unsafe fn write<K: Kind<Value: Whole>>(
         if bytes.is_empty() {
             return Ok(());
         }
-        Ok(open.stream.write(&block.part(offset..end(offset, len)?)?, bytes)?)
+        Ok(open
+            .stream
+            .write(&block.part(offset..end(offset, len)?)?, bytes)?)
     })
 }
 
@@ -75,12 +77,18 @@ pub(crate) unsafe fn read<K: Kind<Value: Whole>>(
         if bytes.is_empty() {
             return Ok(());
         }
-        Ok(open.stream.read(&block.part(offset..end(offset, len)?)?, bytes)?)
+        Ok(open
+            .stream
+            .read(&block.part(offset..end(offset, len)?)?, bytes)?)
     })
 }
 
 fn end(offset: u64, len: usize) -> Outcome<u64> {
-    offset
-        .checked_add(len as u64)
-        .ok_or_else(|| Failure::invalid("a range of bytes", format!("{len} at {offset}"), "inside the block"))
+    offset.checked_add(len as u64).ok_or_else(|| {
+        Failure::invalid(
+            "a range of bytes",
+            format!("{len} at {offset}"),
+            "inside the block",
+        )
+    })
 }

@@ -25,7 +25,8 @@ impl gpu_ipc_descriptor {
     }
 }
 
-/// What a descriptor says. It says nothing about the grant, which may be revoked, claimed, or of another session.
+/// What a descriptor says. It says nothing about the grant, which may be revoked, claimed, or of
+/// another session.
 #[derive(Clone, Copy, Debug)]
 #[allow(non_camel_case_types, reason = "the name that C has for it")]
 #[repr(C)]
@@ -45,8 +46,8 @@ sized_struct!(gpu_ipc_descriptor_info: "gpu_ipc_descriptor_info");
 
 /// Reads what a descriptor says, of bytes that somebody sent.
 ///
-/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_DESCRIPTOR` naming the first field that is wrong, `MISMATCH`
-/// for another version, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_DESCRIPTOR` naming the first field that is
+/// wrong, `MISMATCH` for another version, `INVALID`.
 ///
 /// # Safety
 ///
@@ -64,7 +65,9 @@ pub unsafe extern "C" fn gpu_ipc_descriptor_get_info(
         let ours = gpu_ipc_descriptor_info {
             size: 0,
             len: descriptor.len(),
-            participant: descriptor.addressee().map_or(0, |participant| participant.0),
+            participant: descriptor
+                .addressee()
+                .map_or(0, |participant| participant.0),
             session: descriptor.session().0,
             user: *descriptor.user(),
         };

@@ -39,11 +39,11 @@ sized_struct!(gpu_ipc_device_info: "gpu_ipc_device_info");
 
 /// Finds the devices that this process can use, GPUs first, and opens each.
 ///
-/// Writes as many handles as fit into `capacity` and the number of all to `count`. Loads every vendor's driver that
-/// there is. `gpu_ipc_device_open` says of a vendor that is missing why.
+/// Writes as many handles as fit into `capacity` and the number of all to `count`. Loads every
+/// vendor's driver that there is. `gpu_ipc_device_open` says of a vendor that is missing why.
 ///
-/// Keeps: nothing; the handles are the caller's to close. Thread: any. Blocks: while drivers start, up to seconds.
-/// Errors: `INVALID`, `EXHAUSTED`.
+/// Keeps: nothing; the handles are the caller's to close. Thread: any. Blocks: while drivers start,
+/// up to seconds. Errors: `INVALID`, `EXHAUSTED`.
 ///
 /// # Safety
 ///
@@ -76,8 +76,8 @@ pub unsafe extern "C" fn gpu_ipc_detect(
 ///
 /// Loads that vendor's driver alone.
 ///
-/// Keeps: nothing. Thread: any. Blocks: while the driver starts, up to seconds. Errors: `NOT_COMPILED`, `UNAVAILABLE`
-/// with the reason, `INVALID`, `DRIVER`.
+/// Keeps: nothing. Thread: any. Blocks: while the driver starts, up to seconds. Errors:
+/// `NOT_COMPILED`, `UNAVAILABLE` with the reason, `INVALID`, `DRIVER`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_device_open(
     backend: u32,
@@ -90,7 +90,11 @@ pub extern "C" fn gpu_ipc_device_open(
             0 => {
                 let found = all(process)?.into_iter().nth(number as usize);
                 found.ok_or_else(|| {
-                    Failure::invalid("the number of a device", number.to_string(), "below their count")
+                    Failure::invalid(
+                        "the number of a device",
+                        number.to_string(),
+                        "below their count",
+                    )
                 })?
             }
             backend => process.device(kind(backend)?, number)?,
@@ -108,20 +112,32 @@ pub extern "C" fn gpu_ipc_device_open(
 ///
 /// `info` has as many bytes as its `size` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpu_ipc_device_get_info(device: *mut gpu_ipc_device, info: *mut gpu_ipc_device_info) -> i32 {
+pub unsafe extern "C" fn gpu_ipc_device_get_info(
+    device: *mut gpu_ipc_device,
+    info: *mut gpu_ipc_device_info,
+) -> i32 {
     call(|process| {
         let gpu = process.get(device)?;
         let mut ours = sized::zeroed::<gpu_ipc_device_info>();
         (ours.backend, ours.number) = (gpu.kind() as u32, gpu.device().0);
         (ours.uuid, ours.total_bytes) = (gpu.uuid().0, gpu.info().total_bytes);
-        let name = gpu.info().name.bytes().filter(|&byte| byte != 0).take(ours.name.len() - 1);
-        ours.name.iter_mut().zip(name).for_each(|(place, byte)| *place = byte as c_char);
+        let name = gpu
+            .info()
+            .name
+            .bytes()
+            .filter(|&byte| byte != 0)
+            .take(ours.name.len() - 1);
+        ours.name
+            .iter_mut()
+            .zip(name)
+            .for_each(|(place, byte)| *place = byte as c_char);
         // SAFETY: `write` asks for what this function asks for.
         unsafe { sized::write(info, &ours) }
     })
 }
 
-/// Closes a device; sessions, participants and streams that were opened with it go on. Null is passed over.
+/// Closes a device; sessions, participants and streams that were opened with it go on. Null is
+/// passed over.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -130,9 +146,16 @@ pub extern "C" fn gpu_ipc_device_close(device: *mut gpu_ipc_device) -> i32 {
 }
 
 fn kind(backend: u32) -> Outcome<BackendKind> {
-    u8::try_from(backend).ok().and_then(BackendKind::from_byte).ok_or_else(|| {
-        Failure::invalid("the vendor", backend.to_string(), "0, GPU_IPC_HOST, GPU_IPC_CUDA or GPU_IPC_HIP")
-    })
+    u8::try_from(backend)
+        .ok()
+        .and_then(BackendKind::from_byte)
+        .ok_or_else(|| {
+            Failure::invalid(
+                "the vendor",
+                backend.to_string(),
+                "0, GPU_IPC_HOST, GPU_IPC_CUDA or GPU_IPC_HIP",
+            )
+        })
 }
 
 fn all(process: &Process) -> Outcome<Vec<Gpu>> {

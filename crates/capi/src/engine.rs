@@ -2,12 +2,14 @@
 
 pub(crate) use gpu_ipc::backend::{Backends, DeviceId, DevicePtr, ForkGuard, explain};
 pub(crate) use gpu_ipc::broker::{
-    Client, CreateOptions, DType, Dimension, Epoch, Identity, Layout, ObjectError, PartSpec, Reader, Readers, Scratch,
-    Selector, Standing, Writer,
+    Client, CreateOptions, DType, Dimension, Epoch, Identity, Layout, ObjectError, PartSpec,
+    Reader, Readers, Scratch, Selector, Standing, Writer,
 };
 pub(crate) use gpu_ipc::participant::{Notice, ParticipantBuilder};
-pub(crate) use gpu_ipc::session::{AdoptToken, Contents, SentSlice, SessionNotice, ShareOptions, Stats};
+pub(crate) use gpu_ipc::session::{
+    AdoptToken, Contents, SentSlice, SessionNotice, ShareOptions, Stats,
+};
 pub(crate) use gpu_ipc::{
-    After, BackendKind, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ParticipantId, ReceivedBlock, Result,
-    SentBlock, Session, State, Stream, To, Wait,
+    After, BackendKind, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ParticipantId,
+    ReceivedBlock, Result, SentBlock, Session, State, Stream, To, Wait,
 };

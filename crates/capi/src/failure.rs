@@ -129,17 +129,28 @@ impl Failure {
 
     /// Makes the failure of an argument.
     pub fn invalid(what: &'static str, got: impl Into<String>, must: &'static str) -> Failure {
-        Error::Invalid { what, got: got.into(), must }.into()
+        Error::Invalid {
+            what,
+            got: got.into(),
+            must,
+        }
+        .into()
     }
 
     /// Makes the failure of a shutdown whose time was over while something was held.
     pub fn held(report: String) -> Failure {
-        Failure::of(GPU_IPC_DEADLINE, format!("{report}; wait longer, or let it end by itself"))
+        Failure::of(
+            GPU_IPC_DEADLINE,
+            format!("{report}; wait longer, or let it end by itself"),
+        )
     }
 
     /// Makes the failure of a panic.
     pub fn panic(said: &str) -> Failure {
-        Failure::of(GPU_IPC_PANIC, format!("the library failed inside: {said}; report it with this text"))
+        Failure::of(
+            GPU_IPC_PANIC,
+            format!("the library failed inside: {said}; report it with this text"),
+        )
     }
 
     pub fn code(&self) -> i32 {
@@ -148,13 +159,19 @@ impl Failure {
 
     /// Makes a failure of a text whose remedy stands behind its last semicolon.
     fn of(code: i32, text: String) -> Failure {
-        let remedy = text.rsplit_once("; ").map_or("", |(_, remedy)| remedy).to_owned();
+        let remedy = text
+            .rsplit_once("; ")
+            .map_or("", |(_, remedy)| remedy)
+            .to_owned();
         Failure { code, text, remedy }
     }
 
     /// Makes a failure of an error: its text with its causes, and the remedy of its own text.
     fn caused(code: i32, error: &dyn std::error::Error) -> Failure {
-        Failure { text: explain(error), ..Failure::of(code, error.to_string()) }
+        Failure {
+            text: explain(error),
+            ..Failure::of(code, error.to_string())
+        }
     }
 }
 
@@ -162,7 +179,9 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let must = match &error {
             Error::Invalid { must, .. } => Some(format!("pass what is {must}")),
-            Error::Driver { .. } => Some("look up the driver's error, which the text has".to_owned()),
+            Error::Driver { .. } => {
+                Some("look up the driver's error, which the text has".to_owned())
+            }
             _ => None,
         };
         let mut failure = Failure::caused(error.code(), &error);
@@ -214,7 +233,11 @@ thread_local! {
 #[cold]
 pub(crate) fn keep(failure: Failure) -> i32 {
     let code = failure.code;
-    let last = Last { code, text: c_string(failure.text), remedy: c_string(failure.remedy) };
+    let last = Last {
+        code,
+        text: c_string(failure.text),
+        remedy: c_string(failure.remedy),
+    };
     // A thread that is ending has no place for it any more.
     let _ = LAST.try_with(|kept| kept.replace(last));
     code
@@ -231,34 +254,44 @@ fn c_string(text: String) -> CString {
 /// Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_last_error() -> i32 {
-    LAST.try_with(|last| last.borrow().code).unwrap_or(GPU_IPC_OK)
+    LAST.try_with(|last| last.borrow().code)
+        .unwrap_or(GPU_IPC_OK)
 }
 
-/// Returns what the last call that failed on this thread says: both sides of what differs, and the cause.
+/// Returns what the last call that failed on this thread says: both sides of what differs, and the
+/// cause.
 ///
-/// The text is UTF-8, never null, and valid until the next call on this thread that fails, or the thread's end.
+/// The text is UTF-8, never null, and valid until the next call on this thread that fails, or the
+/// thread's end.
 ///
 /// Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_last_error_text() -> *const c_char {
-    LAST.try_with(|last| last.borrow().text.as_ptr()).unwrap_or(c"".as_ptr())
+    LAST.try_with(|last| last.borrow().text.as_ptr())
+        .unwrap_or(c"".as_ptr())
 }
 
 /// Returns what to do about the last call that failed on this thread; empty where there is nothing.
 ///
-/// The text is UTF-8, never null, and valid until the next call on this thread that fails, or the thread's end.
+/// The text is UTF-8, never null, and valid until the next call on this thread that fails, or the
+/// thread's end.
 ///
 /// Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_last_error_remedy() -> *const c_char {
-    LAST.try_with(|last| last.borrow().remedy.as_ptr()).unwrap_or(c"".as_ptr())
+    LAST.try_with(|last| last.borrow().remedy.as_ptr())
+        .unwrap_or(c"".as_ptr())
 }
 
-/// Returns a code's name, a few words that stay the same in every version; "unknown" for a code of a later version.
+/// Returns a code's name, a few words that stay the same in every version; "unknown" for a code of
+/// a later version.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: none.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_error_name(code: i32) -> *const c_char {
-    let found = NAMES.iter().find(|(number, _)| *number == code).map(|(_, name)| *name);
+    let found = NAMES
+        .iter()
+        .find(|(number, _)| *number == code)
+        .map(|(_, name)| *name);
     found.unwrap_or(c"unknown").as_ptr()
 }

@@ -1,7 +1,8 @@
 //! Handles: what C holds in place of a pointer.
 //!
-//! A handle is never followed. It says which library made it, what it stands for, and which use of which row of that
-//! kind's table; so one that is null, closed, of another kind or of another library is found out by comparing numbers.
+//! A handle is never followed. It says which library made it, what it stands for, and which use of
+//! which row of that kind's table; so one that is null, closed, of another kind or of another
+//! library is found out by comparing numbers.
 //!
 //! | bits | part | meaning |
 //! |---|---|---|
@@ -10,8 +11,8 @@
 //! | 24 to 49 | generation | which use of the row, above 0 |
 //! | 0 to 23 | row | its place in the kind's table |
 //!
-//! A row whose generations are used up is not used again. So no two handles of a process are equal, before 2^50 were
-//! made of a kind.
+//! A row whose generations are used up is not used again. So no two handles of a process are equal,
+//! before 2^50 were made of a kind.
 
 use std::ptr;
 
@@ -67,9 +68,18 @@ mod tests {
 
     #[test]
     fn every_part_survives() {
-        let parts = [(1, 1, 1, 0), (1023, 15, LAST_GENERATION, MOST_ROWS - 1), (512, 8, 1 << 25, 1 << 23)];
+        let parts = [
+            (1, 1, 1, 0),
+            (1023, 15, LAST_GENERATION, MOST_ROWS - 1),
+            (512, 8, 1 << 25, 1 << 23),
+        ];
         for (instance, kind, generation, row) in parts {
-            let handle = Handle { instance, kind, generation, row };
+            let handle = Handle {
+                instance,
+                kind,
+                generation,
+                row,
+            };
             assert_eq!(Handle::of(handle.to_c::<u8>()), Some(handle));
         }
         assert_eq!(Handle::of(ptr::null::<u8>()), None);

@@ -13,8 +13,8 @@
 //! | `object` | memory that outlives the process that filled it |
 //! | `torch` | PyTorch's pluggable allocator |
 //!
-//! The header is written from this source and is the documentation: `include/gpu_ipc.h`. Rust programs use `gpu_ipc`
-//! itself.
+//! The header is written from this source and is the documentation: `include/gpu_ipc.h`. Rust
+//! programs use `gpu_ipc` itself.
 
 #![cfg(not(gpu_ipc_loom))]
 

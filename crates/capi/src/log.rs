@@ -1,6 +1,7 @@
 //! What the library has to say, as lines on a descriptor.
 //!
-//! Lines and not a callback: events come on any thread with any lock held, where a program could call nothing.
+//! Lines and not a callback: events come on any thread with any lock held, where a program could
+//! call nothing.
 
 use std::ffi::c_int;
 use std::fmt::{self, Write as _};
@@ -26,11 +27,11 @@ pub const GPU_IPC_LOG_DEBUG: u32 = 4;
 
 static TO: Mutex<Option<(File, Level)>> = Mutex::new(None);
 
-/// Writes the library's log to a descriptor, a line each: 2 for standard error, below 0 for nowhere (the default).
-/// `level` is `GPU_IPC_LOG_...`.
+/// Writes the library's log to a descriptor, a line each: 2 for standard error, below 0 for nowhere
+/// (the default). `level` is `GPU_IPC_LOG_...`.
 ///
-/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no; later a full descriptor blocks the
-/// thread that logs. Errors: `INVALID`, `SYSTEM`.
+/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no; later a full
+/// descriptor blocks the thread that logs. Errors: `INVALID`, `SYSTEM`.
 ///
 /// # Safety
 ///
@@ -43,7 +44,13 @@ pub unsafe extern "C" fn gpu_ipc_log_to(fd: c_int, level: u32) -> i32 {
             GPU_IPC_LOG_WARN => Level::WARN,
             GPU_IPC_LOG_INFO => Level::INFO,
             GPU_IPC_LOG_DEBUG => Level::DEBUG,
-            other => return Err(Failure::invalid("the level of a log", other.to_string(), "one of GPU_IPC_LOG_...")),
+            other => {
+                return Err(Failure::invalid(
+                    "the level of a log",
+                    other.to_string(),
+                    "one of GPU_IPC_LOG_...",
+                ));
+            }
         };
         let to = match fd {
             ..0 => None,
@@ -52,7 +59,8 @@ pub unsafe extern "C" fn gpu_ipc_log_to(fd: c_int, level: u32) -> i32 {
         };
         *TO.lock().unwrap_or_else(PoisonError::into_inner) = to;
         static ONCE: Once = Once::new();
-        // The first of this library: its `tracing` is its own, whatever other libraries of the process have.
+        // The first of this library: its `tracing` is its own, whatever other libraries of the
+        // process have.
         ONCE.call_once(|| drop(tracing::subscriber::set_global_default(Lines)));
         Ok(())
     })
@@ -70,7 +78,9 @@ impl Subscriber for Lines {
         let level = event.metadata().level();
         // Never waited for: a forked child may have it locked by a thread that it does not have.
         let Ok(mut to) = TO.try_lock() else { return };
-        let Some((file, wanted)) = &mut *to else { return };
+        let Some((file, wanted)) = &mut *to else {
+            return;
+        };
         if level > wanted {
             return;
         }

@@ -22,8 +22,8 @@ pub const GPU_IPC_NOTICE_TRY_AGAIN: u32 = 5;
 pub const GPU_IPC_NOTICE_PRODUCER_GONE: u32 = 6;
 /// Of a participant: the producer is closing its session; what was granted can still be claimed.
 pub const GPU_IPC_NOTICE_CLOSING: u32 = 7;
-/// Of a participant: the producer is short of memory and would like the region unmapped, which happens when no block of
-/// it is held.
+/// Of a participant: the producer is short of memory and would like the region unmapped, which
+/// happens when no block of it is held.
 pub const GPU_IPC_NOTICE_PLEASE_UNMAP: u32 = 8;
 /// Of a participant: a grant was taken back before it was claimed.
 pub const GPU_IPC_NOTICE_REVOKED: u32 = 9;
@@ -43,8 +43,9 @@ pub struct gpu_ipc_notice {
     pub number: u64,
 }
 
-/// Takes the oldest notice of a session that was not read yet; `GPU_IPC_NOTICE_NONE` when there is none. While there is
-/// one, `gpu_ipc_session_fd` is readable; an event loop that tells of changes only reads until there is none.
+/// Takes the oldest notice of a session that was not read yet; `GPU_IPC_NOTICE_NONE` when there is
+/// none. While there is one, `gpu_ipc_session_fd` is readable; an event loop that tells of changes
+/// only reads until there is none.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -63,14 +64,18 @@ pub extern "C" fn gpu_ipc_session_next_notice(
             Some(SessionNotice::TryAgain) => (GPU_IPC_NOTICE_TRY_AGAIN, 0),
             Some(_) => (GPU_IPC_NOTICE_OTHER, 0),
         };
-        notice.set(gpu_ipc_notice { kind, reserved: 0, number });
+        notice.set(gpu_ipc_notice {
+            kind,
+            reserved: 0,
+            number,
+        });
         Ok(())
     })
 }
 
-/// Takes the oldest notice of a participant that was not read yet; `GPU_IPC_NOTICE_NONE` when there is none. While
-/// there is one, `gpu_ipc_participant_fd` is readable; an event loop that tells of changes only reads until there is
-/// none.
+/// Takes the oldest notice of a participant that was not read yet; `GPU_IPC_NOTICE_NONE` when there
+/// is none. While there is one, `gpu_ipc_participant_fd` is readable; an event loop that tells of
+/// changes only reads until there is none.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -89,7 +94,11 @@ pub extern "C" fn gpu_ipc_participant_next_notice(
             Some(Notice::TryAgain) => (GPU_IPC_NOTICE_TRY_AGAIN, 0),
             Some(_) => (GPU_IPC_NOTICE_OTHER, 0),
         };
-        notice.set(gpu_ipc_notice { kind, reserved: 0, number });
+        notice.set(gpu_ipc_notice {
+            kind,
+            reserved: 0,
+            number,
+        });
         Ok(())
     })
 }

@@ -12,9 +12,11 @@ use crate::kinds::{gpu_ipc_device, gpu_ipc_participant, gpu_ipc_received, gpu_ip
 use crate::opened::OpenStream;
 use crate::sized::{self, sized_struct};
 
-/// Wait for the producer's work on the calling thread, or queue the wait on the stream that is given.
+/// Wait for the producer's work on the calling thread, or queue the wait on the stream that is
+/// given.
 pub const GPU_IPC_WAIT: u32 = 0;
-/// Do not wait for the producer's work: ask `gpu_ipc_received_state`, or call `gpu_ipc_received_wait`.
+/// Do not wait for the producer's work: ask `gpu_ipc_received_state`, or call
+/// `gpu_ipc_received_wait`.
 pub const GPU_IPC_NO_WAIT: u32 = 1;
 
 /// What a participant connects with; all zero is a good choice.
@@ -24,9 +26,11 @@ pub const GPU_IPC_NO_WAIT: u32 = 1;
 pub struct gpu_ipc_connect_options {
     /// `sizeof(gpu_ipc_connect_options)`.
     pub size: usize,
-    /// What it calls itself, for people; null for the command that this process runs. 32 bytes count.
+    /// What it calls itself, for people; null for the command that this process runs. 32 bytes
+    /// count.
     pub name: *const c_char,
-    /// How long to wait for the producer's welcome, in nanoseconds: 0 for 30 seconds, below 0 for ever.
+    /// How long to wait for the producer's welcome, in nanoseconds: 0 for 30 seconds, below 0 for
+    /// ever.
     pub timeout_ns: i64,
     /// The most bytes that stay mapped without being used; 0 for as many as the device has.
     pub cache_bytes: u64,
@@ -41,13 +45,14 @@ sized_struct!(gpu_ipc_connect_options: "gpu_ipc_connect_options");
 
 /// Connects to a producer's session by the path of its socket, and starts the participant's thread.
 ///
-/// Keeps: nothing; texts are copied. Thread: any. Blocks: for the producer's welcome, as the options say. Errors:
-/// `BAD_HANDLE`, `CONNECT`, `REFUSED` with the producer's reason, `DEADLINE`, `MISMATCH` for another version,
-/// `UNSUPPORTED`, `INVALID`, `SYSTEM`.
+/// Keeps: nothing; texts are copied. Thread: any. Blocks: for the producer's welcome, as the
+/// options say. Errors: `BAD_HANDLE`, `CONNECT`, `REFUSED` with the producer's reason, `DEADLINE`,
+/// `MISMATCH` for another version, `UNSUPPORTED`, `INVALID`, `SYSTEM`.
 ///
 /// # Safety
 ///
-/// `path` ends with a zero byte; `options` is null, or has as many bytes as its `size` says and good pointers in them.
+/// `path` ends with a zero byte; `options` is null, or has as many bytes as its `size` says and
+/// good pointers in them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpu_ipc_connect(
     device: *mut gpu_ipc_device,
@@ -67,18 +72,19 @@ pub unsafe extern "C" fn gpu_ipc_connect(
     })
 }
 
-/// Joins a session by a connection that somebody else made: one end of a socket pair (`SOCK_SEQPACKET`) whose other end
-/// the session accepted, or what another process passed on.
+/// Joins a session by a connection that somebody else made: one end of a socket pair
+/// (`SOCK_SEQPACKET`) whose other end the session accepted, or what another process passed on.
 ///
-/// Every other copy of it must be closed, this one by the caller after the call: as long as one is open this process'
-/// death is not proven.
+/// Every other copy of it must be closed, this one by the caller after the call: as long as one is
+/// open this process' death is not proven.
 ///
-/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: as `gpu_ipc_connect`. Errors: as
-/// `gpu_ipc_connect`.
+/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: as `gpu_ipc_connect`.
+/// Errors: as `gpu_ipc_connect`.
 ///
 /// # Safety
 ///
-/// `connection` is open, and nobody closes it during the call; `options` is as for `gpu_ipc_connect`.
+/// `connection` is open, and nobody closes it during the call; `options` is as for
+/// `gpu_ipc_connect`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpu_ipc_connect_by(
     device: *mut gpu_ipc_device,
@@ -118,14 +124,15 @@ pub extern "C" fn gpu_ipc_participant_fd(participant: *mut gpu_ipc_participant) 
 
 /// Claims what a descriptor grants.
 ///
-/// `wait` says what happens to the producer's work on the block: `GPU_IPC_WAIT` waits for it, on `stream` if there is
-/// one (which counts as used, so that the lease ends behind it), else on this thread; `GPU_IPC_NO_WAIT` does not.
+/// `wait` says what happens to the producer's work on the block: `GPU_IPC_WAIT` waits for it, on
+/// `stream` if there is one (which counts as used, so that the lease ends behind it), else on this
+/// thread; `GPU_IPC_NO_WAIT` does not.
 ///
-/// Keeps: the stream, until the work that the block was used for is done. Thread: any. Blocks: up to `timeout_ns`,
-/// below 0 for ever: for the producer's answer when the descriptor is a ticket or its region is not mapped yet, and for
-/// its work. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `NOT_ADDRESSEE`, `REVOKED`, `ALREADY_CLAIMED`, `STALE`,
-/// `PRODUCER_GONE`, `CAPTURING`, `MISMATCH`, `FORKED`, `DRIVER`, and `DEADLINE`, after which the same claim can be made
-/// again.
+/// Keeps: the stream, until the work that the block was used for is done. Thread: any. Blocks: up
+/// to `timeout_ns`, below 0 for ever: for the producer's answer when the descriptor is a ticket or
+/// its region is not mapped yet, and for its work. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`,
+/// `NOT_ADDRESSEE`, `REVOKED`, `ALREADY_CLAIMED`, `STALE`, `PRODUCER_GONE`, `CAPTURING`,
+/// `MISMATCH`, `FORKED`, `DRIVER`, and `DEADLINE`, after which the same claim can be made again.
 ///
 /// # Safety
 ///
@@ -140,17 +147,20 @@ pub unsafe extern "C" fn gpu_ipc_claim(
     timeout_ns: i64,
     received: Option<&mut MaybeUninit<*mut gpu_ipc_received>>,
 ) -> i32 {
-    let by =
-        |participant: &Participant, bytes: &[u8], wait: Wait<'_>| participant.claim(bytes, wait, timeout(timeout_ns));
+    let by = |participant: &Participant, bytes: &[u8], wait: Wait<'_>| {
+        participant.claim(bytes, wait, timeout(timeout_ns))
+    };
     // SAFETY: `claim` asks for what this function asks for.
     unsafe { claim(participant, descriptor, len, wait, stream, received, by) }
 }
 
-/// Claims what a descriptor grants if that needs no waiting; otherwise asks for what it needs and answers
-/// `WOULD_BLOCK`. When it may have come, the participant has the notice `GPU_IPC_NOTICE_TRY_AGAIN`.
+/// Claims what a descriptor grants if that needs no waiting; otherwise asks for what it needs and
+/// answers `WOULD_BLOCK`. When it may have come, the participant has the notice
+/// `GPU_IPC_NOTICE_TRY_AGAIN`.
 ///
-/// Keeps: as `gpu_ipc_claim`; what was asked for, 30 seconds or until `gpu_ipc_participant_abandon`. Thread: any.
-/// Blocks: no. Errors: `WOULD_BLOCK`, and those of `gpu_ipc_claim` but `DEADLINE`.
+/// Keeps: as `gpu_ipc_claim`; what was asked for, 30 seconds or until
+/// `gpu_ipc_participant_abandon`. Thread: any. Blocks: no. Errors: `WOULD_BLOCK`, and those of
+/// `gpu_ipc_claim` but `DEADLINE`.
 ///
 /// # Safety
 ///
@@ -165,17 +175,27 @@ pub unsafe extern "C" fn gpu_ipc_try_claim(
     received: Option<&mut MaybeUninit<*mut gpu_ipc_received>>,
 ) -> i32 {
     // SAFETY: `claim` asks for what this function asks for.
-    unsafe { claim(participant, descriptor, len, wait, stream, received, Participant::try_claim) }
+    unsafe {
+        claim(
+            participant,
+            descriptor,
+            len,
+            wait,
+            stream,
+            received,
+            Participant::try_claim,
+        )
+    }
 }
 
 /// Claims several descriptors, with one question for up to 64 tickets among them.
 ///
-/// Each gives a handle, or null, in `received`, and a code in `codes`, in the same order; one that fails does not touch
-/// the others. The call returns `GPU_IPC_OK` if all were claimed, else the code of the first that was not, of which the
-/// error's text tells.
+/// Each gives a handle, or null, in `received`, and a code in `codes`, in the same order; one that
+/// fails does not touch the others. The call returns `GPU_IPC_OK` if all were claimed, else the
+/// code of the first that was not, of which the error's text tells.
 ///
-/// Keeps: as `gpu_ipc_claim`. Thread: any. Blocks: as `gpu_ipc_claim`, all of them together. Errors: as
-/// `gpu_ipc_claim`.
+/// Keeps: as `gpu_ipc_claim`. Thread: any. Blocks: as `gpu_ipc_claim`, all of them together.
+/// Errors: as `gpu_ipc_claim`.
 ///
 /// # Safety
 ///
@@ -205,11 +225,20 @@ pub unsafe extern "C" fn gpu_ipc_claim_many(
         }
         let participant = process.get(participant)?;
         let stream = process.get_opt(stream)?;
-        let bytes: Vec<&[u8; 192]> = descriptors.iter().map(|descriptor| &descriptor.bytes).collect();
-        let claimed = participant.claim_many(&bytes, wait_of(wait, stream.as_deref())?, timeout(timeout_ns));
+        let bytes: Vec<&[u8; 192]> = descriptors
+            .iter()
+            .map(|descriptor| &descriptor.bytes)
+            .collect();
+        let claimed = participant.claim_many(
+            &bytes,
+            wait_of(wait, stream.as_deref())?,
+            timeout(timeout_ns),
+        );
         let mut first = None;
         for (at, claim) in claimed.into_iter().enumerate() {
-            let opened = claim.map_err(Failure::from).and_then(|block| Ok(process.open::<gpu_ipc_received>(block)?));
+            let opened = claim
+                .map_err(Failure::from)
+                .and_then(|block| Ok(process.open::<gpu_ipc_received>(block)?));
             let code = opened.as_ref().map_or_else(Failure::code, |_| GPU_IPC_OK);
             if !codes.is_null() {
                 // SAFETY: `add` asks to stay inside: there is room for `count` codes.
@@ -231,10 +260,11 @@ pub unsafe extern "C" fn gpu_ipc_claim_many(
     })
 }
 
-/// Asks ahead for what the claims of these descriptors will need, and does not wait for the answers: a claim within 30
-/// seconds finds them there. What is no ticket is passed over.
+/// Asks ahead for what the claims of these descriptors will need, and does not wait for the
+/// answers: a claim within 30 seconds finds them there. What is no ticket is passed over.
 ///
-/// Keeps: what was asked for, 30 seconds. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PRODUCER_GONE`, `FORKED`.
+/// Keeps: what was asked for, 30 seconds. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
+/// `PRODUCER_GONE`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -248,13 +278,16 @@ pub unsafe extern "C" fn gpu_ipc_participant_prefetch(
     call(|process| {
         // SAFETY: `array` asks for what this function asks for.
         let descriptors = unsafe { array(descriptors, count, "descriptors") }?;
-        let bytes: Vec<&[u8; 192]> = descriptors.iter().map(|descriptor| &descriptor.bytes).collect();
+        let bytes: Vec<&[u8; 192]> = descriptors
+            .iter()
+            .map(|descriptor| &descriptor.bytes)
+            .collect();
         Ok(process.get(participant)?.prefetch(&bytes)?)
     })
 }
 
-/// Gives up what was asked for on behalf of a claim that answered `WOULD_BLOCK`, or of a prefetch. The claim can be
-/// made later all the same.
+/// Gives up what was asked for on behalf of a claim that answered `WOULD_BLOCK`, or of a prefetch.
+/// The claim can be made later all the same.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 ///
@@ -275,15 +308,19 @@ pub unsafe extern "C" fn gpu_ipc_participant_abandon(
     })
 }
 
-/// Closes a participant and waits until the producer has noted that: every block that it received is closed and its
-/// work done, everything is unmapped, and goodbye is said and heard. Null is passed over.
+/// Closes a participant and waits until the producer has noted that: every block that it received
+/// is closed and its work done, everything is unmapped, and goodbye is said and heard. Null is
+/// passed over.
 ///
 /// The handle is closed whatever the call returns; after `DEADLINE` the rest goes on by itself.
 ///
-/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` with
-/// what is still held, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+/// `DEADLINE` with what is still held, `FORKED`.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_participant_leave(participant: *mut gpu_ipc_participant, timeout_ns: i64) -> i32 {
+pub extern "C" fn gpu_ipc_participant_leave(
+    participant: *mut gpu_ipc_participant,
+    timeout_ns: i64,
+) -> i32 {
     call(|process| {
         if participant.is_null() {
             return Ok(());
@@ -294,8 +331,8 @@ pub extern "C" fn gpu_ipc_participant_leave(participant: *mut gpu_ipc_participan
     })
 }
 
-/// Closes a participant; blocks that it received stay good. It says goodbye when the last of them is closed and its
-/// work done. Null is passed over.
+/// Closes a participant; blocks that it received stay good. It says goodbye when the last of them
+/// is closed and its work done. Null is passed over.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -324,7 +361,8 @@ unsafe fn claim<E: Into<Failure>>(
         let bytes = unsafe { array(descriptor.cast::<u8>(), len, "descriptor") }?;
         let participant = process.get(participant)?;
         let stream = process.get_opt(stream)?;
-        let block = by(&participant, bytes, wait_of(wait, stream.as_deref())?).map_err(Into::into)?;
+        let block =
+            by(&participant, bytes, wait_of(wait, stream.as_deref())?).map_err(Into::into)?;
         received.set(process.open(block)?);
         Ok(())
     })
@@ -337,10 +375,16 @@ pub(crate) fn wait_of(wait: u32, stream: Option<&OpenStream>) -> Outcome<Wait<'_
         (GPU_IPC_WAIT, Some(open)) => Ok(Wait::Stream(&open.stream)),
         (GPU_IPC_WAIT, None) => Ok(Wait::Host),
         (GPU_IPC_NO_WAIT, None) => Ok(Wait::None),
-        (GPU_IPC_NO_WAIT, Some(_)) => {
-            Err(Failure::invalid("the stream of a claim without waiting", "given", "null: nothing is queued on it"))
-        }
-        (other, _) => Err(Failure::invalid("the way to wait", other.to_string(), "GPU_IPC_WAIT or GPU_IPC_NO_WAIT")),
+        (GPU_IPC_NO_WAIT, Some(_)) => Err(Failure::invalid(
+            "the stream of a claim without waiting",
+            "given",
+            "null: nothing is queued on it",
+        )),
+        (other, _) => Err(Failure::invalid(
+            "the way to wait",
+            other.to_string(),
+            "GPU_IPC_WAIT or GPU_IPC_NO_WAIT",
+        )),
     }
 }
 
@@ -381,6 +425,9 @@ mod tests {
     fn ways_to_wait_that_make_no_sense_are_refused() {
         assert!(matches!(wait_of(GPU_IPC_WAIT, None), Ok(Wait::Host)));
         assert!(matches!(wait_of(GPU_IPC_NO_WAIT, None), Ok(Wait::None)));
-        assert_eq!(wait_of(2, None).err().map(|failure| failure.code()), Some(GPU_IPC_INVALID));
+        assert_eq!(
+            wait_of(2, None).err().map(|failure| failure.code()),
+            Some(GPU_IPC_INVALID)
+        );
     }
 }

@@ -25,6 +25,9 @@ impl Pools {
 
 impl Pool {
     pub fn of(session: Session) -> Pool {
-        Pool { session, segments: HashMap::new() }
+        Pool {
+            session,
+            segments: HashMap::new(),
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! What a process has one of: the tables behind its handles, and its backends.
 //!
-//! A forked child starts with fresh ones. The parent's may be locked by a thread that the child does not have, so the
-//! child never touches them, and leaks them; it only knows its ancestors' handles by their instance, to say what they
-//! are.
+//! A forked child starts with fresh ones. The parent's may be locked by a thread that the child
+//! does not have, so the child never touches them, and leaks them; it only knows its ancestors'
+//! handles by their instance, to say what they are.
 //!
-//! A thread keeps one free row of each table, that of the handle it closed last, so that claiming and closing in turn
-//! takes no lock. It puts them back when it ends; a forked child forgets them.
+//! A thread keeps one free row of each table, that of the handle it closed last, so that claiming
+//! and closing in turn takes no lock. It puts them back when it ends; a forked child forgets them.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
@@ -47,7 +47,8 @@ impl Process {
 
     #[inline]
     fn made() -> Option<&'static Process> {
-        // SAFETY: `as_ref` asks for null or a valid value for as long as the reference: what is stored was leaked.
+        // SAFETY: `as_ref` asks for null or a valid value for as long as the reference: what is
+        // stored was leaked.
         unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
     }
 
@@ -68,9 +69,11 @@ impl Process {
             // SAFETY: `&*` asks for a valid value: it was made above and is never freed.
             Ok(_) => Ok(unsafe { &*fresh }),
             Err(other) => {
-                // SAFETY: `Box::from_raw` asks for what `into_raw` gave and nobody else has: it was not stored.
+                // SAFETY: `Box::from_raw` asks for what `into_raw` gave and nobody else has: it was
+                // not stored.
                 drop(unsafe { Box::from_raw(fresh) });
-                // SAFETY: `&*` asks for a valid value: another thread of this process stored it, and nothing frees it.
+                // SAFETY: `&*` asks for a valid value: another thread of this process stored it,
+                // and nothing frees it.
                 Ok(unsafe { &*other })
             }
         }
@@ -81,9 +84,13 @@ impl Process {
     pub fn open<K: Kind>(&self, value: K::Value) -> Result<*mut K> {
         let row = self.with_spare::<K, _>(Cell::take).flatten();
         match K::table(&self.tables).open(row, value) {
-            Ok(RowUse { row, generation }) => {
-                Ok(Handle { instance: self.instance, kind: K::NUMBER, generation, row }.to_c())
+            Ok(RowUse { row, generation }) => Ok(Handle {
+                instance: self.instance,
+                kind: K::NUMBER,
+                generation,
+                row,
             }
+            .to_c()),
             Err(Full) => Err(Error::Exhausted {
                 what: "handles of a kind",
                 limit: crate::handle::MOST_ROWS.into(),
@@ -102,12 +109,19 @@ impl Process {
 
     /// Finds what a handle stands for, if there is one.
     #[inline]
-    pub fn get_opt<K: Kind>(&self, handle: *mut K) -> Result<Option<Inside<'_, K::Value>>, Failure> {
-        if handle.is_null() { Ok(None) } else { self.get(handle).map(Some) }
+    pub fn get_opt<K: Kind>(
+        &self,
+        handle: *mut K,
+    ) -> Result<Option<Inside<'_, K::Value>>, Failure> {
+        if handle.is_null() {
+            Ok(None)
+        } else {
+            self.get(handle).map(Some)
+        }
     }
 
-    /// Closes a handle; nothing for null, as `free` does. What it stands for is dropped, or by the last call that is in
-    /// it.
+    /// Closes a handle; nothing for null, as `free` does. What it stands for is dropped, or by the
+    /// last call that is in it.
     #[inline]
     pub fn close<K: Kind>(&self, handle: *mut K) -> Result<(), Failure> {
         if handle.is_null() {
@@ -116,10 +130,14 @@ impl Process {
         self.close_and_take(handle).map(drop)
     }
 
-    /// Closes a handle and returns what it stands for; `None` while another call is in it, whose end drops it.
+    /// Closes a handle and returns what it stands for; `None` while another call is in it, whose
+    /// end drops it.
     #[inline]
     pub fn close_and_take<K: Kind>(&self, handle: *mut K) -> Result<Option<K::Value>, Failure> {
-        match self.row_use(handle).map(|row_use| K::table(&self.tables).close(row_use)) {
+        match self
+            .row_use(handle)
+            .map(|row_use| K::table(&self.tables).close(row_use))
+        {
             Some(Closed::Taken(value, row)) => {
                 self.keep::<K>(row);
                 Ok(Some(value))
@@ -129,15 +147,18 @@ impl Process {
         }
     }
 
-    /// Keeps a free row for the next open of this thread; the one that it had goes on the table's list.
+    /// Keeps a free row for the next open of this thread; the one that it had goes on the table's
+    /// list.
     #[inline]
     fn keep<K: Kind>(&self, mut row: Option<FreeRow>) {
         // A thread that is ending has no place for it any more.
         self.with_spare::<K, _>(|spare| row = spare.replace(row.take()));
-        row.into_iter().for_each(|row| K::table(&self.tables).put_back(row));
+        row.into_iter()
+            .for_each(|row| K::table(&self.tables).put_back(row));
     }
 
-    /// Calls `run` with the place of this thread's free row of a kind; `None` while the thread is ending.
+    /// Calls `run` with the place of this thread's free row of a kind; `None` while the thread is
+    /// ending.
     #[inline]
     fn with_spare<K: Kind, R>(&self, run: impl FnOnce(&Cell<Option<FreeRow>>) -> R) -> Option<R> {
         let run = |spares: &Spares| {
@@ -152,8 +173,10 @@ impl Process {
     #[inline]
     fn row_use<K: Kind>(&self, handle: *mut K) -> Option<RowUse> {
         let handle = Handle::of(handle)?;
-        (handle.instance == self.instance && handle.kind == K::NUMBER)
-            .then_some(RowUse { row: handle.row, generation: handle.generation })
+        (handle.instance == self.instance && handle.kind == K::NUMBER).then_some(RowUse {
+            row: handle.row,
+            generation: handle.generation,
+        })
     }
 
     #[cold]
@@ -174,8 +197,12 @@ impl Process {
             ));
         }
         if handle.kind != K::NUMBER {
-            let got = crate::kinds::name_of(handle.kind).unwrap_or("nothing that this library knows");
-            return Failure::handle(format!("{} was asked for, the handle is of {got}; pass the right one", K::NAME));
+            let got =
+                crate::kinds::name_of(handle.kind).unwrap_or("nothing that this library knows");
+            return Failure::handle(format!(
+                "{} was asked for, the handle is of {got}; pass the right one",
+                K::NAME
+            ));
         }
         Failure::handle(format!("{} was closed; open another", K::NAME))
     }
@@ -218,10 +245,16 @@ impl Spares {
 
 impl Drop for Spares {
     fn drop(&mut self) {
-        let is_ours = |process: &&Process| process.instance == self.instance.get() && !process.guard.is_child();
-        let Some(process) = Process::made().filter(is_ours) else { return };
+        let is_ours = |process: &&Process| {
+            process.instance == self.instance.get() && !process.guard.is_child()
+        };
+        let Some(process) = Process::made().filter(is_ours) else {
+            return;
+        };
         for (kind, row) in (0..).zip(&self.rows) {
-            row.take().into_iter().for_each(|row| process.tables.put_back(kind, row));
+            row.take()
+                .into_iter()
+                .for_each(|row| process.tables.put_back(kind, row));
         }
     }
 }
@@ -232,7 +265,8 @@ fn other_instance(parent: Option<&'static Process>) -> u16 {
     let mut draw = RandomState::new().hash_one(ptr::from_ref(&CURRENT).addr());
     loop {
         let instance = (draw % u64::from(MOST_INSTANCES)) as u16;
-        let taken = std::iter::successors(parent, |process| process.parent).any(|kin| kin.instance == instance);
+        let taken = std::iter::successors(parent, |process| process.parent)
+            .any(|kin| kin.instance == instance);
         if instance != 0 && !taken {
             return instance;
         }

@@ -21,18 +21,21 @@ pub const GPU_IPC_STATE_READY_PRODUCER_GONE: u32 = 3;
 /// The producer died or broke before its work was finished: the contents are garbage.
 pub const GPU_IPC_STATE_POISONED: u32 = 4;
 
-/// Returns the address of a received block's first byte in this process; null after an error. On the host backend the
-/// CPU may use it.
+/// Returns the address of a received block's first byte in this process; null after an error. On
+/// the host backend the CPU may use it.
 ///
-/// Every stream whose work touches the block is named with `gpu_ipc_received_used_on` before the block is closed (the
-/// one that the claim waited on is), and work of the CPU is over by then. Otherwise the producer may use the bytes
-/// again meanwhile: undefined behaviour that no library can see. The address means nothing in a forked child.
+/// Every stream whose work touches the block is named with `gpu_ipc_received_used_on` before the
+/// block is closed (the one that the claim waited on is), and work of the CPU is over by then.
+/// Otherwise the producer may use the bytes again meanwhile: undefined behaviour that no library
+/// can see. The address means nothing in a forked child.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_received_ptr(received: *mut gpu_ipc_received) -> *mut c_void {
     value_or(std::ptr::null_mut(), |process| {
-        Ok(std::ptr::with_exposed_provenance_mut(process.get(received)?.device_ptr().0 as usize))
+        Ok(std::ptr::with_exposed_provenance_mut(
+            process.get(received)?.device_ptr().0 as usize,
+        ))
     })
 }
 
@@ -44,8 +47,8 @@ pub extern "C" fn gpu_ipc_received_len(received: *mut gpu_ipc_received) -> u64 {
     value_or(0, |process| Ok(process.get(received)?.len()))
 }
 
-/// Returns the number of the region that a received block lies in, as `GPU_IPC_NOTICE_PLEASE_UNMAP` names it; 0 after
-/// an error.
+/// Returns the number of the region that a received block lies in, as `GPU_IPC_NOTICE_PLEASE_UNMAP`
+/// names it; 0 after an error.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -53,12 +56,15 @@ pub extern "C" fn gpu_ipc_received_region(received: *mut gpu_ipc_received) -> u6
     value_or(0, |process| Ok(process.get(received)?.region().0))
 }
 
-/// Returns the state of the contents at this moment: `GPU_IPC_STATE_...`. After a wait on a stream, call this after
-/// synchronising it.
+/// Returns the state of the contents at this moment: `GPU_IPC_STATE_...`. After a wait on a stream,
+/// call this after synchronising it.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_received_state(received: *mut gpu_ipc_received, state: Option<&mut MaybeUninit<u32>>) -> i32 {
+pub extern "C" fn gpu_ipc_received_state(
+    received: *mut gpu_ipc_received,
+    state: Option<&mut MaybeUninit<u32>>,
+) -> i32 {
     call(|process| {
         let state = out(state, "state")?;
         state.set(match process.get(received)?.state() {
@@ -71,11 +77,12 @@ pub extern "C" fn gpu_ipc_received_state(received: *mut gpu_ipc_received, state:
     })
 }
 
-/// Waits for the producer's work on a block after its claim: on this thread, or by queueing the wait on a stream, which
-/// counts as used.
+/// Waits for the producer's work on a block after its claim: on this thread, or by queueing the
+/// wait on a stream, which counts as used.
 ///
-/// Keeps: the stream, until its work is done. Thread: any. Blocks: without a stream up to `timeout_ns`, below 0 for
-/// ever. Errors: `BAD_HANDLE`, `DEADLINE`, `CAPTURING`, `MISMATCH`, `FORKED`. The block stays held.
+/// Keeps: the stream, until its work is done. Thread: any. Blocks: without a stream up to
+/// `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`, `CAPTURING`, `MISMATCH`,
+/// `FORKED`. The block stays held.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_received_wait(
     received: *mut gpu_ipc_received,
@@ -88,19 +95,28 @@ pub extern "C" fn gpu_ipc_received_wait(
     })
 }
 
-/// Names a stream of this process whose work touches the block, of any device and vendor: the lease ends behind it.
+/// Names a stream of this process whose work touches the block, of any device and vendor: the lease
+/// ends behind it.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the
-/// per-thread default stream, `FORKED`.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
+/// `INVALID` for the per-thread default stream, `FORKED`.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_received_used_on(received: *mut gpu_ipc_received, stream: *mut gpu_ipc_stream) -> i32 {
-    call(|process| Ok(process.get(received)?.used_on(&process.get(stream)?.stream)?))
+pub extern "C" fn gpu_ipc_received_used_on(
+    received: *mut gpu_ipc_received,
+    stream: *mut gpu_ipc_stream,
+) -> i32 {
+    call(|process| {
+        Ok(process
+            .get(received)?
+            .used_on(&process.get(stream)?.stream)?)
+    })
 }
 
-/// Makes another handle for a part of a received block, under the same lease, which ends with the last of them.
+/// Makes another handle for a part of a received block, under the same lease, which ends with the
+/// last of them.
 ///
-/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a range that is empty or not in the
-/// block.
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a range that is
+/// empty or not in the block.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_received_slice(
     received: *mut gpu_ipc_received,
@@ -110,16 +126,20 @@ pub extern "C" fn gpu_ipc_received_slice(
 ) -> i32 {
     call(|process| {
         let part = out_handle(part, "part")?;
-        let made = process.get(received)?.slice(offset..offset.saturating_add(len))?;
+        let made = process
+            .get(received)?
+            .slice(offset..offset.saturating_add(len))?;
         part.set(process.open(made)?);
         Ok(())
     })
 }
 
-/// Copies `len` bytes into a received block from `offset` on, after the work that is queued on the stream.
+/// Copies `len` bytes into a received block from `offset` on, after the work that is queued on the
+/// stream.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's
-/// end and for a participant that maps read-only, `MISMATCH`, `CAPTURING`, `DRIVER`.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+/// `INVALID` beyond the block's end and for a participant that maps read-only, `MISMATCH`,
+/// `CAPTURING`, `DRIVER`.
 ///
 /// # Safety
 ///
@@ -136,10 +156,11 @@ pub unsafe extern "C" fn gpu_ipc_received_write(
     unsafe { contents::write(received, offset, bytes, len, stream) }
 }
 
-/// Copies `len` bytes of a received block from `offset` on to the host, after the work that is queued on the stream.
+/// Copies `len` bytes of a received block from `offset` on to the host, after the work that is
+/// queued on the stream.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID`, `MISMATCH`,
-/// `CAPTURING`, `DRIVER`; then the bytes are as they were.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+/// `INVALID`, `MISMATCH`, `CAPTURING`, `DRIVER`; then the bytes are as they were.
 ///
 /// # Safety
 ///
@@ -156,14 +177,16 @@ pub unsafe extern "C" fn gpu_ipc_received_read(
     unsafe { contents::read(received, offset, bytes, len, stream) }
 }
 
-/// Asks the producer for a descriptor of a received block for another participant: the one of that number in the same
-/// session, or with 0 the first `claims` that ask (0: all). The new lease does not depend on this one.
+/// Asks the producer for a descriptor of a received block for another participant: the one of that
+/// number in the same session, or with 0 the first `claims` that ask (0: all). The new lease does
+/// not depend on this one.
 ///
-/// Waits for the producer's work on the block first. Work of this process on it must be done: the receiver waits for
-/// none.
+/// Waits for the producer's work on the block first. Work of this process on it must be done: the
+/// receiver waits for none.
 ///
-/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `REFUSED` and
-/// `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for contents that are garbage, `DEADLINE`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+/// `REFUSED` and `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for contents that are garbage,
+/// `DEADLINE`, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_received_forward(
     received: *mut gpu_ipc_received,
@@ -174,14 +197,18 @@ pub extern "C" fn gpu_ipc_received_forward(
 ) -> i32 {
     call(|process| {
         let descriptor = out(descriptor, "descriptor")?;
-        let made = process.get(received)?.forward(whom(participant, claims), timeout(timeout_ns))?;
-        descriptor.set(gpu_ipc_descriptor { bytes: *made.as_bytes() });
+        let made = process
+            .get(received)?
+            .forward(whom(participant, claims), timeout(timeout_ns))?;
+        descriptor.set(gpu_ipc_descriptor {
+            bytes: *made.as_bytes(),
+        });
         Ok(())
     })
 }
 
-/// Closes a received block. The lease ends when its last handle is closed and all work on the streams that were named
-/// is done. Null is passed over.
+/// Closes a received block. The lease ends when its last handle is closed and all work on the
+/// streams that were named is done. Null is passed over.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -189,8 +216,9 @@ pub extern "C" fn gpu_ipc_received_close(received: *mut gpu_ipc_received) -> i32
     call(|process| process.close(received))
 }
 
-/// Closes many received blocks at the cost of a few: those that follow each other and were used on the same streams
-/// wait for one event on each, and one batch of stores ends them. Nulls are passed over.
+/// Closes many received blocks at the cost of a few: those that follow each other and were used on
+/// the same streams wait for one event on each, and one batch of stores ends them. Nulls are passed
+/// over.
 ///
 /// Every handle that is good is closed, whatever the call returns.
 ///
@@ -200,7 +228,10 @@ pub extern "C" fn gpu_ipc_received_close(received: *mut gpu_ipc_received) -> i32
 ///
 /// There are `count` handles.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpu_ipc_received_close_many(received: *const *mut gpu_ipc_received, count: usize) -> i32 {
+pub unsafe extern "C" fn gpu_ipc_received_close_many(
+    received: *const *mut gpu_ipc_received,
+    count: usize,
+) -> i32 {
     call(|process| {
         // SAFETY: `array` asks for what this function asks for.
         let handles = unsafe { array(received, count, "received") }?;
@@ -210,13 +241,16 @@ pub unsafe extern "C" fn gpu_ipc_received_close_many(received: *const *mut gpu_i
                 first = Err(failure);
             }
         };
-        let taken = handles.iter().filter(|handle| !handle.is_null()).filter_map(|&handle| {
-            let taken: Outcome<Option<ReceivedBlock>> = process.close_and_take(handle);
-            taken.unwrap_or_else(|failure| {
-                note(failure);
-                None
-            })
-        });
+        let taken = handles
+            .iter()
+            .filter(|handle| !handle.is_null())
+            .filter_map(|&handle| {
+                let taken: Outcome<Option<ReceivedBlock>> = process.close_and_take(handle);
+                taken.unwrap_or_else(|failure| {
+                    note(failure);
+                    None
+                })
+            });
         ReceivedBlock::drop_many(taken);
         first
     })

@@ -5,7 +5,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use crate::boundary::{array, call, copy_of, out, out_handle, put, put_text, text, timeout, value_or};
+use crate::boundary::{
+    array, call, copy_of, out, out_handle, put, put_text, text, timeout, value_or,
+};
 use crate::callback::Callback;
 use crate::engine::{DevicePtr, Error, ParticipantId, Session};
 use crate::failure::{Failure, null};
@@ -32,19 +34,21 @@ pub struct gpu_ipc_session_options {
     pub region_bytes: u64,
     /// How long a grant can be claimed, in nanoseconds: 0 for 5 minutes, below 0 for ever.
     pub time_to_live_ns: i64,
-    /// How long after the proof of a participant's death its blocks are kept from reuse, in nanoseconds; 0 for 100 ms.
+    /// How long after the proof of a participant's death its blocks are kept from reuse, in
+    /// nanoseconds; 0 for 100 ms.
     pub quarantine_ns: u64,
     /// The most leases of one participant; 0 for 2,097,152.
     pub max_leases: u64,
-    /// Not 0: the session's own memory grows in place where the device can, so that blocks lie across regions.
+    /// Not 0: the session's own memory grows in place where the device can, so that blocks lie
+    /// across regions.
     pub grows_in_place: u64,
 }
 sized_struct!(gpu_ipc_session_options: "gpu_ipc_session_options");
 
 /// Opens a session: binds its socket and starts its thread.
 ///
-/// Keeps: nothing; texts are copied. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` when somebody listens on
-/// the path already, `UNSUPPORTED` on a device that shares no memory, `SYSTEM`.
+/// Keeps: nothing; texts are copied. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` when
+/// somebody listens on the path already, `UNSUPPORTED` on a device that shares no memory, `SYSTEM`.
 ///
 /// # Safety
 ///
@@ -87,8 +91,8 @@ pub unsafe extern "C" fn gpu_ipc_session_open(
 
 /// Writes the path of a session's socket, with a zero byte behind.
 ///
-/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a buffer that is too small: 4,096 bytes
-/// are always enough.
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a buffer that is
+/// too small: 4,096 bytes are always enough.
 ///
 /// # Safety
 ///
@@ -102,7 +106,8 @@ pub unsafe extern "C" fn gpu_ipc_session_path(
     call(|process| {
         let open = process.get(session)?;
         let path = open.session.socket_path().to_str();
-        let path = path.ok_or_else(|| Failure::invalid("the path of a socket", "not UTF-8", "UTF-8"))?;
+        let path =
+            path.ok_or_else(|| Failure::invalid("the path of a socket", "not UTF-8", "UTF-8"))?;
         // SAFETY: `put_text` asks for what this function asks for.
         unsafe { put_text(path, buffer, capacity) }
     })
@@ -110,12 +115,12 @@ pub unsafe extern "C" fn gpu_ipc_session_path(
 
 /// Allocates a block of `len` bytes, aligned to 256.
 ///
-/// Before the device is asked for more, what leases have ended is collected; when it has no more, participants are
-/// asked to unmap what they do not use.
+/// Before the device is asked for more, what leases have ended is collected; when it has no more,
+/// participants are asked to unmap what they do not use.
 ///
-/// Keeps: nothing. Thread: any. Blocks: in the driver, and up to 100 ms for participants when memory is short; with
-/// `timeout_ns` above 0 up to that long for room. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY` with who holds it, `INVALID`
-/// for 0 bytes, `CLOSING`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: in the driver, and up to 100 ms for participants when
+/// memory is short; with `timeout_ns` above 0 up to that long for room. Errors: `BAD_HANDLE`,
+/// `OUT_OF_MEMORY` with who holds it, `INVALID` for 0 bytes, `CLOSING`, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_alloc(
     session: *mut gpu_ipc_session,
@@ -136,21 +141,23 @@ pub extern "C" fn gpu_ipc_alloc(
     })
 }
 
-/// Takes in memory of another allocator, so that it can be shared: `len` bytes at `memory` that lie in one allocation.
+/// Takes in memory of another allocator, so that it can be shared: `len` bytes at `memory` that lie
+/// in one allocation.
 ///
-/// The memory stays allocated, and no other block overlaps it, until `returned` was called, or the process ends. That
-/// is when the block was dropped, its last lease has ended, and nobody maps it.
+/// The memory stays allocated, and no other block overlaps it, until `returned` was called, or the
+/// process ends. That is when the block was dropped, its last lease has ended, and nobody maps it.
 ///
-/// Keeps: the memory, `returned` and `context`, until `returned` is called: once, inside a `gpu_ipc_session_collect` or
-/// `gpu_ipc_session_shutdown` of this session, on the thread of that call and with no lock held, so that it may call
-/// any function. A notice `GPU_IPC_NOTICE_TOKENS_RETURNED` says that a collect would. Thread: any. Blocks: no. Errors:
-/// `BAD_HANDLE`, `UNSUPPORTED` for memory that cannot be shared, with what to change; `INVALID`, `CLOSING`, `FORKED`.
-/// After an error `returned` is not called.
+/// Keeps: the memory, `returned` and `context`, until `returned` is called: once, inside a
+/// `gpu_ipc_session_collect` or `gpu_ipc_session_shutdown` of this session, on the thread of that
+/// call and with no lock held, so that it may call any function. A notice
+/// `GPU_IPC_NOTICE_TOKENS_RETURNED` says that a collect would. Thread: any. Blocks: no. Errors:
+/// `BAD_HANDLE`, `UNSUPPORTED` for memory that cannot be shared, with what to change; `INVALID`,
+/// `CLOSING`, `FORKED`. After an error `returned` is not called.
 ///
 /// # Safety
 ///
-/// The memory stays allocated, and overlaps no other block, as said above; `returned` may be called with `context` on
-/// the threads named.
+/// The memory stays allocated, and overlaps no other block, as said above; `returned` may be called
+/// with `context` on the threads named.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpu_ipc_adopt(
     session: *mut gpu_ipc_session,
@@ -165,10 +172,16 @@ pub unsafe extern "C" fn gpu_ipc_adopt(
         let open = process.get(session)?;
         let function = returned.ok_or_else(|| null("returned"))?;
         let token = open.expect(Callback { function, context });
-        // SAFETY: `adopt` asks that the memory stays allocated until a collect returned the token, and that no other
-        // block overlaps it: so does this function, which tells of the token by `returned`.
-        let made = unsafe { open.session.adopt(DevicePtr(memory.addr() as u64), len, token) };
-        let made = made.map_err(Failure::from).and_then(|made| Ok(process.open(made)?));
+        // SAFETY: `adopt` asks that the memory stays allocated until a collect returned the token,
+        // and that no other block overlaps it: so does this function, which tells of the token by
+        // `returned`.
+        let made = unsafe {
+            open.session
+                .adopt(DevicePtr(memory.addr() as u64), len, token)
+        };
+        let made = made
+            .map_err(Failure::from)
+            .and_then(|made| Ok(process.open(made)?));
         if made.is_err() {
             open.expect_no_more(token);
         }
@@ -177,11 +190,12 @@ pub unsafe extern "C" fn gpu_ipc_adopt(
     })
 }
 
-/// Looks for leases that have ended, gives back what nothing holds any more, and calls `returned` of adopted memory
-/// that is its owner's again. The session's own thread collects too, but calls nothing back.
+/// Looks for leases that have ended, gives back what nothing holds any more, and calls `returned`
+/// of adopted memory that is its owner's again. The session's own thread collects too, but calls
+/// nothing back.
 ///
-/// Keeps: nothing. `collected` may be null. Thread: any. Blocks: no, but for the callbacks. Errors: `BAD_HANDLE`,
-/// `INVALID`.
+/// Keeps: nothing. `collected` may be null. Thread: any. Blocks: no, but for the callbacks. Errors:
+/// `BAD_HANDLE`, `INVALID`.
 ///
 /// # Safety
 ///
@@ -196,7 +210,12 @@ pub unsafe extern "C" fn gpu_ipc_session_collect(
         if collected.is_null() {
             return Ok(());
         }
-        let ours = gpu_ipc_collected { size: 0, blocks, bytes, returned };
+        let ours = gpu_ipc_collected {
+            size: 0,
+            blocks,
+            bytes,
+            returned,
+        };
         // SAFETY: `write` asks for what this function asks for.
         unsafe { sized::write(collected, &ours) }
     })
@@ -210,7 +229,10 @@ pub unsafe extern "C" fn gpu_ipc_session_collect(
 ///
 /// `stats` has as many bytes as its `size` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpu_ipc_session_get_stats(session: *mut gpu_ipc_session, stats: *mut gpu_ipc_stats) -> i32 {
+pub unsafe extern "C" fn gpu_ipc_session_get_stats(
+    session: *mut gpu_ipc_session,
+    stats: *mut gpu_ipc_stats,
+) -> i32 {
     call(|process| {
         let ours = gpu_ipc_stats::of(&process.get(session)?.session.stats());
         // SAFETY: `write` asks for what this function asks for.
@@ -220,9 +242,13 @@ pub unsafe extern "C" fn gpu_ipc_session_get_stats(session: *mut gpu_ipc_session
 
 /// Returns regions that nobody uses or maps to the driver, and says how many bytes.
 ///
-/// Keeps: nothing. `bytes` may be null. Thread: any. Blocks: in the driver. Errors: `BAD_HANDLE`, `DRIVER`, `FORKED`.
+/// Keeps: nothing. `bytes` may be null. Thread: any. Blocks: in the driver. Errors: `BAD_HANDLE`,
+/// `DRIVER`, `FORKED`.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_session_trim(session: *mut gpu_ipc_session, bytes: Option<&mut MaybeUninit<u64>>) -> i32 {
+pub extern "C" fn gpu_ipc_session_trim(
+    session: *mut gpu_ipc_session,
+    bytes: Option<&mut MaybeUninit<u64>>,
+) -> i32 {
     call(|process| {
         let trimmed = process.get(session)?.session.trim()?;
         put(bytes, trimmed);
@@ -230,11 +256,11 @@ pub extern "C" fn gpu_ipc_session_trim(session: *mut gpu_ipc_session, bytes: Opt
     })
 }
 
-/// Lists the participants that are connected: as many numbers as fit into `capacity`, and how many there are. With a
-/// `least` above 0 it waits until that many are connected.
+/// Lists the participants that are connected: as many numbers as fit into `capacity`, and how many
+/// there are. With a `least` above 0 it waits until that many are connected.
 ///
-/// Keeps: nothing. Thread: any. Blocks: with `least` above 0 up to `timeout_ns`, below 0 for ever. Errors:
-/// `BAD_HANDLE`, `DEADLINE`, `INVALID`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: with `least` above 0 up to `timeout_ns`, below 0 for ever.
+/// Errors: `BAD_HANDLE`, `DEADLINE`, `INVALID`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -256,7 +282,9 @@ pub unsafe extern "C" fn gpu_ipc_session_participants(
         let open = process.get(session)?;
         let connected = match least {
             0 => open.session.participants(),
-            least => open.session.wait_for_participants(least, timeout(timeout_ns))?,
+            least => open
+                .session
+                .wait_for_participants(least, timeout(timeout_ns))?,
         };
         count.set(connected.len());
         for (at, participant) in connected.iter().take(capacity).enumerate() {
@@ -269,10 +297,11 @@ pub unsafe extern "C" fn gpu_ipc_session_participants(
     })
 }
 
-/// Writes what a participant that is connected calls itself, or else the command that it runs, with a zero byte behind.
+/// Writes what a participant that is connected calls itself, or else the command that it runs, with
+/// a zero byte behind.
 ///
-/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `INVALID` for a buffer that is
-/// too small: 256 bytes are always enough.
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `INVALID` for
+/// a buffer that is too small: 256 bytes are always enough.
 ///
 /// # Safety
 ///
@@ -293,20 +322,23 @@ pub unsafe extern "C" fn gpu_ipc_session_participant_name(
     })
 }
 
-/// Takes in a connection that reached the application in another way than through the session's socket: one end of a
-/// socket pair (`SOCK_SEQPACKET`), or what another process passed on.
+/// Takes in a connection that reached the application in another way than through the session's
+/// socket: one end of a socket pair (`SOCK_SEQPACKET`), or what another process passed on.
 ///
-/// Every other copy of it must be closed, this one by the caller after the call: as long as one is open the
-/// participant's death is not proven.
+/// Every other copy of it must be closed, this one by the caller after the call: as long as one is
+/// open the participant's death is not proven.
 ///
-/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for what
-/// is no such socket, `CLOSING`, `FORKED`, `SYSTEM`.
+/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. Errors:
+/// `BAD_HANDLE`, `INVALID` for what is no such socket, `CLOSING`, `FORKED`, `SYSTEM`.
 ///
 /// # Safety
 ///
 /// `connection` is open, and nobody closes it during the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpu_ipc_session_accept(session: *mut gpu_ipc_session, connection: c_int) -> i32 {
+pub unsafe extern "C" fn gpu_ipc_session_accept(
+    session: *mut gpu_ipc_session,
+    connection: c_int,
+) -> i32 {
     call(|process| {
         let open = process.get(session)?;
         // SAFETY: `copy_of` asks for what this function asks for.
@@ -325,18 +357,21 @@ pub extern "C" fn gpu_ipc_session_fd(session: *mut gpu_ipc_session) -> c_int {
     value_or(-1, |process| Ok(process.get(session)?.session.as_raw_fd()))
 }
 
-/// Shares nothing more, closes the socket, and waits until nothing is held or the time is over. Calls `returned` of
-/// adopted memory that came home. Whatever is held after that stays safe; ask `gpu_ipc_session_get_stats` what it is.
+/// Shares nothing more, closes the socket, and waits until nothing is held or the time is over.
+/// Calls `returned` of adopted memory that came home. Whatever is held after that stays safe; ask
+/// `gpu_ipc_session_get_stats` what it is.
 ///
 /// Can be called again to wait longer. The handle stays open.
 ///
-/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` while
-/// something is held, with what and by whom; `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+/// `DEADLINE` while something is held, with what and by whom; `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_session_shutdown(session: *mut gpu_ipc_session, timeout_ns: i64) -> i32 {
     call(|process| {
         let open = process.get(session)?;
-        let report = open.session.shutdown(timeout(timeout_ns).unwrap_or(Duration::MAX));
+        let report = open
+            .session
+            .shutdown(timeout(timeout_ns).unwrap_or(Duration::MAX));
         open.collect();
         match report.clean {
             true => Ok(()),
@@ -345,9 +380,9 @@ pub extern "C" fn gpu_ipc_session_shutdown(session: *mut gpu_ipc_session, timeou
     })
 }
 
-/// Closes a session: its socket goes with the last use of it. Blocks that were allocated stay good, with this process
-/// and with others. Adopted memory whose `returned` was not called stays lent until the process ends: shut the session
-/// down first. Null is passed over.
+/// Closes a session: its socket goes with the last use of it. Blocks that were allocated stay good,
+/// with this process and with others. Adopted memory whose `returned` was not called stays lent
+/// until the process ends: shut the session down first. Null is passed over.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -376,42 +411,83 @@ mod tests {
         RETURNED.fetch_add(1, Ordering::Relaxed);
         let session = context.cast::<gpu_ipc_session>();
         // SAFETY: `gpu_ipc_session_collect` asks for null, or a structure with its size.
-        assert_eq!(unsafe { gpu_ipc_session_collect(session, null_mut()) }, GPU_IPC_OK);
+        assert_eq!(
+            unsafe { gpu_ipc_session_collect(session, null_mut()) },
+            GPU_IPC_OK
+        );
         assert_eq!(gpu_ipc_session_close(session), GPU_IPC_OK);
     }
 
     #[test]
     fn adopted_memory_is_told_of_once_and_its_callback_may_call_anything() {
         let dir = tempfile::tempdir().expect("a folder");
-        let path = std::ffi::CString::new(dir.path().join("s").to_str().expect("UTF-8")).expect("no zero byte");
+        let path = std::ffi::CString::new(dir.path().join("s").to_str().expect("UTF-8"))
+            .expect("no zero byte");
         let mut options = sized::zeroed::<gpu_ipc_session_options>();
         (options.size, options.socket) = (size_of::<gpu_ipc_session_options>(), path.as_ptr());
-        let (mut device, mut session, mut block) =
-            (MaybeUninit::new(null_mut()), MaybeUninit::new(null_mut()), MaybeUninit::new(null_mut()));
-        assert_eq!(gpu_ipc_device_open(GPU_IPC_HOST, 0, Some(&mut device)), GPU_IPC_OK);
+        let (mut device, mut session, mut block) = (
+            MaybeUninit::new(null_mut()),
+            MaybeUninit::new(null_mut()),
+            MaybeUninit::new(null_mut()),
+        );
+        assert_eq!(
+            gpu_ipc_device_open(GPU_IPC_HOST, 0, Some(&mut device)),
+            GPU_IPC_OK
+        );
         // SAFETY: `assume_init` asks for a value: null from the start.
         let device = unsafe { device.assume_init() };
         // SAFETY: `gpu_ipc_session_open` asks for options with their size and good pointers.
-        let opened = unsafe { gpu_ipc_session_open(device, &raw const options, Some(&mut session)) };
+        let opened =
+            unsafe { gpu_ipc_session_open(device, &raw const options, Some(&mut session)) };
         assert_eq!(opened, GPU_IPC_OK);
         // SAFETY: `assume_init` asks for a value: null from the start.
         let session = unsafe { session.assume_init() };
-        let gpu = Process::current().expect("a process").device(BackendKind::Host, 0).expect("a device");
-        let pool = gpu.backend().alloc(gpu.device(), 4096, Sharing::Fd).expect("memory");
+        let gpu = Process::current()
+            .expect("a process")
+            .device(BackendKind::Host, 0)
+            .expect("a device");
+        let pool = gpu
+            .backend()
+            .alloc(gpu.device(), 4096, Sharing::Fd)
+            .expect("memory");
         let memory = std::ptr::with_exposed_provenance_mut(pool.base.0 as usize);
-        // SAFETY: `gpu_ipc_adopt` asks that the memory stays until `returned` was called: it is freed below.
-        let adopted = unsafe { gpu_ipc_adopt(session, memory, 4096, Some(returned), session.cast(), Some(&mut block)) };
+        // SAFETY: `gpu_ipc_adopt` asks that the memory stays until `returned` was called: it is
+        // freed below.
+        let adopted = unsafe {
+            gpu_ipc_adopt(
+                session,
+                memory,
+                4096,
+                Some(returned),
+                session.cast(),
+                Some(&mut block),
+            )
+        };
         assert_eq!(adopted, GPU_IPC_OK);
         // SAFETY: `assume_init` asks for a value: null from the start.
-        assert_eq!(gpu_ipc_block_close(unsafe { block.assume_init() }), GPU_IPC_OK);
+        assert_eq!(
+            gpu_ipc_block_close(unsafe { block.assume_init() }),
+            GPU_IPC_OK
+        );
         let mut collected = sized::zeroed::<gpu_ipc_collected>();
         collected.size = size_of::<gpu_ipc_collected>();
         // SAFETY: `gpu_ipc_session_collect` asks for null, or a structure with its size.
-        assert_eq!(unsafe { gpu_ipc_session_collect(session, &raw mut collected) }, GPU_IPC_OK);
-        assert_eq!((collected.returned, RETURNED.load(Ordering::Relaxed)), (1, 1));
-        // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: it was returned.
+        assert_eq!(
+            unsafe { gpu_ipc_session_collect(session, &raw mut collected) },
+            GPU_IPC_OK
+        );
+        assert_eq!(
+            (collected.returned, RETURNED.load(Ordering::Relaxed)),
+            (1, 1)
+        );
+        // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: it
+        // was returned.
         unsafe { gpu.backend().free(pool.base) }.expect("the memory is free");
-        assert_ne!(gpu_ipc_session_close(session), GPU_IPC_OK, "the callback closed it");
+        assert_ne!(
+            gpu_ipc_session_close(session),
+            GPU_IPC_OK,
+            "the callback closed it"
+        );
         assert_eq!(gpu_ipc_device_close(device), GPU_IPC_OK);
     }
 }

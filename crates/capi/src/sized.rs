@@ -1,7 +1,9 @@
-//! Structures that begin with their size, so that a program and a library of different versions agree on what is there.
+//! Structures that begin with their size, so that a program and a library of different versions
+//! agree on what is there.
 //!
-//! The caller sets `size` to `sizeof` of the structure that it was compiled with. What the library knows beyond that is
-//! zero, which stands for the default everywhere. What the caller knows beyond the library must be zero.
+//! The caller sets `size` to `sizeof` of the structure that it was compiled with. What the library
+//! knows beyond that is zero, which stands for the default everywhere. What the caller knows beyond
+//! the library must be zero.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -24,8 +26,8 @@ pub(crate) unsafe trait SizedStruct: Copy {
 macro_rules! sized_struct {
     ($($type:ty: $name:literal),* $(,)?) => {$(
         const _: () = assert!(std::mem::offset_of!($type, size) == 0);
-        // SAFETY: `SizedStruct` asks for the size first, and that zeros are a value: integers, arrays of them and raw
-        // pointers alone are in it.
+        // SAFETY: `SizedStruct` asks for the size first, and that zeros are a value: integers,
+        // arrays of them and raw pointers alone are in it.
         unsafe impl $crate::sized::SizedStruct for $type {
             const NAME: &'static str = $name;
         }
@@ -52,8 +54,9 @@ pub(crate) unsafe fn read<T: SizedStruct>(given: *const T) -> Outcome<T> {
     // SAFETY: `size_of_given` asks for what this function asks for.
     let size = unsafe { size_of_given(given) }?;
     let known = size.min(size_of::<T>());
-    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap: the caller's has
-    // `size`, ours its own size, and ours is on this frame. Any bytes are a value of integers and pointers.
+    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap: the
+    // caller's has `size`, ours its own size, and ours is on this frame. Any bytes are a value of
+    // integers and pointers.
     unsafe { ptr::copy_nonoverlapping(given.cast::<u8>(), (&raw mut ours).cast(), known) };
     for at in known..size {
         // SAFETY: `add` asks to stay inside: the caller's structure has `size` bytes.
@@ -62,7 +65,10 @@ pub(crate) unsafe fn read<T: SizedStruct>(given: *const T) -> Outcome<T> {
         if unsafe { byte.read() } != 0 {
             return Err(Error::Unsupported {
                 what: T::NAME,
-                why: format!("its byte {at} is set, and this library knows {} of them", size_of::<T>()),
+                why: format!(
+                    "its byte {at} is set, and this library knows {} of them",
+                    size_of::<T>()
+                ),
                 remedy: "install the version of libgpu_ipc that the program was compiled for",
             }
             .into());
@@ -88,8 +94,8 @@ pub(crate) unsafe fn write<T: SizedStruct>(given: *mut T, ours: &T) -> Outcome {
     let from = unsafe { ptr::from_ref(ours).cast::<u8>().add(behind_size) };
     // SAFETY: `add` asks to stay inside: `size_of_given` found at least the size.
     let to = unsafe { given.cast::<u8>().add(behind_size) };
-    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap: both have `known`
-    // behind their sizes, and ours is the library's.
+    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap:
+    // both have `known` behind their sizes, and ours is the library's.
     unsafe { ptr::copy_nonoverlapping(from, to, known) };
     Ok(())
 }
@@ -102,7 +108,11 @@ unsafe fn size_of_given<T: SizedStruct>(given: *const T) -> Outcome<usize> {
     let size = unsafe { given.cast::<usize>().read_unaligned() };
     if size < size_of::<usize>() || size > 1 << 16 {
         let got = format!("{} of size {size}", T::NAME);
-        return Err(Failure::invalid("the size of a structure", got, "set to its sizeof before the call"));
+        return Err(Failure::invalid(
+            "the size of a structure",
+            got,
+            "set to its sizeof before the call",
+        ));
     }
     Ok(size)
 }
@@ -128,30 +138,66 @@ mod tests {
     }
 
     fn read_of(theirs: &Theirs) -> Outcome<Mine> {
-        // SAFETY: `read` asks for as many bytes as its size says: no test says more than `Theirs` has.
+        // SAFETY: `read` asks for as many bytes as its size says: no test says more than `Theirs`
+        // has.
         unsafe { read(ptr::from_ref(theirs).cast::<Mine>()) }
     }
 
     #[test]
     fn an_older_program_leaves_the_rest_at_zero_and_a_newer_one_must() {
-        let mut theirs = Theirs { mine: Mine { size: 16, number: 7, later: 9 }, beyond: 0 };
-        assert_eq!(read_of(&theirs).expect("older"), Mine { size: 16, number: 7, later: 0 });
+        let mut theirs = Theirs {
+            mine: Mine {
+                size: 16,
+                number: 7,
+                later: 9,
+            },
+            beyond: 0,
+        };
+        assert_eq!(
+            read_of(&theirs).expect("older"),
+            Mine {
+                size: 16,
+                number: 7,
+                later: 0
+            }
+        );
         theirs.mine.size = size_of::<Theirs>();
         assert_eq!(read_of(&theirs).expect("newer, but zero").later, 9);
         theirs.beyond = 1 << 40;
-        assert_eq!(read_of(&theirs).expect_err("newer, and set").code(), GPU_IPC_UNSUPPORTED);
+        assert_eq!(
+            read_of(&theirs).expect_err("newer, and set").code(),
+            GPU_IPC_UNSUPPORTED
+        );
         for size in [0, 7, 1 << 20] {
             theirs.mine.size = size;
-            assert_eq!(read_of(&theirs).expect_err("no size").code(), GPU_IPC_INVALID);
+            assert_eq!(
+                read_of(&theirs).expect_err("no size").code(),
+                GPU_IPC_INVALID
+            );
         }
     }
 
     #[test]
     fn no_byte_is_written_that_the_program_does_not_know() {
-        let ours = Mine { size: 0, number: 1, later: 2 };
-        let mut theirs = Mine { size: 16, number: 0, later: 99 };
+        let ours = Mine {
+            size: 0,
+            number: 1,
+            later: 2,
+        };
+        let mut theirs = Mine {
+            size: 16,
+            number: 0,
+            later: 99,
+        };
         // SAFETY: `write` asks for as many bytes as the size says: 16 of 24.
         unsafe { write(&raw mut theirs, &ours) }.expect("a good size");
-        assert_eq!(theirs, Mine { size: 16, number: 1, later: 99 });
+        assert_eq!(
+            theirs,
+            Mine {
+                size: 16,
+                number: 1,
+                later: 99
+            }
+        );
     }
 }

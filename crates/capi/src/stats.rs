@@ -42,7 +42,8 @@ pub struct gpu_ipc_stats {
     pub quarantined: u64,
     /// Bytes of the blocks behind those.
     pub quarantined_bytes: u64,
-    /// Leases whose word in shared memory makes no sense: their blocks are barred until the holder's death.
+    /// Leases whose word in shared memory makes no sense: their blocks are barred until the
+    /// holder's death.
     pub poisoned: u64,
     /// Blocks that are never used again, because nobody can say when the work on them ends.
     pub leaked_blocks: u64,
@@ -68,8 +69,8 @@ pub struct gpu_ipc_stats {
     pub in_use_bytes: u64,
     /// Bytes in regions that other processes may have mapped.
     pub pinned_bytes: u64,
-    /// Of the blocks in limbo, those that wait for streams on which no event could be recorded: a thread synchronises
-    /// these.
+    /// Of the blocks in limbo, those that wait for streams on which no event could be recorded: a
+    /// thread synchronises these.
     pub unmarked_blocks: u64,
 }
 sized_struct!(gpu_ipc_stats: "gpu_ipc_stats");
@@ -114,19 +115,31 @@ mod tests {
     /// Lists the names of a structure's fields.
     fn fields(of: &impl std::fmt::Debug) -> BTreeSet<String> {
         let text = format!("{of:?}");
-        let names = text.split([' ', '{', ',', '(']).filter_map(|word| word.strip_suffix(':'));
+        let names = text
+            .split([' ', '{', ',', '('])
+            .filter_map(|word| word.strip_suffix(':'));
         names.map(str::to_owned).collect()
     }
 
     #[test]
     fn every_number_of_a_session_has_a_field() {
-        let source = [("reserved", "reserved_bytes"), ("in_use", "in_use_bytes"), ("pinned", "pinned_bytes")];
+        let source = [
+            ("reserved", "reserved_bytes"),
+            ("in_use", "in_use_bytes"),
+            ("pinned", "pinned_bytes"),
+        ];
         let mut expected = fields(&Stats::default());
-        assert!(expected.len() > 20 && expected.contains("unmarked_blocks"), "{expected:?}");
+        assert!(
+            expected.len() > 20 && expected.contains("unmarked_blocks"),
+            "{expected:?}"
+        );
         // Lists of what is behind the numbers: of participants there are functions.
         assert!(expected.remove("holders") && expected.remove("source"));
         for (here, there) in source {
-            assert!(expected.remove(here) && expected.insert(there.to_owned()), "{here}");
+            assert!(
+                expected.remove(here) && expected.insert(there.to_owned()),
+                "{here}"
+            );
         }
         expected.insert("size".to_owned());
         assert_eq!(fields(&sized::zeroed::<gpu_ipc_stats>()), expected);

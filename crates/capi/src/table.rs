@@ -1,7 +1,8 @@
 //! A table of what handles of one kind stand for.
 //!
-//! Each row has a word that says whether it is open, which use of the row this is, and how many calls are in it. The
-//! thread that takes the word to closed with no call inside has the value, alone, and makes the row free:
+//! Each row has a word that says whether it is open, which use of the row this is, and how many
+//! calls are in it. The thread that takes the word to closed with no call inside has the value,
+//! alone, and makes the row free:
 //!
 //! ```text
 //! FREE(g) ─open─► OPEN(g+1, 0) ◄─enter/leave─► OPEN(g+1, n)
@@ -20,17 +21,20 @@
 //! A call that meets no other is one compare-and-swap and one subtraction, without a lock.
 //!
 //! - **`OPENED` pairs with `ENTER` and `CLOSE`:** a call that finds the row open sees the value.
-//! - **`LEAVE` pairs with `LEAVE` and `CLOSE`:** the thread that takes the value sees all that the calls inside did
-//!   with it. Every change of the word since it was opened is a read-modify-write, so each earlier one is seen.
-//! - **A handle of an earlier use changes nothing:** enter and close swap only a word of their own generation, and the
-//!   next open only stores over a free one.
-//! - **A row is free only when its value was moved out.** Its [`FreeRow`] is then one thread's, which opens it again or
-//!   puts it on the list of free rows. The list has a lock, so a thread that takes it from there comes after.
-//! - **Not covered:** a thread that is killed inside a call (by `pthread_cancel` or a `longjmp` out of a callback): the
-//!   value stays for ever. A forked child must leave its parent's tables alone, as `process` does.
+//! - **`LEAVE` pairs with `LEAVE` and `CLOSE`:** the thread that takes the value sees all that the
+//!   calls inside did with it. Every change of the word since it was opened is a read-modify-write,
+//!   so each earlier one is seen.
+//! - **A handle of an earlier use changes nothing:** enter and close swap only a word of their own
+//!   generation, and the next open only stores over a free one.
+//! - **A row is free only when its value was moved out.** Its [`FreeRow`] is then one thread's,
+//!   which opens it again or puts it on the list of free rows. The list has a lock, so a thread
+//!   that takes it from there comes after.
+//! - **Not covered:** a thread that is killed inside a call (by `pthread_cancel` or a `longjmp` out
+//!   of a callback): the value stays for ever. A forked child must leave its parent's tables alone,
+//!   as `process` does.
 //!
-//! Checked by `tests/loom_table.rs`, which fails when any of the orderings is weakened, and by the tests at the foot,
-//! under Miri too.
+//! Checked by `tests/loom_table.rs`, which fails when any of the orderings is weakened, and by the
+//! tests at the foot, under Miri too.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -62,8 +66,9 @@ const LEAVE: NamedOrdering = NamedOrdering("leave", Ordering::AcqRel);
 /// Pairs with [`OPENED`] and [`LEAVE`].
 const CLOSE: NamedOrdering = NamedOrdering("close", Ordering::Acquire);
 
-/// An ordering with a name: with `GPU_IPC_WEAKEN=name` in the environment of a model checker's run it is Relaxed, and a
-/// test must fail. In a build without the model checker it is always the strong one.
+/// An ordering with a name: with `GPU_IPC_WEAKEN=name` in the environment of a model checker's run
+/// it is Relaxed, and a test must fail. In a build without the model checker it is always the
+/// strong one.
 #[derive(Clone, Copy)]
 struct NamedOrdering(&'static str, Ordering);
 
@@ -71,8 +76,17 @@ impl NamedOrdering {
     #[inline]
     fn get(self) -> Ordering {
         static WEAKENED: OnceLock<Option<String>> = OnceLock::new();
-        let is_weakened = |name| WEAKENED.get_or_init(|| std::env::var("GPU_IPC_WEAKEN").ok()).as_deref() == Some(name);
-        if cfg!(gpu_ipc_loom) && is_weakened(self.0) { Ordering::Relaxed } else { self.1 }
+        let is_weakened = |name| {
+            WEAKENED
+                .get_or_init(|| std::env::var("GPU_IPC_WEAKEN").ok())
+                .as_deref()
+                == Some(name)
+        };
+        if cfg!(gpu_ipc_loom) && is_weakened(self.0) {
+            Ordering::Relaxed
+        } else {
+            self.1
+        }
     }
 }
 
@@ -108,8 +122,8 @@ struct FreeRows {
     fresh: u32,
 }
 
-// SAFETY: a value is put in by one thread, used by several at once and taken out by one, as the words order it. So it
-// must be `Send` and `Sync`; the rest of the table is atomics and a lock.
+// SAFETY: a value is put in by one thread, used by several at once and taken out by one, as the
+// words order it. So it must be `Send` and `Sync`; the rest of the table is atomics and a lock.
 unsafe impl<T: Send + Sync> Sync for Table<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Send for Table<T> {}
@@ -157,14 +171,19 @@ impl<T> Table<T> {
         }
     }
 
-    /// Puts a value into the free row that is given, which came from this table, or else into one of the list.
+    /// Puts a value into the free row that is given, which came from this table, or else into one
+    /// of the list.
     #[inline]
     pub fn open(&self, row: Option<FreeRow>, value: T) -> Result<RowUse, Full> {
         let FreeRow(number) = row.or_else(|| self.take_free()).ok_or(Full)?;
         let row = self.row(number).ok_or(Full)?;
         let generation = (row.word.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32 + 1;
-        let row_use = RowUse { row: number, generation };
-        // SAFETY: writing through the cell asks that nobody else uses the value: the row is free, and this thread's.
+        let row_use = RowUse {
+            row: number,
+            generation,
+        };
+        // SAFETY: writing through the cell asks that nobody else uses the value: the row is free,
+        // and this thread's.
         unsafe { (*row.value.get()).write(value) };
         row.word.store(row_use.open_word(), OPENED.get());
         Ok(row_use)
@@ -175,20 +194,33 @@ impl<T> Table<T> {
     pub fn enter(&self, row_use: RowUse) -> Option<Inside<'_, T>> {
         let row = self.row(row_use.row)?;
         let open = row_use.open_word();
-        let alone = row.word.compare_exchange(open, open + 1, ENTER.get(), Ordering::Relaxed).is_ok();
+        let alone = row
+            .word
+            .compare_exchange(open, open + 1, ENTER.get(), Ordering::Relaxed)
+            .is_ok();
         (alone || row.enter_beside(open)).then(|| Inside { row })
     }
 
     /// Closes a row, and takes its value, unless calls are inside: the last of them drops it.
     #[inline]
     pub fn close(&self, row_use: RowUse) -> Closed<T> {
-        let Some(row) = self.row(row_use.row) else { return Closed::NotOpen };
+        let Some(row) = self.row(row_use.row) else {
+            return Closed::NotOpen;
+        };
         let open = row_use.open_word();
-        let alone = row.word.compare_exchange(open, open & !OPEN, CLOSE.get(), Ordering::Relaxed).is_ok();
-        let inside = if alone { Some(0) } else { row.close_beside(open) };
+        let alone = row
+            .word
+            .compare_exchange(open, open & !OPEN, CLOSE.get(), Ordering::Relaxed)
+            .is_ok();
+        let inside = if alone {
+            Some(0)
+        } else {
+            row.close_beside(open)
+        };
         match inside {
             Some(0) => {
-                // SAFETY: `take` asks to be the only one: this call closed the row and nobody is inside.
+                // SAFETY: `take` asks to be the only one: this call closed the row and nobody is
+                // inside.
                 let (value, row) = unsafe { row.take() };
                 Closed::Taken(value, row)
             }
@@ -237,10 +269,11 @@ impl<T> Table<T> {
         if rows.is_null() {
             return None;
         }
-        // SAFETY: `add` asks to stay inside an allocation: a chunk has `rows_of` rows, and `split` gives a place below.
+        // SAFETY: `add` asks to stay inside an allocation: a chunk has `rows_of` rows, and `split`
+        // gives a place below.
         let row = unsafe { rows.add(at as usize) };
-        // SAFETY: `&*` asks for a valid value as long as the reference: chunks are freed with the table, and shared
-        // references to rows are all that anybody has.
+        // SAFETY: `&*` asks for a valid value as long as the reference: chunks are freed with the
+        // table, and shared references to rows are all that anybody has.
         Some(unsafe { &*row })
     }
 }
@@ -251,7 +284,10 @@ impl<T> Row<T> {
     fn enter_beside(&self, open: u64) -> bool {
         let mut word = self.word.load(Ordering::Relaxed);
         while word & !INSIDE == open && word & INSIDE < INSIDE {
-            match self.word.compare_exchange_weak(word, word + 1, ENTER.get(), Ordering::Relaxed) {
+            match self
+                .word
+                .compare_exchange_weak(word, word + 1, ENTER.get(), Ordering::Relaxed)
+            {
                 Ok(_) => return true,
                 Err(seen) => word = seen,
             }
@@ -264,7 +300,12 @@ impl<T> Row<T> {
     fn close_beside(&self, open: u64) -> Option<u64> {
         let mut word = self.word.load(Ordering::Relaxed);
         while word & !INSIDE == open {
-            match self.word.compare_exchange_weak(word, word & !OPEN, CLOSE.get(), Ordering::Relaxed) {
+            match self.word.compare_exchange_weak(
+                word,
+                word & !OPEN,
+                CLOSE.get(),
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return Some(word & INSIDE),
                 Err(seen) => word = seen,
             }
@@ -279,13 +320,17 @@ impl<T> Row<T> {
     /// The row is closed, no call is inside, and the caller alone found that.
     #[inline]
     unsafe fn take(&self) -> (T, Option<FreeRow>) {
-        // SAFETY: `&*` asks that nobody writes meanwhile: nobody puts a value in before the row is given on as free.
+        // SAFETY: `&*` asks that nobody writes meanwhile: nobody puts a value in before the row is
+        // given on as free.
         let kept = unsafe { &*self.value.get() };
-        // SAFETY: `assume_init_read` asks for a value that is there and not read twice: an open row has one, and the
-        // caller is the only one that takes it out.
+        // SAFETY: `assume_init_read` asks for a value that is there and not read twice: an open row
+        // has one, and the caller is the only one that takes it out.
         let value = unsafe { kept.assume_init_read() };
         let generation = self.word.load(Ordering::Relaxed) >> GENERATION_SHIFT;
-        (value, (generation < u64::from(LAST_GENERATION)).then_some(FreeRow(self.number)))
+        (
+            value,
+            (generation < u64::from(LAST_GENERATION)).then_some(FreeRow(self.number)),
+        )
     }
 }
 
@@ -299,9 +344,12 @@ impl<T> Drop for Table<T> {
     fn drop(&mut self) {
         let fresh = lock(&self.free).fresh;
         for number in 0..fresh {
-            let Some(row) = self.row(number) else { continue };
+            let Some(row) = self.row(number) else {
+                continue;
+            };
             if row.word.load(Ordering::Relaxed) & OPEN != 0 {
-                // SAFETY: `take` asks for a row that nobody uses any more: the table is borrowed for its drop.
+                // SAFETY: `take` asks for a row that nobody uses any more: the table is borrowed
+                // for its drop.
                 drop(unsafe { row.take() });
             }
         }
@@ -309,7 +357,8 @@ impl<T> Drop for Table<T> {
             let rows = rows.load(Ordering::Relaxed);
             if !rows.is_null() {
                 let whole = ptr::slice_from_raw_parts_mut(rows, rows_of(chunk) as usize);
-                // SAFETY: `from_raw` asks for what `into_raw` gave, with its length, once: `take_free` made it.
+                // SAFETY: `from_raw` asks for what `into_raw` gave, with its length, once:
+                // `take_free` made it.
                 drop(unsafe { Box::from_raw(whole) });
             }
         }
@@ -326,7 +375,11 @@ fn split(row: u32) -> (usize, u32) {
 }
 
 fn rows_of(chunk: usize) -> u32 {
-    if chunk == 0 { FIRST } else { FIRST << (chunk - 1) }
+    if chunk == 0 {
+        FIRST
+    } else {
+        FIRST << (chunk - 1)
+    }
 }
 
 fn lock(free: &Mutex<FreeRows>) -> MutexGuard<'_, FreeRows> {
@@ -343,9 +396,11 @@ impl<T> Deref for Inside<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: reading the cell asks that nobody writes it meanwhile: nobody takes the value while a call is inside.
+        // SAFETY: reading the cell asks that nobody writes it meanwhile: nobody takes the value
+        // while a call is inside.
         let value = unsafe { &*self.row.value.get() };
-        // SAFETY: `assume_init_ref` asks for a value that is there: the row was open when this call entered.
+        // SAFETY: `assume_init_ref` asks for a value that is there: the row was open when this call
+        // entered.
         unsafe { value.assume_init_ref() }
     }
 }
@@ -354,7 +409,8 @@ impl<T> Inside<'_, T> {
     /// Takes the value of a row that was closed meanwhile.
     #[cold]
     fn end_last(&self) {
-        // SAFETY: `take` asks to be the only one: the row is closed and this was the last call inside.
+        // SAFETY: `take` asks to be the only one: the row is closed and this was the last call
+        // inside.
         let (value, row) = unsafe { self.row.take() };
         lock(&self.row.list).rows.extend(row);
         drop(value);
@@ -417,20 +473,29 @@ mod tests {
         let table = Table::new();
         let first = table.open(None, 1).expect("room");
         assert_eq!(table.enter(first).as_deref(), Some(&1));
-        let Closed::Taken(1, row @ Some(_)) = table.close(first) else { panic!("it was open") };
+        let Closed::Taken(1, row @ Some(_)) = table.close(first) else {
+            panic!("it was open")
+        };
         let second = table.open(row, 2).expect("room");
         assert_eq!(second.row, first.row, "the row is used again");
         assert!(table.enter(first).is_none() && !close(&table, first));
         assert_eq!(table.enter(second).as_deref(), Some(&2));
         assert!(close(&table, second) && !close(&table, second));
-        assert_eq!(table.open(None, 3).expect("room").row, first.row, "by the list");
+        assert_eq!(
+            table.open(None, 3).expect("room").row,
+            first.row,
+            "by the list"
+        );
     }
 
     #[test]
     fn the_last_call_inside_drops_what_was_closed() {
         let (drops, table) = (Arc::new(AtomicUsize::new(0)), Table::new());
         let row_use = table.open(None, Counted(drops.clone())).expect("room");
-        let (one, two) = (table.enter(row_use).expect("open"), table.enter(row_use).expect("open"));
+        let (one, two) = (
+            table.enter(row_use).expect("open"),
+            table.enter(row_use).expect("open"),
+        );
         assert!(matches!(table.close(row_use), Closed::InUse));
         assert!(table.enter(row_use).is_none(), "closed to further calls");
         assert!(matches!(table.close(row_use), Closed::NotOpen));
@@ -438,17 +503,32 @@ mod tests {
         assert_eq!(drops.load(Ordering::Relaxed), 0);
         drop(two);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
-        assert_eq!(table.open(None, Counted(drops.clone())).expect("room").row, row_use.row, "the row is free");
+        assert_eq!(
+            table.open(None, Counted(drops.clone())).expect("room").row,
+            row_use.row,
+            "the row is free"
+        );
         drop(table);
-        assert_eq!(drops.load(Ordering::Relaxed), 2, "a table drops what is open");
+        assert_eq!(
+            drops.load(Ordering::Relaxed),
+            2,
+            "a table drops what is open"
+        );
     }
 
     #[test]
     fn a_row_whose_generations_are_used_up_is_left() {
         let table = Table::new();
         let row_use = table.open(None, 7).expect("room");
-        let last = RowUse { generation: LAST_GENERATION, ..row_use };
-        table.row(row_use.row).expect("a row").word.store(last.open_word(), Ordering::Relaxed);
+        let last = RowUse {
+            generation: LAST_GENERATION,
+            ..row_use
+        };
+        table
+            .row(row_use.row)
+            .expect("a row")
+            .word
+            .store(last.open_word(), Ordering::Relaxed);
         assert!(matches!(table.close(last), Closed::Taken(7, None)));
         assert_ne!(table.open(None, 8).expect("room").row, row_use.row);
     }
@@ -460,13 +540,18 @@ mod tests {
         for _ in 0..rounds {
             let row_use = table.open(None, Counted(drops.clone())).expect("room");
             std::thread::scope(|scope| {
-                let closers: Vec<_> = (0..2).map(|_| scope.spawn(|| close(&table, row_use))).collect();
+                let closers: Vec<_> = (0..2)
+                    .map(|_| scope.spawn(|| close(&table, row_use)))
+                    .collect();
                 for _ in 0..3 {
                     if let Some(inside) = table.enter(row_use) {
                         assert!(Arc::strong_count(&inside.0) > 1);
                     }
                 }
-                let closed = closers.into_iter().filter_map(|closer| closer.join().ok()).filter(|closed| *closed);
+                let closed = closers
+                    .into_iter()
+                    .filter_map(|closer| closer.join().ok())
+                    .filter(|closed| *closed);
                 assert_eq!(closed.count(), 1, "one of them closed it");
             });
         }

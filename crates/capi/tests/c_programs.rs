@@ -1,7 +1,8 @@
-//! Programs in C and C++ against the library as it is installed: compiled with every warning, run on the host backend,
-//! and against sides in Rust.
+//! Programs in C and C++ against the library as it is installed: compiled with every warning, run
+//! on the host backend, and against sides in Rust.
 //!
-//! Without a compiler of the language its programs are ignored, and shown so; `ci/capi` requires both.
+//! Without a compiler of the language its programs are ignored, and shown so; `ci/capi` requires
+//! both.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -55,10 +56,26 @@ type Exchange = (&'static str, &'static str, fn() -> Result<(), Failed>);
 
 /// Programs of which one side is in Rust, or a broker.
 const EXCHANGES: &[Exchange] = &[
-    ("a_consumer_in_c_of_a_producer_in_rust", "examples/consumer.c", a_consumer_in_c_of_a_producer_in_rust),
-    ("a_consumer_in_rust_of_a_producer_in_c", "examples/producer.c", a_consumer_in_rust_of_a_producer_in_c),
-    ("hot_swap_of_an_object", "examples/hot_swap.c", hot_swap_of_an_object),
-    ("objects_are_taken_over_and_copied", "tests/c/objects.c", objects_are_taken_over_and_copied),
+    (
+        "a_consumer_in_c_of_a_producer_in_rust",
+        "examples/consumer.c",
+        a_consumer_in_c_of_a_producer_in_rust,
+    ),
+    (
+        "a_consumer_in_rust_of_a_producer_in_c",
+        "examples/producer.c",
+        a_consumer_in_rust_of_a_producer_in_c,
+    ),
+    (
+        "hot_swap_of_an_object",
+        "examples/hot_swap.c",
+        hot_swap_of_an_object,
+    ),
+    (
+        "objects_are_taken_over_and_copied",
+        "tests/c/objects.c",
+        objects_are_taken_over_and_copied,
+    ),
 ];
 
 /// In the environment of a process of this binary that is a broker: its directory.
@@ -69,15 +86,26 @@ fn main() {
         return be_a_broker(dir.into());
     }
     let programs = PROGRAMS.iter().map(|&(source, says)| {
-        let trial = Trial::test(format!("programs::{}", source.replace(['/', '.'], "_")), move || runs(source, says));
+        let trial = Trial::test(
+            format!("programs::{}", source.replace(['/', '.'], "_")),
+            move || runs(source, says),
+        );
         trial.with_ignored_flag(compiler(Path::new(source)).is_none())
     });
     let exchanges = EXCHANGES.iter().map(|&(name, source, run)| {
-        Trial::test(format!("exchanges::{name}"), run).with_ignored_flag(compiler(Path::new(source)).is_none())
+        Trial::test(format!("exchanges::{name}"), run)
+            .with_ignored_flag(compiler(Path::new(source)).is_none())
     });
-    let alone = [Trial::test("nothing_is_exported_but_what_is_listed", nothing_is_exported_but_what_is_listed)
-        .with_ignored_flag(Command::new("nm").arg("--version").output().is_err())];
-    libtest_mimic::run(&Arguments::from_args(), programs.chain(exchanges).chain(alone).collect()).exit();
+    let alone = [Trial::test(
+        "nothing_is_exported_but_what_is_listed",
+        nothing_is_exported_but_what_is_listed,
+    )
+    .with_ignored_flag(Command::new("nm").arg("--version").output().is_err())];
+    libtest_mimic::run(
+        &Arguments::from_args(),
+        programs.chain(exchanges).chain(alone).collect(),
+    )
+    .exit();
 }
 
 fn runs(source: &'static str, says: &'static str) -> Result<(), Failed> {
@@ -94,7 +122,11 @@ fn runs(source: &'static str, says: &'static str) -> Result<(), Failed> {
     let output = run(&mut command)?;
     let text = String::from_utf8_lossy(&output.stdout);
     let last = text.lines().last().unwrap_or_default();
-    if last.starts_with(says) { Ok(()) } else { Err(format!("it says {last:?}, not {says:?}").into()) }
+    if last.starts_with(says) {
+        Ok(())
+    } else {
+        Err(format!("it says {last:?}, not {says:?}").into())
+    }
 }
 
 fn gpu() -> gpu_ipc::Result<Gpu> {
@@ -105,9 +137,15 @@ fn a_consumer_in_c_of_a_producer_in_rust() -> Result<(), Failed> {
     let dir = tempfile::tempdir()?;
     let gpu = gpu()?;
     let stream = Stream::create(&gpu)?;
-    let session = Session::builder(gpu).socket(dir.path().join("socket")).open()?;
+    let session = Session::builder(gpu)
+        .socket(dir.path().join("socket"))
+        .open()?;
     let mut command = watched(&compile("examples/consumer.c", dir.path())?);
-    let mut child = command.arg(session.socket_path()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut child = command
+        .arg(session.socket_path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
     let mut to = child.stdin.take().ok_or("no input")?;
     let mut from = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
     let consumer = session.wait_for_participants(1, Some(Duration::from_secs(60)))?[0];
@@ -125,7 +163,11 @@ fn a_consumer_in_c_of_a_producer_in_rust() -> Result<(), Failed> {
         return Err(format!("it told {told:?}").into());
     }
     let report = session.shutdown(Duration::from_secs(60));
-    if report.clean { Ok(()) } else { Err(report.to_string().into()) }
+    if report.clean {
+        Ok(())
+    } else {
+        Err(report.to_string().into())
+    }
 }
 
 fn a_consumer_in_rust_of_a_producer_in_c() -> Result<(), Failed> {
@@ -134,19 +176,29 @@ fn a_consumer_in_rust_of_a_producer_in_c() -> Result<(), Failed> {
     let gpu = gpu()?;
     let stream = Stream::create(&gpu)?;
     let mut command = watched(&compile("examples/producer.c", dir.path())?);
-    let mut child = command.arg(&socket).arg("20").stdout(Stdio::piped()).spawn()?;
+    let mut child = command
+        .arg(&socket)
+        .arg("20")
+        .stdout(Stdio::piped())
+        .spawn()?;
     let from = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
     let participant = loop {
         match Participant::builder(gpu.clone()).connect(&socket) {
             Ok(participant) => break participant,
-            Err(gpu_ipc::Error::Connect { .. }) if child.try_wait()?.is_none() => std::thread::yield_now(),
+            Err(gpu_ipc::Error::Connect { .. }) if child.try_wait()?.is_none() => {
+                std::thread::yield_now()
+            }
             Err(error) => return Err(error.into()),
         }
     };
     let mut number = 0;
     for line in from {
         let descriptor = unhex(&line?)?;
-        let block = participant.claim(&descriptor, Wait::Stream(&stream), Some(Duration::from_secs(60)))?;
+        let block = participant.claim(
+            &descriptor,
+            Wait::Stream(&stream),
+            Some(Duration::from_secs(60)),
+        )?;
         let mut bytes = [0; 8];
         stream.read(&block, &mut bytes)?;
         if u64::from_le_bytes(bytes) != number {
@@ -156,17 +208,29 @@ fn a_consumer_in_rust_of_a_producer_in_c() -> Result<(), Failed> {
     }
     participant.close(Some(Duration::from_secs(60)))?;
     succeeds(child)?;
-    if number == 20 { Ok(()) } else { Err(format!("{number} of 20 blocks came").into()) }
+    if number == 20 {
+        Ok(())
+    } else {
+        Err(format!("{number} of 20 blocks came").into())
+    }
 }
 
 fn hot_swap_of_an_object() -> Result<(), Failed> {
     let text = beside_a_broker("examples/hot_swap.c", &["8"])?;
-    if text.contains("moves at one address") && text.ends_with("8 epochs\n") { Ok(()) } else { Err(text.into()) }
+    if text.contains("moves at one address") && text.ends_with("8 epochs\n") {
+        Ok(())
+    } else {
+        Err(text.into())
+    }
 }
 
 fn objects_are_taken_over_and_copied() -> Result<(), Failed> {
     let text = beside_a_broker("tests/c/objects.c", &[])?;
-    if text == "objects: all went well\n" { Ok(()) } else { Err(text.into()) }
+    if text == "objects: all went well\n" {
+        Ok(())
+    } else {
+        Err(text.into())
+    }
 }
 
 /// Runs a program that is told the directory of a broker, and returns what it prints.
@@ -174,7 +238,9 @@ fn beside_a_broker(source: &'static str, arguments: &[&str]) -> Result<String, F
     let dir = tempfile::tempdir()?;
     let objects = dir.path().join("objects");
     std::fs::create_dir(&objects)?;
-    let mut broker = Command::new(std::env::current_exe()?).env(BROKER, &objects).spawn()?;
+    let mut broker = Command::new(std::env::current_exe()?)
+        .env(BROKER, &objects)
+        .spawn()?;
     let done = (|| {
         while !objects.join("broker").exists() {
             if broker.try_wait()?.is_some() {
@@ -192,18 +258,33 @@ fn beside_a_broker(source: &'static str, arguments: &[&str]) -> Result<String, F
 
 fn be_a_broker(dir: PathBuf) {
     let gpus = Arc::new(|| Ok(detect()?.gpus().to_vec()));
-    let options = Options { dir, gpus, limits: Limits::default(), allowed: Vec::new(), keeper: None };
+    let options = Options {
+        dir,
+        gpus,
+        limits: Limits::default(),
+        allowed: Vec::new(),
+        keeper: None,
+    };
     Broker::open(options).expect("a broker").run()
 }
 
 fn nothing_is_exported_but_what_is_listed() -> Result<(), Failed> {
-    let output = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library()?))?;
+    let output = run(Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(library()?))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let exported: BTreeSet<&str> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    let exported: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .collect();
     let list = std::fs::read_to_string(root().join("symbols.txt"))?;
     let listed: BTreeSet<&str> = list.lines().collect();
     let differ: Vec<_> = exported.symmetric_difference(&listed).collect();
-    if differ.is_empty() { Ok(()) } else { Err(format!("in one of library and list alone: {differ:?}").into()) }
+    if differ.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("in one of library and list alone: {differ:?}").into())
+    }
 }
 
 fn root() -> &'static Path {
@@ -222,7 +303,11 @@ fn compiler(source: &Path) -> Option<(String, &'static [&'static str])> {
         _ => ("CXX", "c++", CPP),
     };
     let name = std::env::var(variable).unwrap_or_else(|_| usual.into());
-    Command::new(&name).arg("--version").output().is_ok_and(|output| output.status.success()).then_some((name, flags))
+    Command::new(&name)
+        .arg("--version")
+        .output()
+        .is_ok_and(|output| output.status.success())
+        .then_some((name, flags))
 }
 
 /// Installs the library once, and returns the prefix.
@@ -233,7 +318,8 @@ fn prefix() -> Result<&'static Path, Failed> {
         let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("prefix");
         let library = library().map_err(|error| error.to_string())?;
         let mut install = Command::new(root().join("packaging/install"));
-        run(install.arg(&prefix).arg(library)).map_err(|error| error.message().unwrap_or_default().to_owned())?;
+        run(install.arg(&prefix).arg(library))
+            .map_err(|error| error.message().unwrap_or_default().to_owned())?;
         Ok(prefix)
     });
     made.as_deref().map_err(Failed::from)
@@ -246,8 +332,18 @@ fn compile(source: &str, to: &Path) -> Result<PathBuf, Failed> {
     let (prefix, program) = (prefix()?, to.join("program"));
     let libraries = prefix.join("lib");
     let mut command = Command::new(compiler);
-    command.args(flags).arg("-I").arg(prefix.join("include")).arg(source).arg("-o").arg(&program);
-    command.arg("-L").arg(&libraries).arg("-lgpu_ipc").arg("-ldl");
+    command
+        .args(flags)
+        .arg("-I")
+        .arg(prefix.join("include"))
+        .arg(source)
+        .arg("-o")
+        .arg(&program);
+    command
+        .arg("-L")
+        .arg(&libraries)
+        .arg("-lgpu_ipc")
+        .arg("-ldl");
     run(command.arg(format!("-Wl,-rpath,{}", libraries.display())))?;
     Ok(program)
 }
@@ -260,17 +356,26 @@ fn watched(program: &Path) -> Command {
 }
 
 fn run(command: &mut Command) -> Result<Output, Failed> {
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    let output = command
+        .output()
+        .map_err(|error| format!("{command:?}: {error}"))?;
     if output.status.success() {
         return Ok(output);
     }
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     Err(format!("{command:?}: {}\n{out}{err}", output.status).into())
 }
 
 fn succeeds(mut child: Child) -> Result<(), Failed> {
     let status = child.wait()?;
-    if status.success() { Ok(()) } else { Err(format!("the program ended with {status}").into()) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("the program ended with {status}").into())
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {

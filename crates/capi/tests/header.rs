@@ -14,17 +14,26 @@ fn header() -> PathBuf {
 }
 
 fn written() -> String {
-    let config = cbindgen::Config::from_file(root().join("cbindgen.toml")).expect("a good configuration");
+    let config =
+        cbindgen::Config::from_file(root().join("cbindgen.toml")).expect("a good configuration");
     let mut text = Vec::new();
-    cbindgen::generate_with_config(root(), config).expect("the source can be read").write(&mut text);
+    cbindgen::generate_with_config(root(), config)
+        .expect("the source can be read")
+        .write(&mut text);
     // Before the end of the guard.
-    let end = text.windows(6).rposition(|bytes| bytes == b"#endif").expect("a guard");
+    let end = text
+        .windows(6)
+        .rposition(|bytes| bytes == b"#endif")
+        .expect("a guard");
     text.splice(end..end, layouts().into_bytes());
     // Rust's heading of what a caller promises, as a line of the comment.
-    String::from_utf8(text).expect("text").replace("// # Safety\n//\n// ", "// Caller: ")
+    String::from_utf8(text)
+        .expect("text")
+        .replace("// # Safety\n//\n// ", "// Caller: ")
 }
 
-/// Asserts, where the header is compiled, the size of each structure and the place of its last field as Rust has them.
+/// Asserts, where the header is compiled, the size of each structure and the place of its last
+/// field as Rust has them.
 fn layouts() -> String {
     let mut text = String::from(
         "// The structures are those that the library was compiled with.\n#ifdef __cplusplus\n\
@@ -68,7 +77,10 @@ fn the_header_is_the_one_that_is_checked_in() {
         std::fs::write(header(), &written).expect("the header can be written");
     }
     let checked_in = std::fs::read_to_string(header()).expect("a header");
-    let differs = written.lines().zip(checked_in.lines()).find(|(written, there)| written != there);
+    let differs = written
+        .lines()
+        .zip(checked_in.lines())
+        .find(|(written, there)| written != there);
     assert!(
         written == checked_in,
         "the header differs from the source, first at {differs:?}; run this test with GPU_IPC_WRITE_HEADER=1"
@@ -81,7 +93,8 @@ fn functions(header: &str) -> Vec<(String, String)> {
         paragraph.contains(");") && !paragraph.contains("typedef") && !paragraph.contains("#define")
     });
     let split = |paragraph: &str| {
-        let (comment, code): (Vec<&str>, Vec<&str>) = paragraph.lines().partition(|line| line.starts_with("//"));
+        let (comment, code): (Vec<&str>, Vec<&str>) =
+            paragraph.lines().partition(|line| line.starts_with("//"));
         (code.join(" "), comment.join("\n"))
     };
     paragraphs.map(split).collect()
@@ -91,10 +104,17 @@ fn functions(header: &str) -> Vec<(String, String)> {
 fn every_function_says_what_it_keeps_where_it_may_be_called_whether_it_blocks_and_its_errors() {
     let header = std::fs::read_to_string(header()).expect("a header");
     let functions = functions(&header);
-    assert!(functions.len() > 80, "only {} functions were found", functions.len());
+    assert!(
+        functions.len() > 80,
+        "only {} functions were found",
+        functions.len()
+    );
     for (code, comment) in &functions {
         for word in ["Keeps: ", "Thread: ", "Blocks: ", "Errors: "] {
-            assert!(comment.replace('\n', " ").contains(word), "{code}: nothing on {word}");
+            assert!(
+                comment.replace('\n', " ").contains(word),
+                "{code}: nothing on {word}"
+            );
         }
     }
 }
@@ -103,8 +123,14 @@ fn every_function_says_what_it_keeps_where_it_may_be_called_whether_it_blocks_an
 fn every_structure_has_its_size_asserted() {
     let header = std::fs::read_to_string(header()).expect("a header");
     let structures = header.matches("typedef struct ").count();
-    let opaque = header.lines().filter(|line| line.starts_with("typedef struct ") && line.ends_with(';')).count();
-    assert_eq!(header.matches("GPU_IPC_SAME(sizeof(").count(), structures - opaque);
+    let opaque = header
+        .lines()
+        .filter(|line| line.starts_with("typedef struct ") && line.ends_with(';'))
+        .count();
+    assert_eq!(
+        header.matches("GPU_IPC_SAME(sizeof(").count(),
+        structures - opaque
+    );
 }
 
 /// The symbols that the library may export are in a list, which is what the header declares.
@@ -113,7 +139,13 @@ fn the_list_of_symbols_is_that_of_the_header() {
     let header = written();
     let mut declared: Vec<String> = functions(&header)
         .iter()
-        .map(|(code, _)| code.split('(').next().and_then(|head| head.rsplit([' ', '*']).next()).expect("a name").into())
+        .map(|(code, _)| {
+            code.split('(')
+                .next()
+                .and_then(|head| head.rsplit([' ', '*']).next())
+                .expect("a name")
+                .into()
+        })
         .collect();
     declared.sort();
     let path = root().join("symbols.txt");
@@ -139,6 +171,9 @@ fn every_function_is_called_by_a_program() {
     .concat();
     let list = std::fs::read_to_string(root().join("symbols.txt")).expect("a list");
     for name in list.lines() {
-        assert!(programs.contains(&format!("{name}(")), "no program calls {name}");
+        assert!(
+            programs.contains(&format!("{name}(")),
+            "no program calls {name}"
+        );
     }
 }

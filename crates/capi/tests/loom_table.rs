@@ -1,9 +1,9 @@
 //! The table of handles under a model checker:
 //! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-capi --test loom_table`.
 //!
-//! The crate itself is empty there, so that nothing below it is built: this is the shipped file. What a row holds is a
-//! cell of loom's, written before it is opened, read by calls inside and written by its drop. So a missing order is a
-//! data race that loom reports.
+//! The crate itself is empty there, so that nothing below it is built: this is the shipped file.
+//! What a row holds is a cell of loom's, written before it is opened, read by calls inside and
+//! written by its drop. So a missing order is a data race that loom reports.
 #![cfg(gpu_ipc_loom)]
 
 #[allow(dead_code, reason = "the model has rows, and no pointers of C's")]
@@ -60,11 +60,17 @@ struct Model {
 }
 
 /// The place that the first open of a table gives.
-const FIRST: RowUse = RowUse { row: 0, generation: 1 };
+const FIRST: RowUse = RowUse {
+    row: 0,
+    generation: 1,
+};
 
 impl Model {
     fn new() -> Model {
-        Model { table: Arc::new(Table::new()), drops: std::sync::Arc::default() }
+        Model {
+            table: Arc::new(Table::new()),
+            drops: std::sync::Arc::default(),
+        }
     }
 
     /// Makes a table with one open row.
@@ -75,12 +81,18 @@ impl Model {
     }
 
     fn value(&self, number: u32) -> Value {
-        let value = Value { number: UnsafeCell::new(0), drops: self.drops.clone() };
+        let value = Value {
+            number: UnsafeCell::new(0),
+            drops: self.drops.clone(),
+        };
         value.write(number);
         value
     }
 
-    fn spawn<R: 'static>(&self, run: impl FnOnce(&Table<Value>) -> R + 'static) -> thread::JoinHandle<R> {
+    fn spawn<R: 'static>(
+        &self,
+        run: impl FnOnce(&Table<Value>) -> R + 'static,
+    ) -> thread::JoinHandle<R> {
         let table = self.table.clone();
         thread::spawn(move || run(&table))
     }
@@ -93,7 +105,10 @@ impl Model {
 /// Makes a call, which finds the value of its own handle if it finds one.
 fn visit(table: &Table<Value>, row_use: RowUse) -> bool {
     let inside = table.enter(row_use);
-    inside.as_ref().inspect(|value| assert_eq!(value.read(), row_use.generation)).is_some()
+    inside
+        .as_ref()
+        .inspect(|value| assert_eq!(value.read(), row_use.generation))
+        .is_some()
 }
 
 fn close(table: &Table<Value>, row_use: RowUse) -> bool {
@@ -108,13 +123,19 @@ fn close(table: &Table<Value>, row_use: RowUse) -> bool {
     }
 }
 
-/// `OPENED` pairs with `ENTER`. The row was used before, so that nothing but its word brings the value over.
+/// `OPENED` pairs with `ENTER`. The row was used before, so that nothing but its word brings the
+/// value over.
 #[test]
 fn a_call_that_finds_a_row_open_sees_its_value() {
     loom::model(|| {
         let model = Model::open();
-        let Closed::Taken(_, row) = model.table.close(FIRST) else { panic!("nobody is inside") };
-        let second = RowUse { generation: 2, ..FIRST };
+        let Closed::Taken(_, row) = model.table.close(FIRST) else {
+            panic!("nobody is inside")
+        };
+        let second = RowUse {
+            generation: 2,
+            ..FIRST
+        };
         let caller = model.spawn(move |table| visit(table, second));
         assert_eq!(model.table.open(row, model.value(2)).ok(), Some(second));
         caller.join().unwrap();
@@ -161,7 +182,8 @@ fn one_of_two_closes_a_row() {
     });
 }
 
-/// A handle of an earlier use neither enters nor closes the next one, nor does it keep the next one open.
+/// A handle of an earlier use neither enters nor closes the next one, nor does it keep the next one
+/// open.
 #[test]
 fn a_stale_handle_does_nothing_to_the_next_use_of_its_row() {
     loom::model(|| {
@@ -172,7 +194,13 @@ fn a_stale_handle_does_nothing_to_the_next_use_of_its_row() {
                 drop(value);
                 // In its own row, as the next open of the thread that closed it.
                 let next = model.table.open(row, model.value(2)).expect("room");
-                assert_eq!(next, RowUse { generation: 2, ..FIRST });
+                assert_eq!(
+                    next,
+                    RowUse {
+                        generation: 2,
+                        ..FIRST
+                    }
+                );
                 assert!(visit(&model.table, next) && close(&model.table, next));
                 true
             }

@@ -1,13 +1,15 @@
-//! The channel between two processes that share GPU memory: messages, words in shared memory, a socket, proof of death.
+//! The channel between two processes that share GPU memory: messages, words in shared memory, a
+//! socket, proof of death.
 //!
 //! Read in this order:
 //!
 //! 1. [`wire`]: the descriptor, the address of a lease, the messages.
-//! 2. [`shared`]: slot, dirty word and timeline word, each with its protocol, and the counter file they lie in.
+//! 2. [`shared`]: slot, dirty word and timeline word, each with its protocol, and the counter file
+//!    they lie in.
 //! 3. [`os`]: the socket, the process at its other end, waiting and waking.
 //!
-//! Sessions and participants (`ipc-rc`) are built on this crate. It knows no blocks, regions or vendors. Its items
-//! are for the crates of this workspace: users depend on `gpu-ipc`.
+//! Sessions and participants (`ipc-rc`) are built on this crate. It knows no blocks, regions or
+//! vendors. Its items are for the crates of this workspace: users depend on `gpu-ipc`.
 
 pub mod os;
 pub mod shared;

@@ -1,4 +1,5 @@
-//! The slot under a model checker: `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-channel --test loom_slot`.
+//! The slot under a model checker: `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-channel
+//! --test loom_slot`.
 //!
 //! The payload is a plain cell, so a missing Acquire or Release is a data race that loom reports.
 #![cfg(gpu_ipc_loom)]
@@ -22,7 +23,10 @@ struct Shared {
 unsafe impl Sync for Shared {}
 
 fn shared() -> (Arc<Shared>, Generation) {
-    let shared = Shared { slot: Slot::new(AtomicU64::new(0)), block: UnsafeCell::new(0) };
+    let shared = Shared {
+        slot: Slot::new(AtomicU64::new(0)),
+        block: UnsafeCell::new(0),
+    };
     (Arc::new(shared), Generation::ZERO.next())
 }
 
@@ -61,7 +65,8 @@ fn a_claim_sees_what_was_granted() {
     });
 }
 
-/// What the consumer did before the release happens before the producer's reuse: RELEASE pairs with READ.
+/// What the consumer did before the release happens before the producer's reuse: RELEASE pairs with
+/// READ.
 #[test]
 fn a_retirement_sees_what_was_done_before_the_release() {
     loom::model(|| {
@@ -134,7 +139,10 @@ fn a_stale_claim_takes_nothing() {
             thread::spawn(move || shared.slot.claim(g))
         };
         shared.slot.grant(g.next());
-        assert!(matches!(stale.join().unwrap(), Claim::Revoked | Claim::Stale));
+        assert!(matches!(
+            stale.join().unwrap(),
+            Claim::Revoked | Claim::Stale
+        ));
         assert_eq!(shared.slot.read(g.next()), Seen::Granted);
     });
 }

@@ -18,7 +18,10 @@ struct Shared {
 unsafe impl Sync for Shared {}
 
 fn shared() -> Arc<Shared> {
-    Arc::new(Shared { word: Timeline::new(AtomicU64::new(0)), contents: UnsafeCell::new(0) })
+    Arc::new(Shared {
+        word: Timeline::new(AtomicU64::new(0)),
+        contents: UnsafeCell::new(0),
+    })
 }
 
 fn produce(shared: &Shared) {
@@ -36,7 +39,8 @@ fn consume(shared: &Shared) {
     });
 }
 
-/// What was done before a value was reached is seen by who sees it reached: LOOK pairs with the producing side.
+/// What was done before a value was reached is seen by who sees it reached: LOOK pairs with the
+/// producing side.
 #[test]
 fn a_reached_value_shows_the_contents() {
     loom::model(|| {

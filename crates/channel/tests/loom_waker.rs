@@ -1,7 +1,8 @@
 //! The sleep of a thread under a model checker:
 //! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-channel --test loom_waker`.
 //!
-//! Work is a word that is written and read with no order of its own, so only the fences can show it.
+//! Work is a word that is written and read with no order of its own, so only the fences can show
+//! it.
 #![cfg(gpu_ipc_loom)]
 
 use channel::os::waker::Sleep;
@@ -27,7 +28,11 @@ impl Shared {
     }
 }
 
-fn caller(shared: &Arc<Shared>, number: usize, tell: fn(&Sleep<AtomicU64>) -> bool) -> thread::JoinHandle<bool> {
+fn caller(
+    shared: &Arc<Shared>,
+    number: usize,
+    tell: fn(&Sleep<AtomicU64>) -> bool,
+) -> thread::JoinHandle<bool> {
     let shared = shared.clone();
     thread::spawn(move || {
         shared.make(number);
@@ -35,8 +40,8 @@ fn caller(shared: &Arc<Shared>, number: usize, tell: fn(&Sleep<AtomicU64>) -> bo
     })
 }
 
-/// Urgent work is seen by the look, or its caller wakes the thread, however long that means to sleep: DOZE pairs with
-/// NUDGE.
+/// Urgent work is seen by the look, or its caller wakes the thread, however long that means to
+/// sleep: DOZE pairs with NUDGE.
 #[test]
 fn urgent_work_is_seen_or_wakes() {
     loom::model(|| {
@@ -74,16 +79,23 @@ fn work_that_can_wait_is_seen_at_the_next_look() {
     });
 }
 
-/// Two callers wake a thread once, and by its next look it has seen the work of the caller that did not wake it.
+/// Two callers wake a thread once, and by its next look it has seen the work of the caller that did
+/// not wake it.
 #[test]
 fn two_callers_wake_it_once() {
     loom::model(|| {
         let shared = Arc::new(Shared::default());
-        let callers = [caller(&shared, 0, Sleep::nudge), caller(&shared, 1, Sleep::nudge)];
+        let callers = [
+            caller(&shared, 0, Sleep::nudge),
+            caller(&shared, 1, Sleep::nudge),
+        ];
         let seen = shared.doze();
         let woke = callers.map(|caller| caller.join().unwrap());
         assert!(woke != [true; 2]);
-        assert!(seen == [true; 2] || woke.contains(&true), "{seen:?} {woke:?}");
+        assert!(
+            seen == [true; 2] || woke.contains(&true),
+            "{seen:?} {woke:?}"
+        );
     });
 }
 

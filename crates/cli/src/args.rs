@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args as Arguments, Parser, Subcommand};
 use lab::args::{
-    BackendChoice, BenchConsumerOptions, BenchMemoryOptions, BenchObjectOptions, BenchOptions, ConsumerOptions, Vendor,
+    BackendChoice, BenchConsumerOptions, BenchMemoryOptions, BenchObjectOptions, BenchOptions,
+    ConsumerOptions, Vendor,
 };
 use lab::size;
 use lab::steady::{SteadyLenderOptions, SteadyOptions};
@@ -257,7 +258,8 @@ Exit status:
   1  a required backend has no working device, or a kernel feature is missing that all backends need
   2  wrong usage")]
     Doctor(DoctorOptions),
-    /// Kill, stop and fork producers and consumers at random, and check that nothing is lost or freed early
+    /// Kill, stop and fork producers and consumers at random, and check that nothing is lost or
+    /// freed early
     #[command(after_help = "\
 Examples:
   gpu-ipc torture                                  a minute on shared memory, six consumers at a time
@@ -378,7 +380,12 @@ pub struct DemoOptions {
     )]
     pub size: u64,
     /// Seed of the blocks' contents
-    #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 1)]
+    #[arg(
+        long,
+        value_name = "S",
+        allow_negative_numbers = true,
+        default_value_t = 1
+    )]
     pub seed: u64,
     /// Print one JSON object instead of a table
     #[arg(long)]
@@ -388,8 +395,8 @@ pub struct DemoOptions {
 /// Which sessions to ask, and for how long.
 #[derive(Arguments, Debug)]
 pub struct Where {
-    /// Sessions to ask, each by the path of its socket or the beginning of its name in the runtime directory
-    /// [default: all of that directory]
+    /// Sessions to ask, each by the path of its socket or the beginning of its name in the runtime
+    /// directory [default: all of that directory]
     #[arg(value_name = "SESSION")]
     pub sessions: Vec<PathBuf>,
     /// Seconds that each session has to answer
@@ -430,7 +437,8 @@ pub struct TopOptions {
 /// Options of `snapshot`.
 #[derive(Arguments, Debug)]
 pub struct SnapshotOptions {
-    /// The session: the path of its socket, or the beginning of the socket's name in the runtime directory
+    /// The session: the path of its socket, or the beginning of the socket's name in the runtime
+    /// directory
     pub session: Option<PathBuf>,
     /// Print one JSON object instead of tables
     #[arg(long)]
@@ -475,7 +483,9 @@ pub struct BackendOptions {
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err(format!("{text:?} is not a number of seconds from 0.01 to 3600")),
+        _ => Err(format!(
+            "{text:?} is not a number of seconds from 0.01 to 3600"
+        )),
     }
 }
 

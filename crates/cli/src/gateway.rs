@@ -1,8 +1,8 @@
 //! `gpu-ipc gateway`, `gpu-ipc pull` and `gpu-ipc objects --all-hosts`: other hosts.
 //!
-//! They are commands of `gpu-ipc-gateway`, a program of its own in a workspace of its own, because its network brings
-//! about 300 packages that nothing else here needs. This program becomes that one, which then has its place, its
-//! terminal and its signals.
+//! They are commands of `gpu-ipc-gateway`, a program of its own in a workspace of its own, because
+//! its network brings about 300 packages that nothing else here needs. This program becomes that
+//! one, which then has its place, its terminal and its signals.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -21,13 +21,21 @@ const PROGRAM: &str = "gpu-ipc-gateway";
 #[derive(Arguments, Debug)]
 pub struct HandedOn {
     /// Arguments of `gpu-ipc-gateway`
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGUMENTS"
+    )]
     pub arguments: Vec<OsString>,
 }
 
 /// Runs a gateway, or with `--status` says what those of this host do.
 pub fn run(options: &HandedOn) -> Outcome {
-    let (status, others): (Vec<_>, Vec<_>) = options.arguments.iter().cloned().partition(|one| one == "--status");
+    let (status, others): (Vec<_>, Vec<_>) = options
+        .arguments
+        .iter()
+        .cloned()
+        .partition(|one| one == "--status");
     become_it(if status.is_empty() { "run" } else { "status" }, &others)
 }
 
@@ -50,8 +58,12 @@ pub fn all_hosts(dir: Option<&Path>, json: bool) -> Outcome {
 
 /// Returns only if it cannot be started.
 fn become_it(command: &str, arguments: &[OsString]) -> Outcome {
-    let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.join(PROGRAM)));
-    let program = beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(PROGRAM));
+    let beside = std::env::current_exe()
+        .ok()
+        .and_then(|own| Some(own.parent()?.join(PROGRAM)));
+    let program = beside
+        .filter(|path| path.is_file())
+        .unwrap_or_else(|| PathBuf::from(PROGRAM));
     let error = Command::new(&program).arg(command).args(arguments).exec();
     let why = if error.kind() == ErrorKind::NotFound {
         format!(

@@ -4,7 +4,8 @@
 //! 2. `demo`: the main job with real processes.
 //! 3. `doctor`: what works on this machine, and why the rest does not.
 //! 4. `sessions`: the sessions on this host and their holders.
-//! 5. `objects`: memory that outlives the process that filled it. `gateway`: the same on other hosts.
+//! 5. `objects`: memory that outlives the process that filled it. `gateway`: the same on other
+//!    hosts.
 //!
 //! `torture`, `steady` and `bench` are in the crate `lab`, and so is what all commands share.
 

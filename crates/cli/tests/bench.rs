@@ -1,4 +1,5 @@
-//! The benchmark, quickly, on shared memory: not what it measures, but that it measures everything beside its floor.
+//! The benchmark, quickly, on shared memory: not what it measures, but that it measures everything
+//! beside its floor.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
@@ -6,7 +7,11 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn bench(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_gpu-ipc")).arg("bench").args(args).output().expect("the program was built")
+    Command::new(env!("CARGO_BIN_EXE_gpu-ipc"))
+        .arg("bench")
+        .args(args)
+        .output()
+        .expect("the program was built")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -14,20 +19,31 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn json(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output.stderr)))
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{e}: {}", text(&output.stderr)))
 }
 
 fn names(report: &Value) -> BTreeSet<String> {
     let rows = report["rows"].as_array().expect("rows");
-    rows.iter().map(|row| row["row"].as_str().expect("a name").to_owned()).collect()
+    rows.iter()
+        .map(|row| row["row"].as_str().expect("a name").to_owned())
+        .collect()
 }
 
 #[test]
 fn every_row_has_its_figures_its_floor_and_their_ratio() {
     let output = bench(&["--backend", "host", "--quick", "--json"]);
     let report = json(&output);
-    assert_eq!(output.status.code(), Some(0), "{report} {}", text(&output.stderr));
-    assert_eq!((&report["ok"], &report["backend"], &report["quick"]), (&true.into(), &"host".into(), &true.into()));
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{report} {}",
+        text(&output.stderr)
+    );
+    assert_eq!(
+        (&report["ok"], &report["backend"], &report["quick"]),
+        (&true.into(), &"host".into(), &true.into())
+    );
     let found = names(&report);
     for name in [
         "memory-lease",
@@ -73,17 +89,29 @@ fn every_row_has_its_figures_its_floor_and_their_ratio() {
     ] {
         assert!(found.contains(name), "{name} is missing: {found:?}");
     }
-    assert!(found.iter().any(|name| name.starts_with("producers/")), "{found:?}");
+    assert!(
+        found.iter().any(|name| name.starts_with("producers/")),
+        "{found:?}"
+    );
     for row in report["rows"].as_array().expect("rows") {
         let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("no number: {row}"));
         let (ours, floor) = (&row["ours"], &row["floor"]);
         for figures in [ours, floor] {
-            assert!(number(&figures["median"]) > 0.0 && number(&figures["p99"]) > 0.0, "{row}");
-            assert!(number(&figures["samples"]) >= 1.0 && number(&figures["calls"]) >= 1.0, "{row}");
+            assert!(
+                number(&figures["median"]) > 0.0 && number(&figures["p99"]) > 0.0,
+                "{row}"
+            );
+            assert!(
+                number(&figures["samples"]) >= 1.0 && number(&figures["calls"]) >= 1.0,
+                "{row}"
+            );
         }
         let ratio = number(&ours["median"]) / number(&floor["median"]);
         assert!((number(&row["ratio"]) / ratio - 1.0).abs() < 1e-9, "{row}");
-        assert!(!row["what"].as_str().expect("text").is_empty() && !row["floor_is"].as_str().expect("text").is_empty());
+        assert!(
+            !row["what"].as_str().expect("text").is_empty()
+                && !row["floor_is"].as_str().expect("text").is_empty()
+        );
         assert_eq!(row["error"], Value::Null, "{row}");
     }
 }
@@ -94,7 +122,12 @@ fn jobs_are_done_beside_what_people_use_today() {
     let (file, picture) = (dir.path().join("jobs.json"), dir.path().join("jobs.svg"));
     let output = bench(&["--backend", "host", "--quick", "--jobs", "--json"]);
     let report = json(&output);
-    assert_eq!(output.status.code(), Some(0), "{report} {}", text(&output.stderr));
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{report} {}",
+        text(&output.stderr)
+    );
     let found = names(&report);
     for name in [
         "camera-latency/1",
@@ -113,37 +146,89 @@ fn jobs_are_done_beside_what_people_use_today() {
     ] {
         assert!(found.contains(name), "{name} is missing: {found:?}");
     }
-    assert!(!found.contains("protocol"), "single calls were measured, too");
+    assert!(
+        !found.contains("protocol"),
+        "single calls were measured, too"
+    );
     for row in report["rows"].as_array().expect("rows") {
-        let samples = |value: &Value| value["samples"].as_u64().unwrap_or_else(|| panic!("no figures: {row}"));
-        let beside =
-            if row["row"].as_str().is_some_and(|name| name.starts_with("object-")) { "floor" } else { "baseline" };
-        assert!(samples(&row["ours"]) >= 1 && samples(&row[beside]) >= 1, "{row}");
+        let samples = |value: &Value| {
+            value["samples"]
+                .as_u64()
+                .unwrap_or_else(|| panic!("no figures: {row}"))
+        };
+        let beside = if row["row"]
+            .as_str()
+            .is_some_and(|name| name.starts_with("object-"))
+        {
+            "floor"
+        } else {
+            "baseline"
+        };
+        assert!(
+            samples(&row["ours"]) >= 1 && samples(&row[beside]) >= 1,
+            "{row}"
+        );
         assert_eq!(row["error"], Value::Null, "{row}");
         if row["row"] == "kv-latency/1" {
             // Of 300 blocks, without those that were mapped.
-            assert_eq!((samples(&row["ours"]), samples(&row[beside])), (150, 150), "{row}");
+            assert_eq!(
+                (samples(&row["ours"]), samples(&row[beside])),
+                (150, 150),
+                "{row}"
+            );
         }
     }
     std::fs::write(&file, &output.stdout).expect("written");
-    let (file, picture) = (file.to_str().expect("UTF-8"), picture.to_str().expect("UTF-8"));
+    let (file, picture) = (
+        file.to_str().expect("UTF-8"),
+        picture.to_str().expect("UTF-8"),
+    );
     let shown = bench(&["--from", file, "--svg", picture]);
     assert_eq!(shown.status.code(), Some(0), "{}", text(&shown.stderr));
     let table = text(&shown.stdout);
     let second = table.lines().nth(1).expect("two lines");
-    assert!(second.contains("what it is beside"), "what is slower is not said first: {table}");
-    assert!(std::fs::read_to_string(picture).expect("it was drawn").contains("camera-latency/2"));
+    assert!(
+        second.contains("what it is beside"),
+        "what is slower is not said first: {table}"
+    );
+    assert!(
+        std::fs::read_to_string(picture)
+            .expect("it was drawn")
+            .contains("camera-latency/2")
+    );
 }
 
 #[test]
 fn a_job_with_a_wrong_frame_or_tensor_fails() {
-    let output = bench(&["--backend", "host", "--quick", "--only", "camera,weights,kv", "--spoil", "--json"]);
+    let output = bench(&[
+        "--backend",
+        "host",
+        "--quick",
+        "--only",
+        "camera,weights,kv",
+        "--spoil",
+        "--json",
+    ]);
     let report = json(&output);
-    assert_eq!((output.status.code(), &report["ok"]), (Some(1), &false.into()), "{report}");
-    for (row, why) in [("camera", "frame 7 has"), ("kv", "frame 7 has"), ("weights", "tensor 7 has")] {
+    assert_eq!(
+        (output.status.code(), &report["ok"]),
+        (Some(1), &false.into()),
+        "{report}"
+    );
+    for (row, why) in [
+        ("camera", "frame 7 has"),
+        ("kv", "frame 7 has"),
+        ("weights", "tensor 7 has"),
+    ] {
         let rows = report["rows"].as_array().expect("rows");
-        let error = rows.iter().find(|found| found["row"] == row).map(|found| found["error"].to_string());
-        assert!(error.as_ref().is_some_and(|error| error.contains(why)), "{row}: {error:?} in {report}");
+        let error = rows
+            .iter()
+            .find(|found| found["row"] == row)
+            .map(|found| found["error"].to_string());
+        assert!(
+            error.as_ref().is_some_and(|error| error.contains(why)),
+            "{row}: {error:?} in {report}"
+        );
     }
 }
 
@@ -151,23 +236,43 @@ fn a_job_with_a_wrong_frame_or_tensor_fails() {
 fn what_was_measured_can_be_shown_and_drawn_later() {
     let dir = tempfile::tempdir().expect("a directory");
     let (file, picture) = (dir.path().join("bench.json"), dir.path().join("bench.svg"));
-    let args = ["--backend", "host", "--quick", "--json", "--only", "protocol,collect"];
+    let args = [
+        "--backend",
+        "host",
+        "--quick",
+        "--json",
+        "--only",
+        "protocol,collect",
+    ];
     let output = bench(&args);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let expected = ["protocol", "grant", "claim-done", "release", "retire"];
     let mut expected: BTreeSet<String> = expected.map(str::to_owned).into();
     expected.extend(["collect-held/0", "collect-held/1k", "collect-released"].map(str::to_owned));
-    assert_eq!(names(&json(&output)), expected, "what was not asked for was measured too, or not what was");
+    assert_eq!(
+        names(&json(&output)),
+        expected,
+        "what was not asked for was measured too, or not what was"
+    );
     std::fs::write(&file, &output.stdout).expect("written");
-    let (file, picture) = (file.to_str().expect("UTF-8"), picture.to_str().expect("UTF-8"));
+    let (file, picture) = (
+        file.to_str().expect("UTF-8"),
+        picture.to_str().expect("UTF-8"),
+    );
     let shown = bench(&["--from", file, "--svg", picture]);
     assert_eq!(shown.status.code(), Some(0), "{}", text(&shown.stderr));
     let table = text(&shown.stdout);
-    assert!(table.contains("protocol") && table.contains("its floor:") && table.contains("a quick run"), "{table}");
+    assert!(
+        table.contains("protocol") && table.contains("its floor:") && table.contains("a quick run"),
+        "{table}"
+    );
     let drawn = std::fs::read_to_string(picture).expect("it was drawn");
     assert!(drawn.starts_with("<svg") && drawn.trim_end().ends_with("</svg>"));
     for name in &expected {
-        assert!(drawn.contains(name.as_str()), "{name} is not in the picture");
+        assert!(
+            drawn.contains(name.as_str()),
+            "{name} is not in the picture"
+        );
     }
 }
 
@@ -181,34 +286,71 @@ fn a_trace_is_replayed() {
     let output = bench(&["--replay", file.to_str().expect("UTF-8"), "--json"]);
     let report = json(&output);
     assert_eq!(output.status.code(), Some(0), "{report}");
-    for (key, value) in [("steps", 3), ("allocs", 2), ("frees", 1), ("left", 1), ("failures", 0), ("peak_in_use", 5120)]
-    {
+    for (key, value) in [
+        ("steps", 3),
+        ("allocs", 2),
+        ("frees", 1),
+        ("left", 1),
+        ("failures", 0),
+        ("peak_in_use", 5120),
+    ] {
         assert_eq!(report[key], value, "{key}: {report}");
     }
-    let number = |key: &str| report[key].as_f64().unwrap_or_else(|| panic!("no number {key}: {report}"));
+    let number = |key: &str| {
+        report[key]
+            .as_f64()
+            .unwrap_or_else(|| panic!("no number {key}: {report}"))
+    };
     assert!(number("ns_a_step") > 0.0 && number("peak_reserved") >= 5120.0);
     let fragmentation = 1.0 - number("peak_in_use") / number("peak_reserved");
-    assert!((number("peak_fragmentation") - fragmentation).abs() < 1e-9, "{report}");
+    assert!(
+        (number("peak_fragmentation") - fragmentation).abs() < 1e-9,
+        "{report}"
+    );
     let table = text(&bench(&["--replay", file.to_str().expect("UTF-8")]).stdout);
-    assert!(table.contains("3 steps") && table.contains("fragmentation"), "{table}");
+    assert!(
+        table.contains("3 steps") && table.contains("fragmentation"),
+        "{table}"
+    );
 }
 
 #[test]
 fn what_cannot_be_read_or_written_is_a_finding_with_the_reason() {
     for (args, why) in [
-        (&["--replay", "/nowhere/trace.csv"][..], "/nowhere/trace.csv"),
+        (
+            &["--replay", "/nowhere/trace.csv"][..],
+            "/nowhere/trace.csv",
+        ),
         (&["--replay", "/dev/null"], "header of a log"),
         (&["--from", "/nowhere/bench.json"], "/nowhere/bench.json"),
         (&["--from", "/dev/null"], "/dev/null"),
-        (&["--backend", "host", "--quick", "--only", "alloc-script", "--svg", "/nowhere/x.svg"], "/nowhere/x.svg"),
+        (
+            &[
+                "--backend",
+                "host",
+                "--quick",
+                "--only",
+                "alloc-script",
+                "--svg",
+                "/nowhere/x.svg",
+            ],
+            "/nowhere/x.svg",
+        ),
     ] {
         let output = bench(args);
         assert_eq!(output.status.code(), Some(1), "{args:?}");
-        assert!(text(&output.stderr).contains(why), "{args:?}: {}", text(&output.stderr));
+        assert!(
+            text(&output.stderr).contains(why),
+            "{args:?}: {}",
+            text(&output.stderr)
+        );
     }
     let output = bench(&["--replay", "/nowhere/trace.csv", "--json"]);
     let report = json(&output);
-    assert!(report["ok"] == false && report["error"].as_str().expect("why").contains("/nowhere"), "{report}");
+    assert!(
+        report["ok"] == false && report["error"].as_str().expect("why").contains("/nowhere"),
+        "{report}"
+    );
 }
 
 #[test]

@@ -25,28 +25,56 @@ fn json(output: &Output) -> Value {
 
 fn backend<'a>(report: &'a Value, name: &str) -> &'a Value {
     let backends = report["backends"].as_array().expect("a list");
-    backends.iter().find(|backend| backend["backend"] == name).expect("every backend is named")
+    backends
+        .iter()
+        .find(|backend| backend["backend"] == name)
+        .expect("every backend is named")
 }
 
 fn check<'a>(checks: &'a Value, name: &str) -> &'a Value {
     let checks = checks.as_array().expect("a list");
-    checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no check {name}"))
+    checks
+        .iter()
+        .find(|check| check["name"] == name)
+        .unwrap_or_else(|| panic!("no check {name}"))
 }
 
 #[test]
 fn shared_memory_is_really_shared_and_the_report_says_so() {
     let output = run(&mut doctor(&["--json", "--require", "host"]));
     let report = json(&output);
-    assert_eq!(output.status.code(), Some(0), "{report} {}", text(&output.stderr));
-    assert_eq!((&report["ok"], &report["required"][0]), (&true.into(), &"host".into()));
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{report} {}",
+        text(&output.stderr)
+    );
+    assert_eq!(
+        (&report["ok"], &report["required"][0]),
+        (&true.into(), &"host".into())
+    );
     let device = &backend(&report, "host")["devices"][0];
-    assert_eq!((&device["works"], &device["caps"]["fd"]), (&true.into(), &true.into()), "{device}");
+    assert_eq!(
+        (&device["works"], &device["caps"]["fd"]),
+        (&true.into(), &true.into()),
+        "{device}"
+    );
     for name in ["share by fd", "share by fd, read-only", "share by handle"] {
         assert_eq!(check(&device["checks"], name)["state"], "ok", "{device}");
     }
-    for name in ["pidfd_open", "memfd with seals", "MADV_WIPEONFORK", "/proc/self/fd", "unix packet sockets"] {
+    for name in [
+        "pidfd_open",
+        "memfd with seals",
+        "MADV_WIPEONFORK",
+        "/proc/self/fd",
+        "unix packet sockets",
+    ] {
         let check = check(&report["kernel"], name);
-        assert_eq!((&check["state"], &check["needed"]), (&"ok".into(), &true.into()), "{check}");
+        assert_eq!(
+            (&check["state"], &check["needed"]),
+            (&"ok".into(), &true.into()),
+            "{check}"
+        );
     }
 }
 
@@ -55,18 +83,32 @@ fn the_report_to_read_fits_a_terminal_and_has_a_verdict() {
     let output = run(&mut doctor(&[]));
     let report = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{report}");
-    assert!(report.contains("Memory can be shared between processes here on: host"), "{report}");
-    assert!(report.lines().all(|line| line.chars().count() <= 80), "{report}");
-    assert!(!report.contains('\u{1b}'), "colours where there is no terminal");
+    assert!(
+        report.contains("Memory can be shared between processes here on: host"),
+        "{report}"
+    );
+    assert!(
+        report.lines().all(|line| line.chars().count() <= 80),
+        "{report}"
+    );
+    assert!(
+        !report.contains('\u{1b}'),
+        "colours where there is no terminal"
+    );
 }
 
 #[test]
 fn every_device_is_tried() {
     let output = run(doctor(&["--json"]).env("GPU_IPC_HOST_DEVICES", "3"));
     let report = json(&output);
-    let devices = backend(&report, "host")["devices"].as_array().expect("a list");
+    let devices = backend(&report, "host")["devices"]
+        .as_array()
+        .expect("a list");
     assert_eq!(devices.len(), 3);
-    assert!(devices.iter().all(|device| device["works"] == true), "{report}");
+    assert!(
+        devices.iter().all(|device| device["works"] == true),
+        "{report}"
+    );
 }
 
 #[test]
@@ -76,11 +118,21 @@ fn a_required_backend_without_a_device_is_a_failure_with_reason_and_remedy() {
     let report = json(&output);
     assert_eq!(report["ok"], false);
     let failed = report["failed"].as_array().expect("a list");
-    assert!(failed.iter().any(|why| why.as_str().is_some_and(|why| why.starts_with("host is required"))), "{report}");
+    assert!(
+        failed.iter().any(|why| why
+            .as_str()
+            .is_some_and(|why| why.starts_with("host is required"))),
+        "{report}"
+    );
     let host = backend(&report, "host");
     assert_eq!(host["state"], "absent");
     assert!(host["why"].is_string(), "{host}");
-    assert!(host["remedy"].as_str().is_some_and(|remedy| remedy.contains("GPU_IPC_HOST_DEVICES")), "{host}");
+    assert!(
+        host["remedy"]
+            .as_str()
+            .is_some_and(|remedy| remedy.contains("GPU_IPC_HOST_DEVICES")),
+        "{host}"
+    );
 }
 
 #[test]
@@ -89,7 +141,12 @@ fn a_wrong_variable_is_named() {
     let report = json(&output);
     let host = backend(&report, "host");
     assert_eq!(host["state"], "failed");
-    assert!(host["why"].as_str().is_some_and(|why| why.contains("GPU_IPC_HOST_BYTES")), "{host}");
+    assert!(
+        host["why"]
+            .as_str()
+            .is_some_and(|why| why.contains("GPU_IPC_HOST_BYTES")),
+        "{host}"
+    );
 }
 
 /// A device on which nothing can be allocated is found, and does not work.
@@ -102,7 +159,12 @@ fn a_device_without_memory_fails_its_trials_and_nothing_else() {
     assert_eq!(device["works"], false);
     let trial = check(&device["checks"], "share by fd");
     assert_eq!(trial["state"], "failed");
-    assert!(trial["found"].as_str().is_some_and(|found| found.contains("out of memory")), "{trial}");
+    assert!(
+        trial["found"]
+            .as_str()
+            .is_some_and(|found| found.contains("out of memory")),
+        "{trial}"
+    );
     assert!(trial["remedy"].is_string(), "{trial}");
 }
 
@@ -110,17 +172,29 @@ fn a_device_without_memory_fails_its_trials_and_nothing_else() {
 fn an_open_runtime_directory_is_fatal_and_explained() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().expect("a directory");
-    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).expect("ours");
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755))
+        .expect("ours");
     let output = run(doctor(&[]).env("GPU_IPC_RUNTIME_DIR", directory.path()));
     assert_eq!(output.status.code(), Some(1));
     let report = text(&output.stdout);
-    assert!(report.contains("$GPU_IPC_RUNTIME_DIR: mode 0755: others may enter"), "{report}");
-    assert!(report.contains("→ name a directory of this user with mode 0700"), "{report}");
+    assert!(
+        report.contains("$GPU_IPC_RUNTIME_DIR: mode 0755: others may enter"),
+        "{report}"
+    );
+    assert!(
+        report.contains("→ name a directory of this user with mode 0700"),
+        "{report}"
+    );
 }
 
 #[test]
 fn wrong_usage_ends_with_2() {
-    for args in [&["--require", "metal"][..], &["--timeout", "0"], &["x"], &["--require"]] {
+    for args in [
+        &["--require", "metal"][..],
+        &["--timeout", "0"],
+        &["x"],
+        &["--require"],
+    ] {
         assert_eq!(run(&mut doctor(args)).status.code(), Some(2), "{args:?}");
     }
 }
@@ -129,7 +203,8 @@ fn wrong_usage_ends_with_2() {
 #[test]
 fn the_document_explains_every_line() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/TOOLS.md");
-    let document = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let document =
+        std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let report = json(&run(&mut doctor(&["--json"])));
     let mut names: Vec<String> = Vec::new();
     let mut add = |checks: &Value| {
@@ -141,18 +216,39 @@ fn the_document_explains_every_line() {
     add(&report["limits"]);
     for backend in report["backends"].as_array().expect("a list") {
         add(&backend["checks"]);
-        backend["devices"].as_array().expect("a list").iter().for_each(|device| add(&device["checks"]));
+        backend["devices"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .for_each(|device| add(&device["checks"]));
     }
     assert!(names.len() > 20, "the report has only {names:?}");
     let host = backend(&report, "host");
-    for object in [&report, host, &host["devices"][0], &host["devices"][0]["caps"], &report["kernel"][0]] {
+    for object in [
+        &report,
+        host,
+        &host["devices"][0],
+        &host["devices"][0]["caps"],
+        &report["kernel"][0],
+    ] {
         names.extend(object.as_object().expect("an object").keys().cloned());
     }
-    for state in ["ok", "warning", "failed", "absent", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "sharing"] {
+    for state in [
+        "ok",
+        "warning",
+        "failed",
+        "absent",
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "sharing",
+    ] {
         names.push(state.to_owned());
     }
     for name in names {
-        assert!(document.contains(&format!("`{name}`")), "docs/TOOLS.md lacks `{name}`");
+        assert!(
+            document.contains(&format!("`{name}`")),
+            "docs/TOOLS.md lacks `{name}`"
+        );
     }
 }
 
@@ -179,8 +275,16 @@ fn a_driver_that_crashes_or_hangs_or_refuses_is_reported_and_the_rest_goes_on() 
             "failed",
             "the process that was starting the driver was killed by signal 11",
         ),
-        ("for (;;) pause();", "failed", "the process that was starting the driver was silent for 5 s and was killed"),
-        ("_exit(7);", "failed", "the process that was starting the driver ended with status 7"),
+        (
+            "for (;;) pause();",
+            "failed",
+            "the process that was starting the driver was silent for 5 s and was killed",
+        ),
+        (
+            "_exit(7);",
+            "failed",
+            "the process that was starting the driver ended with status 7",
+        ),
         ("return 100;", "absent", "cuInit gave 100"),
     ];
     for (start, state, why) in cases {
@@ -196,13 +300,25 @@ fn a_driver_that_crashes_or_hangs_or_refuses_is_reported_and_the_rest_goes_on() 
         let report = json(&output);
         let cuda = backend(&report, "cuda");
         // Where a driver's files are, a refusal is a failure too.
-        let expected = if Path::new("/dev/nvidiactl").exists() { "failed" } else { state };
+        let expected = if Path::new("/dev/nvidiactl").exists() {
+            "failed"
+        } else {
+            state
+        };
         assert_eq!(cuda["state"], expected, "{cuda}");
-        assert!(cuda["why"].as_str().is_some_and(|said| said.starts_with(why)), "{why} is not what is said: {cuda}");
+        assert!(
+            cuda["why"]
+                .as_str()
+                .is_some_and(|said| said.starts_with(why)),
+            "{why} is not what is said: {cuda}"
+        );
         assert!(cuda["remedy"].is_string(), "{cuda}");
         // On a busy machine five seconds may be too few for a driver that does not hang.
         let host = backend(&report, "host");
         assert!(hangs || host["devices"][0]["works"] == true, "{report}");
-        assert!(!hangs || host["state"] != "absent", "nothing is said of the others: {report}");
+        assert!(
+            !hangs || host["state"] != "absent",
+            "nothing is said of the others: {report}"
+        );
     }
 }

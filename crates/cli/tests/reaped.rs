@@ -10,8 +10,21 @@ fn the_demo_leaves_no_process_behind() {
     // Whatever the demo starts and does not wait for becomes a child of this process.
     set_child_subreaper(Some(getpid())).expect("Linux 3.4 or later");
     let mut demo = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
-    demo.args(["demo", "--backend", "host", "--blocks", "4", "--consumers", "1", "--size", "4KiB"]);
-    let status = demo.stdout(Stdio::null()).status().expect("the program was built");
+    demo.args([
+        "demo",
+        "--backend",
+        "host",
+        "--blocks",
+        "4",
+        "--consumers",
+        "1",
+        "--size",
+        "4KiB",
+    ]);
+    let status = demo
+        .stdout(Stdio::null())
+        .status()
+        .expect("the program was built");
     assert!(status.success());
     match waitpid(None, WaitOptions::NOHANG) {
         Err(Errno::CHILD) => {}

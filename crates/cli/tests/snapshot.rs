@@ -8,7 +8,10 @@ use gpu_ipc::backend::{Piece, RegionSource, SourceUsage};
 use gpu_ipc::{After, BackendKind, Participant, Session, To, Wait, detect};
 
 fn run(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_gpu-ipc")).args(args).output().expect("the program was built")
+    Command::new(env!("CARGO_BIN_EXE_gpu-ipc"))
+        .args(args)
+        .output()
+        .expect("the program was built")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -18,11 +21,23 @@ fn text(bytes: &[u8]) -> String {
 const REGION: u64 = 1 << 20;
 
 fn open(dir: &tempfile::TempDir) -> (Arc<Arena>, Session, Participant) {
-    let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
-    let options = ArenaOptions::default().name("arena").limit(4 * REGION).growth(Growth::Fixed(REGION));
+    let gpu = detect()
+        .expect("the host is there")
+        .first(BackendKind::Host)
+        .expect("the host is there");
+    let options = ArenaOptions::default()
+        .name("arena")
+        .limit(4 * REGION)
+        .growth(Growth::Fixed(REGION));
     let arena = Arena::new(gpu.clone(), options).expect("an arena");
-    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).arena(&arena).open().expect("a session");
-    let participant = Participant::builder(gpu).connect(session.socket_path()).expect("connected");
+    let session = Session::builder(gpu.clone())
+        .socket(dir.path().join("s"))
+        .arena(&arena)
+        .open()
+        .expect("a session");
+    let participant = Participant::builder(gpu)
+        .connect(session.socket_path())
+        .expect("connected");
     (arena, session, participant)
 }
 
@@ -32,31 +47,77 @@ fn limbo_and_who_holds_it_are_shown_in_words_as_data_and_as_a_picture() {
     let (_arena, session, participant) = open(&dir);
     let socket = session.socket_path().to_str().expect("a plain path");
     let block = session.alloc(REGION / 2).expect("room");
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
-    let held = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
+    let descriptor = block
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
+    let held = participant
+        .claim(descriptor.as_bytes(), Wait::Host, None)
+        .expect("claimed");
     drop(block);
     let _own = session.alloc(REGION / 4).expect("room");
 
     let picture = dir.path().join("memory.svg");
-    let output = run(&["snapshot", socket, "--timeout", "120", "--svg", picture.to_str().expect("a plain path")]);
+    let output = run(&[
+        "snapshot",
+        socket,
+        "--timeout",
+        "120",
+        "--svg",
+        picture.to_str().expect("a plain path"),
+    ]);
     let page = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{} {page}", text(&output.stderr));
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{} {page}",
+        text(&output.stderr)
+    );
     let own = std::process::id().to_string();
     let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
-    for part in ["in limbo 512 KiB", "limit 4.00 MiB", "HELD BY", "alive", "# in limbo", &own] {
+    for part in [
+        "in limbo 512 KiB",
+        "limit 4.00 MiB",
+        "HELD BY",
+        "alive",
+        "# in limbo",
+        &own,
+    ] {
         assert!(words.contains(part), "no {part:?} in\n{page}");
     }
-    let map = page.lines().find(|line| line.contains("! |")).expect("a region is drawn");
-    assert!(map.ends_with(&format!("|{}{}{}|", "#".repeat(32), "*".repeat(16), "_".repeat(16))), "{page}");
+    let map = page
+        .lines()
+        .find(|line| line.contains("! |"))
+        .expect("a region is drawn");
+    assert!(
+        map.ends_with(&format!(
+            "|{}{}{}|",
+            "#".repeat(32),
+            "*".repeat(16),
+            "_".repeat(16)
+        )),
+        "{page}"
+    );
     let svg = std::fs::read_to_string(&picture).expect("a picture");
-    assert!(svg.starts_with("<svg") && svg.contains(&format!("in limbo, held by {own} (")), "{svg}");
+    assert!(
+        svg.starts_with("<svg") && svg.contains(&format!("in limbo, held by {own} (")),
+        "{svg}"
+    );
 
     let output = run(&["snapshot", socket, "--timeout", "120", "--json"]);
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     assert_eq!(value["ok"], true);
     let snapshot = &value["snapshot"];
-    assert_eq!((&snapshot["name"], &snapshot["limbo_bytes"]), (&"arena".into(), &(REGION / 2).into()));
-    assert_eq!((&snapshot["lent"][0]["limbo"], &snapshot["lent"][0]["holder"]), (&true.into(), &0.into()));
+    assert_eq!(
+        (&snapshot["name"], &snapshot["limbo_bytes"]),
+        (&"arena".into(), &(REGION / 2).into())
+    );
+    assert_eq!(
+        (
+            &snapshot["lent"][0]["limbo"],
+            &snapshot["lent"][0]["holder"]
+        ),
+        (&true.into(), &0.into())
+    );
     assert_eq!(snapshot["holders"][0]["pid"], std::process::id());
     drop(held);
 }
@@ -64,25 +125,60 @@ fn limbo_and_who_holds_it_are_shown_in_words_as_data_and_as_a_picture() {
 #[test]
 fn a_session_without_an_arena_has_one_too() {
     let dir = tempfile::tempdir().expect("a directory");
-    let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
-    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
-    let participant = Participant::builder(gpu).connect(session.socket_path()).expect("connected");
+    let gpu = detect()
+        .expect("the host is there")
+        .first(BackendKind::Host)
+        .expect("the host is there");
+    let session = Session::builder(gpu.clone())
+        .socket(dir.path().join("s"))
+        .open()
+        .expect("a session");
+    let participant = Participant::builder(gpu)
+        .connect(session.socket_path())
+        .expect("connected");
     let socket = session.socket_path().to_str().expect("a plain path");
     let block = session.alloc(16 * REGION).expect("room");
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
-    let held = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
+    let descriptor = block
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
+    let held = participant
+        .claim(descriptor.as_bytes(), Wait::Host, None)
+        .expect("claimed");
     drop(block);
     let _own = session.alloc(8 * REGION).expect("room");
 
     let output = run(&["snapshot", socket, "--timeout", "120"]);
     let page = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{} {page}", text(&output.stderr));
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{} {page}",
+        text(&output.stderr)
+    );
     let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
-    for part in ["arena of device 0", "limit none", "reserved 32.0 MiB", "in limbo 16.0 MiB", "HELD BY", "alive"] {
+    for part in [
+        "arena of device 0",
+        "limit none",
+        "reserved 32.0 MiB",
+        "in limbo 16.0 MiB",
+        "HELD BY",
+        "alive",
+    ] {
         assert!(words.contains(part), "no {part:?} in\n{page}");
     }
-    let map = page.lines().find(|line| line.contains("! |")).expect("a region is drawn");
-    assert!(map.ends_with(&format!("|{}{}{}|", "#".repeat(32), "*".repeat(16), "_".repeat(16))), "{page}");
+    let map = page
+        .lines()
+        .find(|line| line.contains("! |"))
+        .expect("a region is drawn");
+    assert!(
+        map.ends_with(&format!(
+            "|{}{}{}|",
+            "#".repeat(32),
+            "*".repeat(16),
+            "_".repeat(16)
+        )),
+        "{page}"
+    );
     drop(held);
 }
 
@@ -108,18 +204,36 @@ impl RegionSource for Mute {
 #[test]
 fn what_is_not_there_is_a_finding_with_the_reason() {
     let dir = tempfile::tempdir().expect("a directory");
-    let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
-    let mute = Arc::new(Mute(Arena::new(gpu.clone(), ArenaOptions::default()).expect("an arena")));
-    let mute = Session::builder(gpu).source(mute).socket(dir.path().join("mute")).open().expect("a session");
+    let gpu = detect()
+        .expect("the host is there")
+        .first(BackendKind::Host)
+        .expect("the host is there");
+    let mute = Arc::new(Mute(
+        Arena::new(gpu.clone(), ArenaOptions::default()).expect("an arena"),
+    ));
+    let mute = Session::builder(gpu)
+        .source(mute)
+        .socket(dir.path().join("mute"))
+        .open()
+        .expect("a session");
     let mute = mute.socket_path().to_str().expect("a plain path");
     let absent = dir.path().join("absent");
     let absent = absent.to_str().expect("a plain path");
-    for (socket, reason) in [(mute, "has no snapshot"), (absent, "there is no such socket"), ("zzzz", "zzzz")] {
+    for (socket, reason) in [
+        (mute, "has no snapshot"),
+        (absent, "there is no such socket"),
+        ("zzzz", "zzzz"),
+    ] {
         let output = run(&["snapshot", socket, "--timeout", "120"]);
         assert_eq!(output.status.code(), Some(1), "{socket}");
-        assert!(text(&output.stderr).contains(reason), "{}", text(&output.stderr));
+        assert!(
+            text(&output.stderr).contains(reason),
+            "{}",
+            text(&output.stderr)
+        );
         let output = run(&["snapshot", socket, "--json"]);
-        let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        let value: serde_json::Value =
+            serde_json::from_slice(&output.stdout).expect("one JSON object");
         assert_eq!(value["ok"], false);
     }
 }
@@ -131,5 +245,9 @@ fn a_picture_that_cannot_be_written_is_a_finding() {
     let socket = session.socket_path().to_str().expect("a plain path");
     let output = run(&["snapshot", socket, "--svg", "/nowhere/memory.svg"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("/nowhere/memory.svg cannot be written"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("/nowhere/memory.svg cannot be written"),
+        "{}",
+        text(&output.stderr)
+    );
 }

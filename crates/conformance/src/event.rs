@@ -7,12 +7,30 @@ use crate::queue::{Queue, alloc, free};
 use crate::{Case, wait_until};
 
 pub(crate) const CASES: &[Case] = &[
-    Case { name: "event::one_that_was_never_recorded_is_done", run: never_recorded },
-    Case { name: "event::is_done_after_the_work_before_it", run: after_the_work },
-    Case { name: "event::orders_two_streams", run: orders },
-    Case { name: "event::a_wait_keeps_what_was_recorded_when_it_was_queued", run: kept },
-    Case { name: "event::a_wait_is_not_ended_by_a_later_recording", run: not_overtaken },
-    Case { name: "event::a_local_one_has_no_handle", run: no_handle },
+    Case {
+        name: "event::one_that_was_never_recorded_is_done",
+        run: never_recorded,
+    },
+    Case {
+        name: "event::is_done_after_the_work_before_it",
+        run: after_the_work,
+    },
+    Case {
+        name: "event::orders_two_streams",
+        run: orders,
+    },
+    Case {
+        name: "event::a_wait_keeps_what_was_recorded_when_it_was_queued",
+        run: kept,
+    },
+    Case {
+        name: "event::a_wait_is_not_ended_by_a_later_recording",
+        run: not_overtaken,
+    },
+    Case {
+        name: "event::a_local_one_has_no_handle",
+        run: no_handle,
+    },
 ];
 
 /// An event that is destroyed when it is dropped.
@@ -23,7 +41,13 @@ pub(crate) struct Mark<'a> {
 
 impl<'a> Mark<'a> {
     pub fn new(gpu: &'a Gpu, kind: EventKind) -> Mark<'a> {
-        Mark { gpu, raw: gpu.backend().create_event(gpu.device(), kind).expect("an event") }
+        Mark {
+            gpu,
+            raw: gpu
+                .backend()
+                .create_event(gpu.device(), kind)
+                .expect("an event"),
+        }
     }
 
     /// Takes an event that was opened.
@@ -32,7 +56,8 @@ impl<'a> Mark<'a> {
     }
 
     pub fn record(&self, queue: &Queue<'_>) {
-        // SAFETY: `record_event` asks for a live event and stream of one device: both are the case's.
+        // SAFETY: `record_event` asks for a live event and stream of one device: both are the
+        // case's.
         unsafe { self.gpu.backend().record_event(self.raw, queue.raw()) }.expect("it queues");
     }
 
@@ -49,7 +74,8 @@ impl<'a> Mark<'a> {
 
 impl Drop for Mark<'_> {
     fn drop(&mut self) {
-        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: its owner goes.
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: its owner
+        // goes.
         let _ = unsafe { self.gpu.backend().destroy_event(self.raw) };
     }
 }
@@ -68,13 +94,22 @@ fn after_the_work(gpu: &Gpu) {
 }
 
 fn orders(gpu: &Gpu) {
-    let (first, second, mark) = (Queue::new(gpu), Queue::new(gpu), Mark::new(gpu, EventKind::Local));
+    let (first, second, mark) = (
+        Queue::new(gpu),
+        Queue::new(gpu),
+        Mark::new(gpu, EventKind::Local),
+    );
     let memory = alloc(gpu, 4096);
     first.write(memory.base, 1);
     let go = first.hold();
     let two = 2u64.to_le_bytes();
-    // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: waited for below.
-    unsafe { gpu.backend().copy_to_device(first.raw(), memory.base, two.as_ptr(), 8) }.expect("it queues");
+    // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done:
+    // waited for below.
+    unsafe {
+        gpu.backend()
+            .copy_to_device(first.raw(), memory.base, two.as_ptr(), 8)
+    }
+    .expect("it queues");
     mark.record(&first);
     mark.hold_up(&second);
     assert!(!second.is_idle(), "the second stream waits for nothing");
@@ -106,7 +141,10 @@ fn not_overtaken(gpu: &Gpu) {
     mark.hold_up(&third);
     mark.record(&idle);
     wait_until("the second recording", || mark.is_done());
-    assert!(!third.is_idle(), "a wait for the first recording was ended by the second");
+    assert!(
+        !third.is_idle(),
+        "a wait for the first recording was ended by the second"
+    );
     drop(go);
     third.synchronize();
 }
@@ -114,6 +152,10 @@ fn not_overtaken(gpu: &Gpu) {
 fn no_handle(gpu: &Gpu) {
     let mark = Mark::new(gpu, EventKind::Local);
     // SAFETY: `event_handle` asks for a live event: `mark` keeps it.
-    let error = unsafe { gpu.backend().event_handle(mark.raw) }.expect_err("a local event has none");
-    assert!(matches!(error, Error::Unsupported { .. } | Error::Driver { .. }), "{error}");
+    let error =
+        unsafe { gpu.backend().event_handle(mark.raw) }.expect_err("a local event has none");
+    assert!(
+        matches!(error, Error::Unsupported { .. } | Error::Driver { .. }),
+        "{error}"
+    );
 }

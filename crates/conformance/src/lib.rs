@@ -1,10 +1,11 @@
 //! What every backend must do, as one list of cases.
 //!
-//! [`cases`] need one process, [`peer_cases`] two: the test program starts itself again as the peer, and the two talk
-//! over a [`Pipe`]. A case that is in neither list is dead code, which fails the build. A case fails by a panic.
+//! [`cases`] need one process, [`peer_cases`] two: the test program starts itself again as the
+//! peer, and the two talk over a [`Pipe`]. A case that is in neither list is dead code, which fails
+//! the build. A case fails by a panic.
 //!
-//! `tests/conformance.rs` runs both lists on every device of every backend that this machine has; what is absent shows
-//! as ignored, and with `REQUIRE_GPU=1` as failed.
+//! `tests/conformance.rs` runs both lists on every device of every backend that this machine has;
+//! what is absent shows as ignored, and with `REQUIRE_GPU=1` as failed.
 
 mod current;
 mod default_stream;
@@ -67,7 +68,10 @@ pub fn peer_cases() -> Vec<PeerCase> {
 pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !holds() {
-        assert!(start.elapsed().as_secs() < 60, "waited too long for: {what}");
+        assert!(
+            start.elapsed().as_secs() < 60,
+            "waited too long for: {what}"
+        );
         std::thread::yield_now();
     }
 }

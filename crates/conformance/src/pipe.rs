@@ -1,11 +1,13 @@
-//! What the two processes of a case say to each other: short packets, with or without a file descriptor.
+//! What the two processes of a case say to each other: short packets, with or without a file
+//! descriptor.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 
 /// One end of a pair of connected packet sockets.
@@ -36,8 +38,13 @@ impl Pipe {
         if let Some(fd) = &fd {
             control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
         }
-        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
-            .expect("the other process reads");
+        rustix::net::sendmsg(
+            &self.socket,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+        .expect("the other process reads");
     }
 
     /// Receives bytes, of which there are exactly `N`.
@@ -61,7 +68,11 @@ impl Pipe {
             &mut control,
             RecvFlags::CMSG_CLOEXEC,
         );
-        assert_eq!(message.expect("the other process writes").bytes, N, "the other process is gone, or says more");
+        assert_eq!(
+            message.expect("the other process writes").bytes,
+            N,
+            "the other process is gone, or says more"
+        );
         let fd = control.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
             _ => None,

@@ -9,14 +9,38 @@ use crate::queue::Queue;
 use crate::{Case, PeerCase, Pipe};
 
 pub(crate) const CASES: &[Case] = &[
-    Case { name: "range::what_its_capabilities_deny_is_refused", run: denied },
-    Case { name: "range::shows_what_is_mapped_on_it", run: shown },
-    Case { name: "range::grows_by_a_piece_behind_the_last", run: grown },
-    Case { name: "range::shows_other_memory_at_the_same_address", run: replaced },
-    Case { name: "range::is_had_at_a_wanted_address_or_not_at_all", run: wanted },
-    Case { name: "range::memory_outlives_its_handle_and_its_mapping", run: outlives },
-    Case { name: "range::memory_of_another_length_is_refused", run: wrong_length },
-    Case { name: "range::a_piece_is_given_back_by_its_own_call", run: own_call },
+    Case {
+        name: "range::what_its_capabilities_deny_is_refused",
+        run: denied,
+    },
+    Case {
+        name: "range::shows_what_is_mapped_on_it",
+        run: shown,
+    },
+    Case {
+        name: "range::grows_by_a_piece_behind_the_last",
+        run: grown,
+    },
+    Case {
+        name: "range::shows_other_memory_at_the_same_address",
+        run: replaced,
+    },
+    Case {
+        name: "range::is_had_at_a_wanted_address_or_not_at_all",
+        run: wanted,
+    },
+    Case {
+        name: "range::memory_outlives_its_handle_and_its_mapping",
+        run: outlives,
+    },
+    Case {
+        name: "range::memory_of_another_length_is_refused",
+        run: wrong_length,
+    },
+    Case {
+        name: "range::a_piece_is_given_back_by_its_own_call",
+        run: own_call,
+    },
 ];
 
 pub(crate) const PEER_CASES: &[PeerCase] = &[PeerCase {
@@ -39,9 +63,15 @@ impl<'a> Range<'a> {
     }
 
     fn at(gpu: &'a Gpu, pieces: u64, at: Option<DevicePtr>) -> gpu_ipc::Result<Range<'a>> {
-        let range = gpu.backend().reserve_range(gpu.device(), pieces * piece(gpu), at)?;
+        let range = gpu
+            .backend()
+            .reserve_range(gpu.device(), pieces * piece(gpu), at)?;
         assert!(range.len >= pieces * piece(gpu));
-        Ok(Range { gpu, range, mapped: Vec::new() })
+        Ok(Range {
+            gpu,
+            range,
+            mapped: Vec::new(),
+        })
     }
 
     /// Returns where the piece of this number begins.
@@ -51,8 +81,8 @@ impl<'a> Range<'a> {
 
     fn map(&mut self, number: u64, memory: RawMemory, access: Access) {
         let at = self.place(number);
-        // SAFETY: `map_memory` asks for live memory and for reserved addresses where nothing is mapped: the cases map
-        // each place once, and release memory afterwards.
+        // SAFETY: `map_memory` asks for live memory and for reserved addresses where nothing is
+        // mapped: the cases map each place once, and release memory afterwards.
         unsafe { self.gpu.backend().map_memory(at, memory, access) }.expect("it maps");
         self.mapped.push(at);
     }
@@ -60,7 +90,8 @@ impl<'a> Range<'a> {
     fn unmap(&mut self, number: u64) {
         let at = self.place(number);
         self.mapped.retain(|mapped| *mapped != at);
-        // SAFETY: `unmap_memory` asks for a mapping that nothing uses: the cases synchronise their streams.
+        // SAFETY: `unmap_memory` asks for a mapping that nothing uses: the cases synchronise their
+        // streams.
         unsafe { self.gpu.backend().unmap_memory(at) }.expect("it unmaps");
     }
 }
@@ -68,7 +99,8 @@ impl<'a> Range<'a> {
 impl Drop for Range<'_> {
     fn drop(&mut self) {
         for at in self.mapped.drain(..) {
-            // SAFETY: `unmap_memory` asks for a mapping that nothing uses: the cases synchronise their streams.
+            // SAFETY: `unmap_memory` asks for a mapping that nothing uses: the cases synchronise
+            // their streams.
             let _ = unsafe { self.gpu.backend().unmap_memory(at) };
         }
         // SAFETY: `release_range` asks for a range without mappings: they went above.
@@ -82,13 +114,17 @@ fn piece(gpu: &Gpu) -> u64 {
 }
 
 fn create(gpu: &Gpu) -> RawMemory {
-    let made = gpu.backend().create_memory(gpu.device(), piece(gpu)).expect("there is room");
+    let made = gpu
+        .backend()
+        .create_memory(gpu.device(), piece(gpu))
+        .expect("there is room");
     assert_eq!((made.device, made.len), (gpu.device(), piece(gpu)));
     made
 }
 
 fn release(gpu: &Gpu, memory: RawMemory) {
-    // SAFETY: `release_memory` asks for memory that was not released: a case releases what it made, once.
+    // SAFETY: `release_memory` asks for memory that was not released: a case releases what it made,
+    // once.
     unsafe { gpu.backend().release_memory(memory) }.expect("it goes");
 }
 
@@ -104,9 +140,10 @@ fn filled(gpu: &Gpu, value: u64) -> RawMemory {
 fn denied(gpu: &Gpu) {
     let backend = gpu.backend();
     if gpu.caps().ranges {
-        for refused in
-            [backend.create_memory(gpu.device(), 0).map(drop), backend.reserve_range(gpu.device(), 0, None).map(drop)]
-        {
+        for refused in [
+            backend.create_memory(gpu.device(), 0).map(drop),
+            backend.reserve_range(gpu.device(), 0, None).map(drop),
+        ] {
             assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
         }
         let file = std::fs::File::open("/dev/null").expect("it is there");
@@ -114,10 +151,14 @@ fn denied(gpu: &Gpu) {
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
         return;
     }
-    for refused in
-        [backend.create_memory(gpu.device(), 4096).map(drop), backend.reserve_range(gpu.device(), 4096, None).map(drop)]
-    {
-        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    for refused in [
+        backend.create_memory(gpu.device(), 4096).map(drop),
+        backend.reserve_range(gpu.device(), 4096, None).map(drop),
+    ] {
+        assert!(
+            matches!(refused, Err(Error::Unsupported { .. })),
+            "{refused:?}"
+        );
     }
 }
 
@@ -152,17 +193,26 @@ fn grown(gpu: &Gpu) {
         let memory = create(gpu);
         range.map(number, memory, Access::ReadWrite);
         all.push(memory);
-        // One fill over all that is mapped, and every word of the pieces before is still what it was.
+        // One fill over all that is mapped, and every word of the pieces before is still what it
+        // was.
         let (byte, len) = (number as u8 + 1, (number + 1) * piece(gpu));
-        // SAFETY: `fill` asks for a live stream and a range that is valid until it is done: waited for by the reads.
+        // SAFETY: `fill` asks for a live stream and a range that is valid until it is done: waited
+        // for by the reads.
         unsafe { gpu.backend().fill(queue.raw(), range.range.base, byte, len) }.expect("it queues");
         for seen in 0..=number {
             assert_eq!(queue.read(range.place(seen)), u64::from_ne_bytes([byte; 8]));
-            assert_eq!(queue.read(range.place(seen).offset(piece(gpu) - 8)), u64::from_ne_bytes([byte; 8]));
+            assert_eq!(
+                queue.read(range.place(seen).offset(piece(gpu) - 8)),
+                u64::from_ne_bytes([byte; 8])
+            );
         }
     }
     range.unmap(1);
-    assert_eq!(queue.read(range.place(2)), u64::from_ne_bytes([4; 8]), "the pieces around one that went stay");
+    assert_eq!(
+        queue.read(range.place(2)),
+        u64::from_ne_bytes([4; 8]),
+        "the pieces around one that went stay"
+    );
     drop(range);
     all.into_iter().for_each(|memory| release(gpu, memory));
 }
@@ -181,7 +231,9 @@ fn replaced(gpu: &Gpu) {
         }
     }
     drop(range);
-    [old, new].into_iter().for_each(|memory| release(gpu, memory));
+    [old, new]
+        .into_iter()
+        .for_each(|memory| release(gpu, memory));
 }
 
 fn wanted(gpu: &Gpu) {
@@ -191,12 +243,30 @@ fn wanted(gpu: &Gpu) {
     let taken = Range::new(gpu, 2);
     let base = taken.range.base;
     let refused = Range::at(gpu, 2, Some(base)).map(|range| range.range);
-    assert!(matches!(refused, Err(Error::Invalid { what: "the wanted address", .. })), "{refused:?}");
+    assert!(
+        matches!(
+            refused,
+            Err(Error::Invalid {
+                what: "the wanted address",
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
     drop(taken);
     // Other cases may take it meanwhile: then it is refused, and never another one.
     match Range::at(gpu, 2, Some(base)) {
         Ok(range) => assert_eq!(range.range.base, base),
-        Err(error) => assert!(matches!(error, Error::Invalid { what: "the wanted address", .. }), "{error}"),
+        Err(error) => assert!(
+            matches!(
+                error,
+                Error::Invalid {
+                    what: "the wanted address",
+                    ..
+                }
+            ),
+            "{error}"
+        ),
     }
 }
 
@@ -213,10 +283,17 @@ fn outlives(gpu: &Gpu) {
     assert_eq!(queue.read(range.place(0)), 5, "a mapping keeps its memory");
     range.unmap(0);
     // Only the descriptor keeps it from here on.
-    let again = gpu.backend().import_memory(gpu.device(), fd.as_fd(), piece(gpu)).expect("it imports");
+    let again = gpu
+        .backend()
+        .import_memory(gpu.device(), fd.as_fd(), piece(gpu))
+        .expect("it imports");
     drop(fd);
     range.map(0, again, Access::ReadOnly);
-    assert_eq!(queue.read(range.place(0)), 5, "a descriptor keeps its memory");
+    assert_eq!(
+        queue.read(range.place(0)),
+        5,
+        "a descriptor keeps its memory"
+    );
     drop(range);
     release(gpu, again);
 }
@@ -230,10 +307,16 @@ fn wrong_length(gpu: &Gpu) {
     let fd = unsafe { gpu.backend().export_memory(memory) }.expect("it exports");
     let range = Range::new(gpu, 2);
     // At the import, or where the driver does not tell the length, at the mapping.
-    let refused = match gpu.backend().import_memory(gpu.device(), fd.as_fd(), 2 * piece(gpu)) {
+    let refused = match gpu
+        .backend()
+        .import_memory(gpu.device(), fd.as_fd(), 2 * piece(gpu))
+    {
         Ok(imported) => {
             // SAFETY: `map_memory` asks for live memory and free addresses: just made.
-            let refused = unsafe { gpu.backend().map_memory(range.place(0), imported, Access::ReadOnly) };
+            let refused = unsafe {
+                gpu.backend()
+                    .map_memory(range.place(0), imported, Access::ReadOnly)
+            };
             release(gpu, imported);
             refused
         }
@@ -254,13 +337,17 @@ fn own_call(gpu: &Gpu) {
     let inside = at.offset(100);
     assert_eq!(backend.address_range(inside).expect("it is known").base, at);
     let info = backend.classify(inside).expect("it is known");
-    assert_eq!((info.kind, info.device, info.sharing), (MemoryKind::Piece, Some(gpu.device()), None));
+    assert_eq!(
+        (info.kind, info.device, info.sharing),
+        (MemoryKind::Piece, Some(gpu.device()), None)
+    );
     assert!(backend.export_fd(at).is_err() && backend.export_handle(at).is_err());
     // SAFETY: `free` asks for what `alloc` gave: every backend's table refuses what it did not.
     assert!(unsafe { backend.free(at) }.is_err());
     // SAFETY: `close` asks for what was imported whole: every backend's table refuses what was not.
     assert!(unsafe { backend.close(at) }.is_err());
-    // SAFETY: `unmap_memory` asks for what was mapped there: every backend's table refuses what was not.
+    // SAFETY: `unmap_memory` asks for what was mapped there: every backend's table refuses what was
+    // not.
     assert!(unsafe { backend.unmap_memory(range.place(0)) }.is_err());
     range.unmap(1);
     drop(range);
@@ -289,7 +376,10 @@ fn stored_consumer(gpu: &Gpu, pipe: &mut Pipe) {
     let (base, fd) = pipe.receive_fd::<8>();
     pipe.meet();
     let base = DevicePtr(u64::from_le_bytes(base));
-    let memory = gpu.backend().import_memory(gpu.device(), fd.as_fd(), piece(gpu)).expect("it imports");
+    let memory = gpu
+        .backend()
+        .import_memory(gpu.device(), fd.as_fd(), piece(gpu))
+        .expect("it imports");
     drop(fd);
     // At the producer's address if nothing of this process lies there.
     let mut range = Range::at(gpu, 1, Some(base)).unwrap_or_else(|_| Range::new(gpu, 1));

@@ -28,13 +28,19 @@ pub fn main() {
         return consume(&peer);
     }
     if std::env::var_os("GPU_IPC_HOST_DEVICES").is_none() {
-        // SAFETY: `set_var` asks that no other thread reads the environment: this is the only thread.
+        // SAFETY: `set_var` asks that no other thread reads the environment: this is the only
+        // thread.
         unsafe { std::env::set_var("GPU_IPC_HOST_DEVICES", "2") };
     }
     let found = gpu_ipc::detect().expect("the environment is right");
     let mut trials = Vec::new();
     for kind in BackendKind::ALL {
-        let gpus: Vec<Gpu> = found.gpus().iter().filter(|gpu| gpu.kind() == kind).cloned().collect();
+        let gpus: Vec<Gpu> = found
+            .gpus()
+            .iter()
+            .filter(|gpu| gpu.kind() == kind)
+            .cloned()
+            .collect();
         if gpus.is_empty() {
             let why = found.missing().iter().find(|(missing, _)| *missing == kind);
             let why = why.map_or("it has no device".into(), |(_, error)| error.to_string());
@@ -59,31 +65,50 @@ fn present(gpu: &Gpu) -> Vec<Trial> {
     }
     for case in peer_cases() {
         let gpu = gpu.clone();
-        trials.push(Trial::test(name(case.name), move || with_peer(&gpu, case.name, case.producer)));
+        trials.push(Trial::test(name(case.name), move || {
+            with_peer(&gpu, case.name, case.producer)
+        }));
     }
     trials
 }
 
-/// Shows every case of a backend that is not here as ignored, or, where it was asked for, as failed.
+/// Shows every case of a backend that is not here as ignored, or, where it was asked for, as
+/// failed.
 fn absent(kind: BackendKind, why: &str) -> Vec<Trial> {
     let wanted = std::env::var("REQUIRE_BACKEND").unwrap_or_else(|_| "cuda".into());
     let required = std::env::var("REQUIRE_GPU").is_ok_and(|v| v == "1") && kind.name() == wanted;
-    let names = cases().into_iter().map(|case| case.name).chain(peer_cases().into_iter().map(|case| case.name));
+    let names = cases()
+        .into_iter()
+        .map(|case| case.name)
+        .chain(peer_cases().into_iter().map(|case| case.name));
     eprintln!("no {kind}: {why}");
     names
         .map(|case| {
             let why = why.to_owned();
-            Trial::test(format!("{kind}:-::{case}"), move || Err(Failed::from(why))).with_ignored_flag(!required)
+            Trial::test(format!("{kind}:-::{case}"), move || Err(Failed::from(why)))
+                .with_ignored_flag(!required)
         })
         .collect()
 }
 
 /// Runs the producer's side here and the consumer's in this program, started again.
 fn with_peer(gpu: &Gpu, name: &str, producer: fn(&Gpu, &mut Pipe)) -> Result<(), Failed> {
-    let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let pair = || {
+        socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+    };
     let (ours, theirs) = pair().map_err(|e| e.to_string())?;
     let (backend, device) = (gpu.kind().name().to_owned(), gpu.device().0);
-    let peer = Peer { case: name.to_owned(), backend, device, pipe: theirs.as_raw_fd() };
+    let peer = Peer {
+        case: name.to_owned(),
+        backend,
+        device,
+        pipe: theirs.as_raw_fd(),
+    };
     let mut program = this_program();
     keep_open(&mut program, &theirs);
     let mut child = Child::<(), ()>::run(program, &peer);
@@ -91,15 +116,30 @@ fn with_peer(gpu: &Gpu, name: &str, producer: fn(&Gpu, &mut Pipe)) -> Result<(),
     drop(theirs);
     producer(gpu, &mut Pipe::new(ours));
     let status = child.wait();
-    if status.success() { Ok(()) } else { Err(Failed::from(format!("the other process ended with {status}"))) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(Failed::from(format!(
+            "the other process ended with {status}"
+        )))
+    }
 }
 
 fn consume(peer: &Peer) {
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == peer.backend).expect("a backend's name");
-    let backend = gpu_ipc::detect().and_then(|found| found.backend(kind)).expect("it is there in the other process");
+    let kind = BackendKind::ALL
+        .into_iter()
+        .find(|kind| kind.name() == peer.backend)
+        .expect("a backend's name");
+    let backend = gpu_ipc::detect()
+        .and_then(|found| found.backend(kind))
+        .expect("it is there in the other process");
     let gpu = Gpu::new(backend, DeviceId(peer.device)).expect("there is the device");
-    let case = peer_cases().into_iter().find(|case| case.name == peer.case).expect("a case of the list");
-    // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: it was left open for this process.
+    let case = peer_cases()
+        .into_iter()
+        .find(|case| case.name == peer.case)
+        .expect("a case of the list");
+    // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: it was left open for
+    // this process.
     let pipe = unsafe { OwnedFd::from_raw_fd(peer.pipe) };
     (case.consumer)(&gpu, &mut Pipe::new(pipe));
 }

@@ -1,5 +1,6 @@
-//! Runs the list on HIP devices that are shared memory: over a library that stands in for AMD's, as a runtime of which
-//! everything is proved, one of which nothing is, one without virtual memory, and an old one.
+//! Runs the list on HIP devices that are shared memory: over a library that stands in for AMD's, as
+//! a runtime of which everything is proved, one of which nothing is, one without virtual memory,
+//! and an old one.
 
 use std::env;
 use std::path::PathBuf;
@@ -32,7 +33,10 @@ fn main() -> ExitCode {
         conformance_program::main();
         return ExitCode::SUCCESS;
     }
-    let trials = RUNTIMES.iter().map(|runtime| Trial::test(runtime.0, move || run(runtime))).collect();
+    let trials = RUNTIMES
+        .iter()
+        .map(|runtime| Trial::test(runtime.0, move || run(runtime)))
+        .collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
@@ -43,18 +47,37 @@ fn run(&(name, version, steps): &Runtime) -> Result<(), Failed> {
         .arg("hip:")
         .env(RUN, "1")
         .env(LIBRARY, library)
-        .env(PROOF, Proof::new(Version(version), steps.iter().copied()).to_string())
+        .env(
+            PROOF,
+            Proof::new(Version(version), steps.iter().copied()).to_string(),
+        )
         .env("GPU_IPC_SHIM", "host")
         // A wait of a stream's occupies one of four queues, which no probe would prove.
-        .env("GPU_IPC_SHIM_INJECT", if steps.contains(&Step::Waits) { "free-queues" } else { "" })
+        .env(
+            "GPU_IPC_SHIM_INJECT",
+            if steps.contains(&Step::Waits) {
+                "free-queues"
+            } else {
+                ""
+            },
+        )
         .env("GPU_IPC_SHIM_VERSION", version.to_string())
         .env("REQUIRE_GPU", "1")
         .env("REQUIRE_BACKEND", "hip")
         .output()?;
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let result = out.lines().find(|line| line.starts_with("test result:")).unwrap_or("it did not end").to_owned();
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    let result = out
+        .lines()
+        .find(|line| line.starts_with("test result:"))
+        .unwrap_or("it did not end")
+        .to_owned();
     // A list that ran nothing would be all right too, as far as its own result goes.
-    let some = out.lines().any(|line| line.starts_with("test hip:1::") && line.ends_with("ok"));
+    let some = out
+        .lines()
+        .any(|line| line.starts_with("test hip:1::") && line.ends_with("ok"));
     if output.status.success() && some && result.contains(" 0 ignored;") {
         eprintln!("{name}: {result}");
         return Ok(());

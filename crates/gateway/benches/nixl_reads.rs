@@ -1,13 +1,15 @@
-//! Measures reads by NIXL between two processes with each kind of memory, and a plain copy between the two devices.
+//! Measures reads by NIXL between two processes with each kind of memory, and a plain copy between
+//! the two devices.
 //!
 //!     UCX_TLS=tcp GPU_IPC_NIXL=$(ci/nixl-wheel) \
 //!         cargo bench --manifest-path crates/gateway/Cargo.toml --bench nixl_reads -- [MIB]...
 //!
-//! `--from cuda:0 --to cuda:1` reads from one GPU to another. A read is given to NIXL whole, and cut as the gateway
-//! cuts it, in turns over the same connection, by an agent that polls, as a pull has it, and by one with NIXL's thread.
-//! With `--cuts` plain memory is also read in pieces of several lengths, with one, two and four under way. A figure is
-//! the median of its rounds after the first, which makes the connection; every byte is looked at once. What fails is
-//! said, and the rest goes on.
+//! `--from cuda:0 --to cuda:1` reads from one GPU to another. A read is given to NIXL whole, and
+//! cut as the gateway cuts it, in turns over the same connection, by an agent that polls, as a pull
+//! has it, and by one with NIXL's thread. With `--cuts` plain memory is also read in pieces of
+//! several lengths, with one, two and four under way. A figure is the median of its rounds after
+//! the first, which makes the connection; every byte is looked at once. What fails is said, and the
+//! rest goes on.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -86,7 +88,11 @@ impl Kind {
     }
 
     fn most(self) -> u64 {
-        if self == Kind::Pinned { MOST_PINNED } else { u64::MAX }
+        if self == Kind::Pinned {
+            MOST_PINNED
+        } else {
+            u64::MAX
+        }
     }
 }
 
@@ -112,14 +118,26 @@ const AGENTS: [&str; 2] = ["polls", "thread"];
 
 impl Row {
     fn json(&self) -> serde_json::Value {
-        let Row { what, agent, mib, whole, pieces } = self;
+        let Row {
+            what,
+            agent,
+            mib,
+            whole,
+            pieces,
+        } = self;
         serde_json::json!({ "what": what, "agent": agent, "mib": mib, "whole": whole, "pieces": pieces })
     }
 }
 
 impl Cut {
     fn json(&self) -> serde_json::Value {
-        let Cut { agent, mib, piece_mib, under_way, gb_s } = self;
+        let Cut {
+            agent,
+            mib,
+            piece_mib,
+            under_way,
+            gb_s,
+        } = self;
         serde_json::json!({ "agent": agent, "mib": mib, "piece_mib": piece_mib, "under_way": under_way, "gb_s": gb_s })
     }
 }
@@ -134,8 +152,11 @@ fn main() -> Outcome<()> {
     }
     let gpu = device(&options.to)?;
     // On the host one kind is as another.
-    let kinds: &[Kind] =
-        if gpu.kind() == BackendKind::Host { &[Kind::Virtual] } else { &[Kind::Plain, Kind::Virtual, Kind::Pinned] };
+    let kinds: &[Kind] = if gpu.kind() == BackendKind::Host {
+        &[Kind::Virtual]
+    } else {
+        &[Kind::Plain, Kind::Virtual, Kind::Pinned]
+    };
     let (mut rows, mut cuts) = (Vec::new(), Vec::new());
     for &kind in kinds {
         for agent in AGENTS {
@@ -159,11 +180,31 @@ fn main() -> Outcome<()> {
         println!("{}", serde_json::json!({ "rows": rows, "cuts": cuts }));
         return Ok(());
     }
-    println!("{:>12} {:>7} {:>8} {:>12} {:>12} {:>7}", "memory", "agent", "MiB", "pieces GB/s", "whole GB/s", "ratio");
-    for Row { what, agent, mib, whole, pieces } in rows {
-        println!("{what:>12} {agent:>7} {mib:>8} {pieces:>12.3} {whole:>12.3} {:>7.2}", pieces / whole);
+    println!(
+        "{:>12} {:>7} {:>8} {:>12} {:>12} {:>7}",
+        "memory", "agent", "MiB", "pieces GB/s", "whole GB/s", "ratio"
+    );
+    for Row {
+        what,
+        agent,
+        mib,
+        whole,
+        pieces,
+    } in rows
+    {
+        println!(
+            "{what:>12} {agent:>7} {mib:>8} {pieces:>12.3} {whole:>12.3} {:>7.2}",
+            pieces / whole
+        );
     }
-    for Cut { agent, mib, piece_mib, under_way, gb_s } in cuts {
+    for Cut {
+        agent,
+        mib,
+        piece_mib,
+        under_way,
+        gb_s,
+    } in cuts
+    {
         println!(
             "cut: {agent:>7} {mib:>6} MiB in pieces of {piece_mib:>4} MiB, {under_way} under way: {gb_s:>8.3} GB/s"
         );
@@ -180,8 +221,15 @@ fn reads(
     rows: &mut Vec<Row>,
     cuts: &mut Vec<Cut>,
 ) -> Outcome<()> {
-    let sizes: Vec<u64> = options.mib.iter().map(|mib| mib << 20).filter(|bytes| *bytes <= kind.most()).collect();
-    let Some(&largest) = sizes.iter().max() else { return Ok(()) };
+    let sizes: Vec<u64> = options
+        .mib
+        .iter()
+        .map(|mib| mib << 20)
+        .filter(|bytes| *bytes <= kind.most())
+        .collect();
+    let Some(&largest) = sizes.iter().max() else {
+        return Ok(());
+    };
     let here = take(gpu, kind, largest)?;
     let mut origin = Command::new(std::env::current_exe()?)
         .args(options.mib.iter().map(u64::to_string))
@@ -198,7 +246,11 @@ fn reads(
     let mut metadata = vec![0; usize::try_from(number(&mut output)?)?];
     output.read_exact(&mut metadata)?;
 
-    let start = if agent == AGENTS[0] { Nixl::start_reader } else { Nixl::start };
+    let start = if agent == AGENTS[0] {
+        Nixl::start_reader
+    } else {
+        Nixl::start
+    };
     let mut nixl = start(&format!("reads-replica-{}-{agent}", kind.name()), None)?;
     // SAFETY: `register`: the memory is never freed.
     let _registration = unsafe { nixl.register(&[here]) }?;
@@ -206,7 +258,14 @@ fn reads(
     nixl.set_pieces(u64::MAX, 1);
     let raw = nixl.load_peer(&metadata)?;
     for bytes in sizes {
-        let pair = Pair { from: RemoteSpan { address, bytes, place }, to: Span { bytes, ..here } };
+        let pair = Pair {
+            from: RemoteSpan {
+                address,
+                bytes,
+                place,
+            },
+            to: Span { bytes, ..here },
+        };
         let mut times = [Vec::new(), Vec::new()];
         let begun = Instant::now();
         for round in 0..ROUNDS {
@@ -223,22 +282,38 @@ fn reads(
         check(gpu, here, bytes)?;
         let [pieces, whole] = times.map(median);
         let speed = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
-        rows.push(Row { what: kind.name(), agent, mib: bytes >> 20, whole: speed(whole), pieces: speed(pieces) });
+        rows.push(Row {
+            what: kind.name(),
+            agent,
+            mib: bytes >> 20,
+            whole: speed(whole),
+            pieces: speed(pieces),
+        });
         if whole > SLOW {
             break;
         }
         if options.cuts && (kind == Kind::Plain || gpu.kind() == BackendKind::Host) {
             let begun = Instant::now();
-            let all = UNDER_WAY.iter().flat_map(|&under_way| CUTS.iter().map(move |&mib| (mib, under_way)));
+            let all = UNDER_WAY
+                .iter()
+                .flat_map(|&under_way| CUTS.iter().map(move |&mib| (mib, under_way)));
             for (piece_mib, under_way) in all.filter(|(mib, _)| mib << 20 < bytes) {
                 if begun.elapsed() > CUT_ENOUGH {
                     break;
                 }
                 nixl.set_pieces(piece_mib << 20, under_way);
                 let cut = nixl.load_peer(&metadata)?;
-                let times = (0..CUT_ROUNDS).map(|_| read(&*cut, pair)).collect::<Outcome<Vec<_>>>()?;
+                let times = (0..CUT_ROUNDS)
+                    .map(|_| read(&*cut, pair))
+                    .collect::<Outcome<Vec<_>>>()?;
                 let gb_s = speed(median(times[1..].to_vec()));
-                cuts.push(Cut { agent, mib: bytes >> 20, piece_mib, under_way, gb_s });
+                cuts.push(Cut {
+                    agent,
+                    mib: bytes >> 20,
+                    piece_mib,
+                    under_way,
+                    gb_s,
+                });
             }
             check(gpu, here, bytes)?;
         }
@@ -251,10 +326,15 @@ fn reads(
 /// Copies all sizes from one device to the other, in this process.
 fn copies(options: &Options, to: &Gpu, rows: &mut Vec<Row>) -> Outcome<()> {
     let from = device(&options.from)?;
-    to.backend().enable_peer_access(to.device(), from.device())?;
-    from.backend().enable_peer_access(from.device(), to.device())?;
+    to.backend()
+        .enable_peer_access(to.device(), from.device())?;
+    from.backend()
+        .enable_peer_access(from.device(), to.device())?;
     let largest = options.mib.iter().max().map_or(0, |mib| mib << 20);
-    let (source, target) = (take(&from, Kind::Plain, largest)?, take(to, Kind::Plain, largest)?);
+    let (source, target) = (
+        take(&from, Kind::Plain, largest)?,
+        take(to, Kind::Plain, largest)?,
+    );
     fill(&from, source)?;
     let stream = Stream::create(to)?;
     for bytes in options.mib.iter().map(|mib| mib << 20) {
@@ -262,7 +342,8 @@ fn copies(options: &Options, to: &Gpu, rows: &mut Vec<Row>) -> Outcome<()> {
         for round in 0..ROUNDS {
             let begun = Instant::now();
             let (to_at, from_at) = (DevicePtr(target.address), DevicePtr(source.address));
-            // SAFETY: `copy`: both are allocations of that length that are never freed, and the stream lives.
+            // SAFETY: `copy`: both are allocations of that length that are never freed, and the
+            // stream lives.
             unsafe { to.backend().copy(stream.raw(), to_at, from_at, bytes) }?;
             stream.synchronize()?;
             if round > 0 {
@@ -271,7 +352,13 @@ fn copies(options: &Options, to: &Gpu, rows: &mut Vec<Row>) -> Outcome<()> {
         }
         check(to, target, bytes)?;
         let speed = bytes as f64 / median(times).as_secs_f64() / 1e9;
-        rows.push(Row { what: "peer copy", agent: "none", mib: bytes >> 20, whole: speed, pieces: speed });
+        rows.push(Row {
+            what: "peer copy",
+            agent: "none",
+            mib: bytes >> 20,
+            whole: speed,
+            pieces: speed,
+        });
     }
     Ok(())
 }
@@ -279,7 +366,8 @@ fn copies(options: &Options, to: &Gpu, rows: &mut Vec<Row>) -> Outcome<()> {
 /// Reads once, and returns how long it took.
 fn read(peer: &dyn Peer, pair: Pair) -> Outcome<Duration> {
     let begun = Instant::now();
-    // SAFETY: `read`: the destination is never freed, and nobody looks at it before the transfer has ended.
+    // SAFETY: `read`: the destination is never freed, and nobody looks at it before the transfer
+    // has ended.
     let mut transfer = unsafe { peer.read(&[pair]) }?;
     while transfer.poll()? != Progress::Done {
         std::thread::yield_now();
@@ -291,7 +379,10 @@ fn read(peer: &dyn Peer, pair: Pair) -> Outcome<Duration> {
 fn serve(gpu: &Gpu, kind: Kind, bytes: u64) -> Outcome<()> {
     let here = take(gpu, kind, bytes)?;
     fill(gpu, here)?;
-    let nixl = Nixl::start(&format!("reads-origin-{}-{}", kind.name(), std::process::id()), None)?;
+    let nixl = Nixl::start(
+        &format!("reads-origin-{}-{}", kind.name(), std::process::id()),
+        None,
+    )?;
     // SAFETY: `register`: the memory is never freed.
     let _registration = unsafe { nixl.register(&[here]) }?;
     let metadata = nixl.metadata()?;
@@ -318,7 +409,12 @@ fn number(from: &mut ChildStdout) -> Outcome<u64> {
 fn device(name: &str) -> Outcome<Gpu> {
     let found = detect()?;
     let named = |gpu: &&Gpu| format!("{}:{}", gpu.kind(), gpu.device().0) == name;
-    Ok(found.gpus().iter().find(named).cloned().ok_or_else(|| format!("no device {name}"))?)
+    Ok(found
+        .gpus()
+        .iter()
+        .find(named)
+        .cloned()
+        .ok_or_else(|| format!("no device {name}"))?)
 }
 
 /// Takes memory that is never freed: a transfer may outlast everything else.
@@ -327,14 +423,27 @@ fn take(gpu: &Gpu, kind: Kind, bytes: u64) -> Outcome<Span> {
         (BackendKind::Host, _) | (_, Kind::Pinned) => Place::Host,
         _ => Place::Device(gpu.device().0),
     };
-    let sharing = if kind == Kind::Plain { Sharing::Handle } else { Sharing::Fd };
+    let sharing = if kind == Kind::Plain {
+        Sharing::Handle
+    } else {
+        Sharing::Fd
+    };
     let address = if kind == Kind::Pinned {
-        let memory = HostMemory { pinned: true, numa_node: None };
-        gpu.backend().host_alloc(gpu.device(), usize::try_from(bytes)?, memory)?.0 as u64
+        let memory = HostMemory {
+            pinned: true,
+            numa_node: None,
+        };
+        gpu.backend()
+            .host_alloc(gpu.device(), usize::try_from(bytes)?, memory)?
+            .0 as u64
     } else {
         gpu.backend().alloc(gpu.device(), bytes, sharing)?.base.0
     };
-    Ok(Span { address, bytes, place })
+    Ok(Span {
+        address,
+        bytes,
+        place,
+    })
 }
 
 /// Writes what [`check`] looks for.
@@ -347,11 +456,16 @@ fn fill(gpu: &Gpu, span: Span) -> Outcome<()> {
         contents(&mut chunk[..bytes], at);
         let to = span.address + at;
         if span.place == Place::Host {
-            // SAFETY: `copy_nonoverlapping`: the span is mapped, is nobody else's, and is no vector of this process.
+            // SAFETY: `copy_nonoverlapping`: the span is mapped, is nobody else's, and is no vector
+            // of this process.
             unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), to as *mut u8, bytes) };
         } else {
-            // SAFETY: `copy_to_device`: the span is the device's, and both stay until the stream is done.
-            unsafe { gpu.backend().copy_to_device(stream.raw(), DevicePtr(to), chunk.as_ptr(), bytes) }?;
+            // SAFETY: `copy_to_device`: the span is the device's, and both stay until the stream is
+            // done.
+            unsafe {
+                gpu.backend()
+                    .copy_to_device(stream.raw(), DevicePtr(to), chunk.as_ptr(), bytes)
+            }?;
             stream.synchronize()?;
         }
         at += bytes as u64;
@@ -362,22 +476,36 @@ fn fill(gpu: &Gpu, span: Span) -> Outcome<()> {
 /// Looks at every byte.
 fn check(gpu: &Gpu, span: Span, bytes: u64) -> Outcome<()> {
     let stream = Stream::create(gpu)?;
-    let (mut right, mut found) = (vec![0; usize::try_from(CHUNK)?], vec![0; usize::try_from(CHUNK)?]);
+    let (mut right, mut found) = (
+        vec![0; usize::try_from(CHUNK)?],
+        vec![0; usize::try_from(CHUNK)?],
+    );
     let mut at = 0;
     while at < bytes {
         let length = usize::try_from(CHUNK.min(bytes - at))?;
         contents(&mut right[..length], at);
         let from = span.address + at;
         if span.place == Place::Host {
-            // SAFETY: `copy_nonoverlapping`: the span is mapped, no transfer writes to it, and it is no vector here.
+            // SAFETY: `copy_nonoverlapping`: the span is mapped, no transfer writes to it, and it
+            // is no vector here.
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, found.as_mut_ptr(), length) };
         } else {
-            // SAFETY: `copy_to_host`: the span is the device's, and both stay until the stream is done.
-            unsafe { gpu.backend().copy_to_host(stream.raw(), found.as_mut_ptr(), DevicePtr(from), length) }?;
+            // SAFETY: `copy_to_host`: the span is the device's, and both stay until the stream is
+            // done.
+            unsafe {
+                gpu.backend().copy_to_host(
+                    stream.raw(),
+                    found.as_mut_ptr(),
+                    DevicePtr(from),
+                    length,
+                )
+            }?;
             stream.synchronize()?;
         }
         if found[..length] != right[..length] {
-            return Err(format!("bytes {at} to {} of {bytes} are wrong", at + length as u64).into());
+            return Err(
+                format!("bytes {at} to {} of {bytes} are wrong", at + length as u64).into(),
+            );
         }
         at += length as u64;
     }

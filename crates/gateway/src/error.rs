@@ -2,7 +2,8 @@
 
 /// An error of a gateway.
 ///
-/// The cause, where there is one, is in [`source`](std::error::Error::source) and not repeated in the text.
+/// The cause, where there is one, is in [`source`](std::error::Error::source) and not repeated in
+/// the text.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -23,7 +24,9 @@ pub enum Error {
         why: String,
     },
     /// The other gateway said something that makes no sense.
-    #[error("{what} of the other gateway is {got}, and must be {must}; run the same version on both hosts")]
+    #[error(
+        "{what} of the other gateway is {got}, and must be {must}; run the same version on both hosts"
+    )]
     Malformed {
         /// Which value.
         what: &'static str,

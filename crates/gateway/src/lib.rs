@@ -1,18 +1,19 @@
 //! Replicas of gpu-ipc's objects on other hosts.
 //!
-//! A **gateway** is a process beside a host's broker, an ordinary reader and writer of it. It leases an object to a
-//! gateway of another host, which reads the bytes by a [`transport`], asks for a confirmation, and commits a
-//! **replica**: the same identity and epoch under the same name. Neither the user's process nor the broker speaks to a
-//! network.
+//! A **gateway** is a process beside a host's broker, an ordinary reader and writer of it. It
+//! leases an object to a gateway of another host, which reads the bytes by a [`transport`], asks
+//! for a confirmation, and commits a **replica**: the same identity and epoch under the same name.
+//! Neither the user's process nor the broker speaks to a network.
 //!
 //! Read in this order:
 //!
-//! 1. [`transport`]: carries bytes between the memory of two gateways, and knows nothing of objects.
+//! 1. [`transport`]: carries bytes between the memory of two gateways, and knows nothing of
+//!    objects.
 //! 2. [`message`]: what two gateways say to each other.
 //! 3. [`lease`]: the origin's side, and why a confirmed copy is right. [`pull`]: the replica's.
 //! 4. [`net`]: gateways find each other and ask each other. [`host`]: this host's broker.
-//! 5. [`plan`]: which host reads from which, a crate of its own without dependencies; `simulation` beside it runs
-//!    thousands of hosts over it.
+//! 5. [`plan`]: which host reads from which, a crate of its own without dependencies; `simulation`
+//!    beside it runs thousands of hosts over it.
 //! 6. [`program`]: the commands.
 
 mod error;

@@ -1,4 +1,5 @@
-//! What two gateways say to each other: JSON of at most [`MOST_BYTES`], an answer with two attachments behind it.
+//! What two gateways say to each other: JSON of at most [`MOST_BYTES`], an answer with two
+//! attachments behind it.
 //!
 //! | question | answer | may it be repeated or come late? |
 //! |---|---|---|
@@ -82,7 +83,8 @@ pub struct Ask {
     pub number: u64,
     /// What for.
     pub wanted: Wanted,
-    /// Whether the others that have it failed the asker or kept it waiting, so that it is not to be pointed to them.
+    /// Whether the others that have it failed the asker or kept it waiting, so that it is not to be
+    /// pointed to them.
     pub last_resort: bool,
 }
 
@@ -105,7 +107,8 @@ pub struct Confirm {
     /// Of which object.
     #[serde(with = "hex")]
     pub identity: [u8; 16],
-    /// The asker's number, drawn after the last byte was read: an answer counts for this question alone.
+    /// The asker's number, drawn after the last byte was read: an answer counts for this question
+    /// alone.
     pub number: u64,
 }
 
@@ -129,7 +132,8 @@ pub struct Fill {
     pub way: Way,
     /// Rises with each question, so that an old one writes to no slot that is read.
     pub number: u64,
-    /// A slot each, the first byte of its piece, counted through all regions of the object, and how many there are.
+    /// A slot each, the first byte of its piece, counted through all regions of the object, and how
+    /// many there are.
     pub pieces: Vec<(usize, u64, u64)>,
 }
 
@@ -178,7 +182,9 @@ pub(crate) mod hex {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; 16], D::Error> {
         let text = std::borrow::Cow::<str>::deserialize(from)?;
-        text.parse::<Identity>().map(|identity| identity.0).map_err(D::Error::custom)
+        text.parse::<Identity>()
+            .map(|identity| identity.0)
+            .map_err(D::Error::custom)
     }
 }
 

@@ -1,7 +1,8 @@
-//! Reads by NIXL between two processes, over UCX's TCP. Needs NIXL's library (`ci/nixl-wheel` installs it): without it
-//! all cases are ignored, and failed under `GPU_IPC_REQUIRE_NIXL=1`.
+//! Reads by NIXL between two processes, over UCX's TCP. Needs NIXL's library (`ci/nixl-wheel`
+//! installs it): without it all cases are ignored, and failed under `GPU_IPC_REQUIRE_NIXL=1`.
 //!
-//! The test program starts itself as the origin: it registers memory, and does what it is told on its standard input.
+//! The test program starts itself as the origin: it registers memory, and does what it is told on
+//! its standard input.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
@@ -10,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use gateway::Error;
 use gateway::transport::nixl::Nixl;
-use gateway::transport::{Pair, Peer, Place, Progress, Registration, RemoteSpan, Span, Transfer, Transport};
+use gateway::transport::{
+    Pair, Peer, Place, Progress, Registration, RemoteSpan, Span, Transfer, Transport,
+};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const MIB: u64 = 1 << 20;
@@ -21,15 +24,42 @@ const ORIGIN: &str = "GPU_IPC_NIXL_TEST_ORIGIN";
 type Case = (&'static str, fn());
 
 const CASES: [Case; 10] = [
-    ("an_object_of_64_mib_arrives_whole", an_object_of_64_mib_arrives_whole),
-    ("ranges_of_several_registrations_arrive_in_one_transfer", ranges_of_several_registrations_arrive_in_one_transfer),
-    ("what_is_not_registered_is_refused_on_both_sides", what_is_not_registered_is_refused_on_both_sides),
-    ("metadata_of_anything_is_refused", metadata_of_anything_is_refused),
-    ("one_peer_loaded_twice_is_forgotten_once", one_peer_loaded_twice_is_forgotten_once),
-    ("memory_registered_again_is_loaded_when_nobody_reads", memory_registered_again_is_loaded_when_nobody_reads),
-    ("a_killed_origin_ends_the_transfer_and_another_serves", a_killed_origin_ends_the_transfer_and_another_serves),
-    ("a_stopped_origin_keeps_the_transfer_running_until_it_goes_on", a_stopped_origin_keeps_the_transfer_running),
-    ("a_dropped_transfer_still_writes_so_its_memory_is_kept", a_dropped_transfer_still_writes_so_its_memory_is_kept),
+    (
+        "an_object_of_64_mib_arrives_whole",
+        an_object_of_64_mib_arrives_whole,
+    ),
+    (
+        "ranges_of_several_registrations_arrive_in_one_transfer",
+        ranges_of_several_registrations_arrive_in_one_transfer,
+    ),
+    (
+        "what_is_not_registered_is_refused_on_both_sides",
+        what_is_not_registered_is_refused_on_both_sides,
+    ),
+    (
+        "metadata_of_anything_is_refused",
+        metadata_of_anything_is_refused,
+    ),
+    (
+        "one_peer_loaded_twice_is_forgotten_once",
+        one_peer_loaded_twice_is_forgotten_once,
+    ),
+    (
+        "memory_registered_again_is_loaded_when_nobody_reads",
+        memory_registered_again_is_loaded_when_nobody_reads,
+    ),
+    (
+        "a_killed_origin_ends_the_transfer_and_another_serves",
+        a_killed_origin_ends_the_transfer_and_another_serves,
+    ),
+    (
+        "a_stopped_origin_keeps_the_transfer_running_until_it_goes_on",
+        a_stopped_origin_keeps_the_transfer_running,
+    ),
+    (
+        "a_dropped_transfer_still_writes_so_its_memory_is_kept",
+        a_dropped_transfer_still_writes_so_its_memory_is_kept,
+    ),
     ("two_threads_read_at_a_time", two_threads_read_at_a_time),
 ];
 
@@ -61,13 +91,19 @@ fn main() -> ExitCode {
 }
 
 fn why_not() -> Option<String> {
-    Nixl::start(&name("probe"), Some("tcp")).err().map(|error| error.to_string())
+    Nixl::start(&name("probe"), Some("tcp"))
+        .err()
+        .map(|error| error.to_string())
 }
 
 /// A name that no other agent has.
 fn name(role: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("{role}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+    format!(
+        "{role}-{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    )
 }
 
 /// Eight bytes of the contents, none of them zero.
@@ -85,7 +121,11 @@ fn memory(bytes: u64) -> &'static mut [u8] {
 }
 
 fn span(memory: &[u8]) -> Span {
-    Span { address: memory.as_ptr() as u64, bytes: memory.len() as u64, place: Place::Host }
+    Span {
+        address: memory.as_ptr() as u64,
+        bytes: memory.len() as u64,
+        place: Place::Host,
+    }
 }
 
 fn register(nixl: &Nixl, memory: &[u8]) -> Box<dyn Registration> {
@@ -95,7 +135,8 @@ fn register(nixl: &Nixl, memory: &[u8]) -> Box<dyn Registration> {
 
 // ---- The origin
 
-/// Commands: `new BYTES SEED`, `again INDEX SEED`, `end`. It answers `ADDRESS BYTES METADATA` in hexadecimal.
+/// Commands: `new BYTES SEED`, `again INDEX SEED`, `end`. It answers `ADDRESS BYTES METADATA` in
+/// hexadecimal.
 fn origin() {
     let nixl = Nixl::start(&name("origin"), Some("tcp")).expect("NIXL starts");
     type Held = (&'static mut [u8], Option<Box<dyn Registration>>);
@@ -118,8 +159,12 @@ fn origin() {
             bytes.copy_from_slice(&word(number(2), index as u64)[..bytes.len()]);
         }
         *registration = Some(register(&nixl, memory));
-        let metadata: String =
-            nixl.metadata().expect("it has metadata").iter().map(|byte| format!("{byte:02x}")).collect();
+        let metadata: String = nixl
+            .metadata()
+            .expect("it has metadata")
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         println!("{} {} {metadata}", memory.as_ptr() as u64, memory.len());
     }
 }
@@ -147,7 +192,11 @@ impl Origin {
             .expect("the origin starts");
         let input = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self { child, input, output }
+        Self {
+            child,
+            input,
+            output,
+        }
     }
 
     fn ask(&mut self, command: &str) -> Offer {
@@ -158,14 +207,25 @@ impl Origin {
         let number = |index: usize| words[index].parse::<u64>().expect("a number");
         let hex = words[2].as_bytes().chunks_exact(2);
         let metadata = hex
-            .map(|two| u8::from_str_radix(std::str::from_utf8(two).expect("text"), 16).expect("hexadecimal"))
+            .map(|two| {
+                u8::from_str_radix(std::str::from_utf8(two).expect("text"), 16)
+                    .expect("hexadecimal")
+            })
             .collect();
-        Offer { from: RemoteSpan { address: number(0), bytes: number(1), place: Place::Host }, metadata }
+        Offer {
+            from: RemoteSpan {
+                address: number(0),
+                bytes: number(1),
+                place: Place::Host,
+            },
+            metadata,
+        }
     }
 
     fn signal(&self, signal: libc::c_int) {
         let pid = libc::pid_t::try_from(self.child.id()).expect("it fits");
-        // SAFETY: `kill` takes any numbers; the child is not waited for yet, so the number is its own.
+        // SAFETY: `kill` takes any numbers; the child is not waited for yet, so the number is its
+        // own.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
         if signal == libc::SIGSTOP {
             let stat = format!("/proc/{pid}/stat");
@@ -195,14 +255,23 @@ fn replica() -> Nixl {
 }
 
 fn start(peer: &dyn Peer, from: &RemoteSpan, to: &[u8]) -> Result<Box<dyn Transfer>, Error> {
-    // SAFETY: `read`: the destination is leaked memory, which nobody touches before the transfer has ended.
-    unsafe { peer.read(&[Pair { from: *from, to: span(to) }]) }
+    // SAFETY: `read`: the destination is leaked memory, which nobody touches before the transfer
+    // has ended.
+    unsafe {
+        peer.read(&[Pair {
+            from: *from,
+            to: span(to),
+        }])
+    }
 }
 
 fn watch(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < WATCHDOG, "waited {WATCHDOG:?} in vain: {what}");
+        assert!(
+            begun.elapsed() < WATCHDOG,
+            "waited {WATCHDOG:?} in vain: {what}"
+        );
         std::thread::sleep(Duration::from_micros(200));
     }
 }
@@ -227,7 +296,12 @@ fn end(transfer: &mut dyn Transfer) -> Result<(), Error> {
 fn check(memory: &[u8], seed: u64) {
     for (index, bytes) in memory.chunks(8).enumerate() {
         let right = word(seed, index as u64);
-        assert_eq!(bytes, &right[..bytes.len()], "word {index} of {} bytes by seed {seed}", memory.len());
+        assert_eq!(
+            bytes,
+            &right[..bytes.len()],
+            "word {index} of {} bytes by seed {seed}",
+            memory.len()
+        );
     }
 }
 
@@ -255,11 +329,21 @@ fn ranges_of_several_registrations_arrive_in_one_transfer() {
     }
     // The last metadata tells of all that is registered.
     let peer = nixl.load_peer(&offers[4].metadata).expect("it is one");
-    let targets: Vec<_> = offers.iter().map(|offer| memory(offer.from.bytes)).collect();
+    let targets: Vec<_> = offers
+        .iter()
+        .map(|offer| memory(offer.from.bytes))
+        .collect();
     let _registrations: Vec<_> = targets.iter().map(|to| register(&nixl, to)).collect();
-    let pairs: Vec<_> =
-        offers.iter().zip(&targets).map(|(offer, to)| Pair { from: offer.from, to: span(to) }).collect();
-    // SAFETY: `read`: the destinations are leaked memory, which nobody touches before the transfer has ended.
+    let pairs: Vec<_> = offers
+        .iter()
+        .zip(&targets)
+        .map(|(offer, to)| Pair {
+            from: offer.from,
+            to: span(to),
+        })
+        .collect();
+    // SAFETY: `read`: the destinations are leaked memory, which nobody touches before the transfer
+    // has ended.
     let mut transfer = unsafe { peer.read(&pairs) }.expect("it begins");
     end(&mut *transfer).expect("it ends well");
     for (seed, to) in targets.iter().enumerate() {
@@ -278,17 +362,29 @@ fn what_is_not_registered_is_refused_on_both_sides() {
     assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
     let refused = start(&*peer, &offer.from, &to[..65535]).expect_err("it is shorter");
     assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
-    for (address, bytes) in
-        [(offer.from.address + 1, 65536), (offer.from.address - 1, 65536), (u64::MAX - 65535, 65536)]
-    {
-        let from = RemoteSpan { address, bytes, place: Place::Host };
+    for (address, bytes) in [
+        (offer.from.address + 1, 65536),
+        (offer.from.address - 1, 65536),
+        (u64::MAX - 65535, 65536),
+    ] {
+        let from = RemoteSpan {
+            address,
+            bytes,
+            place: Place::Host,
+        };
         let refused = start(&*peer, &from, to).expect_err("the source is not registered");
-        assert!(matches!(refused, Error::Transfer { .. } | Error::Invalid { .. }), "{refused}");
+        assert!(
+            matches!(refused, Error::Transfer { .. } | Error::Invalid { .. }),
+            "{refused}"
+        );
     }
     drop(registration);
     let refused = start(&*peer, &offer.from, to).expect_err("it is registered no longer");
     assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
-    assert!(to.iter().chain(other.iter()).all(|&byte| byte == 0), "something was written");
+    assert!(
+        to.iter().chain(other.iter()).all(|&byte| byte == 0),
+        "something was written"
+    );
 }
 
 fn metadata_of_anything_is_refused() {
@@ -301,7 +397,14 @@ fn metadata_of_anything_is_refused() {
     replaced.truncate(length - 300);
     replaced.extend(&garbage[..300]);
     let own = nixl.metadata().expect("it has metadata");
-    for wrong in [&[][..], &garbage, &offer.metadata[..length / 2], &offer.metadata[..length - 1], &replaced, &own] {
+    for wrong in [
+        &[][..],
+        &garbage,
+        &offer.metadata[..length / 2],
+        &offer.metadata[..length - 1],
+        &replaced,
+        &own,
+    ] {
         let refused = nixl.load_peer(wrong).expect_err("it is none");
         assert!(matches!(refused, Error::Malformed { .. }), "{refused}");
     }
@@ -341,7 +444,9 @@ fn memory_registered_again_is_loaded_when_nobody_reads() {
     let _registration = register(&nixl, to);
     let one = nixl.load_peer(&first.metadata).expect("it is one");
     let again = origin.ask("again 0 2");
-    let refused = nixl.load_peer(&again.metadata).expect_err("the registration before is in use");
+    let refused = nixl
+        .load_peer(&again.metadata)
+        .expect_err("the registration before is in use");
     assert!(matches!(refused, Error::Unavailable { .. }), "{refused}");
     drop(one);
     let two = nixl.load_peer(&again.metadata).expect("nobody reads");
@@ -403,11 +508,12 @@ fn a_dropped_transfer_still_writes_so_its_memory_is_kept() {
     let transfer = start(&*peer, &offer.from, to).expect("it begins");
     drop((transfer, peer, registration, nixl));
     let first = to.as_ptr();
-    // SAFETY: `read_volatile`: leaked memory, which UCX may write to meanwhile, as the case is about.
+    // SAFETY: `read_volatile`: leaked memory, which UCX may write to meanwhile, as the case is
+    // about.
     assert_eq!(unsafe { first.read_volatile() }, 0);
     origin.signal(libc::SIGCONT);
-    // All were dropped, and yet the bytes come: had the request been released, or the memory been given to others, they
-    // would come there.
+    // All were dropped, and yet the bytes come: had the request been released, or the memory been
+    // given to others, they would come there.
     watch("the bytes arrive", || {
         (0..MIB as usize).step_by(4096).all(|at| {
             // SAFETY: `add`: within the memory.
@@ -420,7 +526,10 @@ fn a_dropped_transfer_still_writes_so_its_memory_is_kept() {
 
 fn two_threads_read_at_a_time() {
     let (mut origin, nixl) = (Origin::start(), replica());
-    let offers = [origin.ask(&format!("new {} 0", 8 * MIB)), origin.ask(&format!("new {} 1", 8 * MIB))];
+    let offers = [
+        origin.ask(&format!("new {} 0", 8 * MIB)),
+        origin.ask(&format!("new {} 1", 8 * MIB)),
+    ];
     let failed = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for (seed, offer) in offers.iter().enumerate() {
@@ -432,7 +541,8 @@ fn two_threads_read_at_a_time() {
                         let to = memory(8 * MIB);
                         let _registration = register(nixl, to);
                         let peer = nixl.load_peer(&last.metadata).expect("it is one");
-                        end(&mut *start(&*peer, &offer.from, to).expect("it begins")).expect("it ends well");
+                        end(&mut *start(&*peer, &offer.from, to).expect("it begins"))
+                            .expect("it ends well");
                         check(to, seed as u64);
                     }
                 };

@@ -1,9 +1,11 @@
-//! Every order of what can happen to one pull, on the machines that ship: origin's table of leases and replica's pull.
+//! Every order of what can happen to one pull, on the machines that ship: origin's table of leases
+//! and replica's pull.
 //!
-//! A message that was sent stays in the network for ever and may be delivered at any time, any number of times, or
-//! never: so it is lost, delayed, repeated and replayed. The origin dies and comes back at the same address, its memory
-//! at the same place. Time passes at any moment, which is a stop of either side. The name is removed, and its memory
-//! written anew, half by half, as soon as no lease holds it; then another object has the name.
+//! A message that was sent stays in the network for ever and may be delivered at any time, any
+//! number of times, or never: so it is lost, delayed, repeated and replayed. The origin dies and
+//! comes back at the same address, its memory at the same place. Time passes at any moment, which
+//! is a stop of either side. The name is removed, and its memory written anew, half by half, as
+//! soon as no lease holds it; then another object has the name.
 //!
 //! Invariant: what is committed is, in both halves, the object that its identity names.
 
@@ -39,7 +41,8 @@ struct Left {
     jumps: u8,
     deaths: u8,
     failures: u8,
-    /// Asks that are delivered: one that comes late opens a lease that nobody uses, again and again.
+    /// Asks that are delivered: one that comes late opens a lease that nobody uses, again and
+    /// again.
     asks: u8,
 }
 
@@ -74,12 +77,24 @@ struct Seen {
 }
 
 fn limits() -> Limits {
-    Limits { leases: 4, of_host: 4, of_object: 4, time: JUMP, most_time: JUMP * 3 }
+    Limits {
+        leases: 4,
+        of_host: 4,
+        of_object: 4,
+        time: JUMP,
+        most_time: JUMP * 3,
+    }
 }
 
 impl World {
     fn begin(rules: Rules, left: Left) -> World {
-        let patience = Patience { answer: JUMP, stall: JUMP * 2, renew: JUMP, busy: JUMP, attempts: 2 };
+        let patience = Patience {
+            answer: JUMP,
+            stall: JUMP * 2,
+            renew: JUMP,
+            busy: JUMP,
+            attempts: 2,
+        };
         let (pull, actions) = Pull::begin(Duration::ZERO, patience, rules);
         let mut world = World {
             now: Duration::ZERO,
@@ -128,7 +143,10 @@ impl World {
                     self.happened(Event::Committed, seen);
                 }
                 Action::Drop => {
-                    assert!(!self.reading, "memory is given back that a transfer writes to");
+                    assert!(
+                        !self.reading,
+                        "memory is given back that a transfer writes to"
+                    );
                     seen.thrown_away += 1;
                     self.arrived.clear();
                 }
@@ -151,15 +169,23 @@ impl World {
         let now = self.now;
         match message {
             Message::Granted(number, grant) => self.happened(Event::Granted(*number, *grant), seen),
-            Message::Declined(number) => self.happened(Event::Declined(*number, String::new(), Again::Later), seen),
+            Message::Declined(number) => {
+                self.happened(Event::Declined(*number, String::new(), Again::Later), seen)
+            }
             Message::Confirmed(number, yes) => self.happened(Event::Confirmed(*number, *yes), seen),
             Message::Renewed(renew, yes) => self.happened(Event::Renewed(renew.lease, *yes), seen),
             to_origin => {
-                let (Some(table), name) = (&mut self.origin, self.name) else { return };
+                let (Some(table), name) = (&mut self.origin, self.name) else {
+                    return;
+                };
                 let answer = match to_origin {
                     Message::Ask(number) => {
                         self.left.asks -= 1;
-                        let wanted = Wanted { name: "model".into(), epoch: None, identity: None };
+                        let wanted = Wanted {
+                            name: "model".into(),
+                            epoch: None,
+                            identity: None,
+                        };
                         let ask = Ask {
                             last_resort: false,
                             asker: Incarnation([9; 16]),
@@ -169,7 +195,13 @@ impl World {
                         };
                         match (table.ask(now, &ask), name) {
                             (Asked::Open(lease), Some(object)) => {
-                                let granted = table.registered(now, lease, [object; 16], object.into(), object);
+                                let granted = table.registered(
+                                    now,
+                                    lease,
+                                    [object; 16],
+                                    object.into(),
+                                    object,
+                                );
                                 granted.ok().map(|grant| Message::Granted(*number, grant))
                             }
                             (Asked::Open(lease), None) => {
@@ -182,11 +214,15 @@ impl World {
                     }
                     Message::Confirm(confirm) => {
                         let yes = table.confirm(now, confirm);
-                        let before = self.network.contains(&Message::Confirmed(confirm.number, true));
+                        let before = self
+                            .network
+                            .contains(&Message::Confirmed(confirm.number, true));
                         seen.replayed += usize::from(before && !yes);
                         Some(Message::Confirmed(confirm.number, yes))
                     }
-                    Message::Renew(renew) => Some(Message::Renewed(*renew, table.renew(now, renew))),
+                    Message::Renew(renew) => {
+                        Some(Message::Renewed(*renew, table.renew(now, renew)))
+                    }
                     Message::Release(release) => {
                         table.release(release);
                         None
@@ -200,7 +236,11 @@ impl World {
 
     /// Whether memory of an object may be written anew: no name and no lease holds it.
     fn is_free(&self) -> bool {
-        self.name.is_none() && self.origin.as_ref().is_none_or(|table| !table.held().any(|object| *object == X))
+        self.name.is_none()
+            && self
+                .origin
+                .as_ref()
+                .is_none_or(|table| !table.held().any(|object| *object == X))
     }
 
     fn after(&self, step: impl FnOnce(&mut World)) -> World {
@@ -295,7 +335,10 @@ fn explore(rules: Rules, left: Left) -> Seen {
             })
             .collect();
         network.sort_unstable();
-        let rest = World { network: Vec::new(), ..world.clone() };
+        let rest = World {
+            network: Vec::new(),
+            ..world.clone()
+        };
         (&rest, &network).hash(&mut a);
         (&network, &rest).hash(&mut b);
         (a.finish(), b.finish())
@@ -318,17 +361,36 @@ fn explore(rules: Rules, left: Left) -> Seen {
 
 #[test]
 fn no_order_of_events_publishes_what_the_identity_does_not_name() {
-    let seen = explore(Rules::default(), Left { jumps: 1, deaths: 1, failures: 1, asks: 3 });
+    let seen = explore(
+        Rules::default(),
+        Left {
+            jumps: 1,
+            deaths: 1,
+            failures: 1,
+            asks: 3,
+        },
+    );
     println!("{seen:?}");
     assert_eq!(seen.wrong, 0);
     // The model is worth nothing if these do not happen in it.
     assert_eq!(seen.published, HashSet::from([X, Y]));
-    assert!(seen.thrown_away > 0 && seen.replayed > 0 && seen.states > 1_000, "{seen:?}");
+    assert!(
+        seen.thrown_away > 0 && seen.replayed > 0 && seen.states > 1_000,
+        "{seen:?}"
+    );
 }
 
 #[test]
 fn a_transfer_that_neither_ends_nor_fails_ends_the_process() {
-    let seen = explore(Rules::default(), Left { jumps: 2, deaths: 0, failures: 0, asks: 1 });
+    let seen = explore(
+        Rules::default(),
+        Left {
+            jumps: 2,
+            deaths: 0,
+            failures: 0,
+            asks: 1,
+        },
+    );
     println!("{seen:?}");
     assert_eq!(seen.wrong, 0);
     assert!(seen.stuck > 0, "{seen:?}");
@@ -336,6 +398,14 @@ fn a_transfer_that_neither_ends_nor_fails_ends_the_process() {
 
 #[test]
 fn a_gateway_that_commits_without_a_confirmation_publishes_a_mixture() {
-    let seen = explore(Rules { confirms: false }, Left { jumps: 2, deaths: 0, failures: 0, asks: 2 });
+    let seen = explore(
+        Rules { confirms: false },
+        Left {
+            jumps: 2,
+            deaths: 0,
+            failures: 0,
+            asks: 2,
+        },
+    );
     assert!(seen.wrong > 0, "the control must fail: {seen:?}");
 }

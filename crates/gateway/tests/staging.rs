@@ -1,9 +1,10 @@
-//! Every order of what can happen to two reads through one ring of an origin, on the table of leases and the order of a
-//! ring's slots that ship.
+//! Every order of what can happen to two reads through one ring of an origin, on the table of
+//! leases and the order of a ring's slots that ship.
 //!
-//! The ring has one slot of two halves, which are written and read one by one; objects have three pieces. The first
-//! reader's lease may end while it reads; then the ring goes to the second reader, whose object is another. Messages
-//! are lost, delayed and repeated, as in `protocol.rs`; a reader that says nothing for a while was stopped.
+//! The ring has one slot of two halves, which are written and read one by one; objects have three
+//! pieces. The first reader's lease may end while it reads; then the ring goes to the second
+//! reader, whose object is another. Messages are lost, delayed and repeated, as in `protocol.rs`; a
+//! reader that says nothing for a while was stopped.
 //!
 //! Invariant: what is confirmed is, in all halves of all pieces, the reader's own object.
 
@@ -32,12 +33,26 @@ struct Rules {
     confirms: bool,
 }
 
-const SHIPPED: Rules = Rules { numbers_rise: true, lease_lives: true, own_answer: true, confirms: true };
+const SHIPPED: Rules = Rules {
+    numbers_rise: true,
+    lease_lives: true,
+    own_answer: true,
+    confirms: true,
+};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 enum Message {
-    Fill { reader: usize, lease: u64, number: u64, piece: u8 },
-    Filled { reader: usize, number: u64, yes: bool },
+    Fill {
+        reader: usize,
+        lease: u64,
+        number: u64,
+        piece: u8,
+    },
+    Filled {
+        reader: usize,
+        number: u64,
+        yes: bool,
+    },
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -86,13 +101,27 @@ fn right(reader: usize, piece: u8) -> u8 {
 }
 
 fn lease(number: u64) -> LeaseId {
-    LeaseId { incarnation: Incarnation([1; 16]), lease: number }
+    LeaseId {
+        incarnation: Incarnation([1; 16]),
+        lease: number,
+    }
 }
 
 impl World {
     fn begin() -> World {
-        let limits = Limits { leases: 4, of_host: 4, of_object: 4, time: JUMP, most_time: JUMP * 3 };
-        let reader = Reader { grant: None, stage: Stage::Waits, number: 0, got: (0, true) };
+        let limits = Limits {
+            leases: 4,
+            of_host: 4,
+            of_object: 4,
+            time: JUMP,
+            most_time: JUMP * 3,
+        };
+        let reader = Reader {
+            grant: None,
+            stage: Stage::Waits,
+            number: 0,
+            got: (0, true),
+        };
         World {
             now: Duration::ZERO,
             jumps: 1,
@@ -113,21 +142,44 @@ impl World {
 
     /// The origin grants a lease with the ring, its slot filled with the first piece.
     fn grant(&mut self, reader: usize) {
-        let wanted = Wanted { name: "model".into(), epoch: None, identity: None };
+        let wanted = Wanted {
+            name: "model".into(),
+            epoch: None,
+            identity: None,
+        };
         let asker = Incarnation([reader as u8; 16]);
-        let ask = Ask { asker, host: "b".into(), number: 1, wanted, last_resort: false };
-        let Asked::Open(number) = self.table.ask(self.now, &ask) else { return };
+        let ask = Ask {
+            asker,
+            host: "b".into(),
+            number: 1,
+            wanted,
+            last_resort: false,
+        };
+        let Asked::Open(number) = self.table.ask(self.now, &ask) else {
+            return;
+        };
         let object = reader as u8;
-        let grant = self.table.registered(self.now, number, [object; 16], 1, object).expect("room");
+        let grant = self
+            .table
+            .registered(self.now, number, [object; 16], 1, object)
+            .expect("room");
         self.lent = Some((number, Order::new(1), object));
         self.slot = [right(reader, 0); HALVES];
-        self.readers[reader] =
-            Reader { grant: Some(grant), stage: Stage::Reads { piece: 0 }, number: 0, got: (0, true) };
+        self.readers[reader] = Reader {
+            grant: Some(grant),
+            stage: Stage::Reads { piece: 0 },
+            number: 0,
+            got: (0, true),
+        };
     }
 
     /// Gives the ring back that an ended lease had.
     fn take_back(&mut self) {
-        if self.lent.as_ref().is_some_and(|(number, ..)| self.table.of(*number).is_none()) {
+        if self
+            .lent
+            .as_ref()
+            .is_some_and(|(number, ..)| self.table.of(*number).is_none())
+        {
             self.lent = None;
         }
     }
@@ -136,13 +188,27 @@ impl World {
         let this = &mut self.readers[reader];
         this.number += 1;
         let (number, grant) = (this.number, this.grant.expect("a lease"));
-        this.stage = Stage::Asks { piece, number, times };
-        self.send(Message::Fill { reader, lease: grant.lease.lease, number, piece });
+        this.stage = Stage::Asks {
+            piece,
+            number,
+            times,
+        };
+        self.send(Message::Fill {
+            reader,
+            lease: grant.lease.lease,
+            number,
+            piece,
+        });
     }
 
     fn deliver(&mut self, message: Message, rules: Rules, seen: &mut Seen) {
         match message {
-            Message::Fill { reader, lease: of, number, piece } => {
+            Message::Fill {
+                reader,
+                lease: of,
+                number,
+                piece,
+            } => {
                 let alive = self.table.alive(self.now, lease(of)).is_some() || !rules.lease_lives;
                 let order = match &mut self.lent {
                     Some((lent, order, _)) if *lent == of => Some(order),
@@ -155,22 +221,43 @@ impl World {
                     self.copying = Some((message, right(reader, piece), 0));
                 } else {
                     seen.refused += 1;
-                    self.send(Message::Filled { reader, number, yes: false });
+                    self.send(Message::Filled {
+                        reader,
+                        number,
+                        yes: false,
+                    });
                 }
             }
-            Message::Filled { reader, number, yes } => {
-                let Stage::Asks { piece, number: mine, .. } = self.readers[reader].stage else { return };
+            Message::Filled {
+                reader,
+                number,
+                yes,
+            } => {
+                let Stage::Asks {
+                    piece,
+                    number: mine,
+                    ..
+                } = self.readers[reader].stage
+                else {
+                    return;
+                };
                 if number != mine && rules.own_answer {
                     return;
                 }
-                self.readers[reader].stage = if yes { Stage::Reads { piece } } else { Stage::Ended { kept: false } };
+                self.readers[reader].stage = if yes {
+                    Stage::Reads { piece }
+                } else {
+                    Stage::Ended { kept: false }
+                };
             }
         }
     }
 
     /// Forgets answers that will never count: a reader's number does not go back.
     fn forget(&mut self, rules: Rules) {
-        let World { network, readers, .. } = self;
+        let World {
+            network, readers, ..
+        } = self;
         network.retain(|message| match *message {
             Message::Fill { .. } => true,
             Message::Filled { reader, number, .. } => match readers[reader].stage {
@@ -194,9 +281,15 @@ impl World {
             next.push(self.after(|world| {
                 world.slot[half] = value;
                 world.copying = (half + 1 < HALVES).then_some((message, value, half + 1));
-                let Message::Fill { reader, number, .. } = message else { unreachable!("only fills are copied") };
+                let Message::Fill { reader, number, .. } = message else {
+                    unreachable!("only fills are copied")
+                };
                 if world.copying.is_none() {
-                    world.send(Message::Filled { reader, number, yes: true });
+                    world.send(Message::Filled {
+                        reader,
+                        number,
+                        yes: true,
+                    });
                 }
             }));
         } else {
@@ -238,7 +331,8 @@ impl World {
             Stage::Reads { piece } => self.after(|world| {
                 let (count, good) = world.readers[reader].got;
                 let half = count % HALVES;
-                world.readers[reader].got = (count + 1, good && world.slot[half] == right(reader, piece));
+                world.readers[reader].got =
+                    (count + 1, good && world.slot[half] == right(reader, piece));
                 if half + 1 == HALVES {
                     if piece + 1 < PIECES {
                         world.ask(reader, piece + 1, 1);
@@ -247,12 +341,18 @@ impl World {
                     }
                 }
             }),
-            Stage::Asks { piece, times: 1, .. } if reader == 0 => self.after(|world| world.ask(reader, piece, 2)),
+            Stage::Asks {
+                piece, times: 1, ..
+            } if reader == 0 => self.after(|world| world.ask(reader, piece, 2)),
             Stage::Asks { .. } => return None,
             Stage::Confirms if self.copying.is_some() => return None,
             Stage::Confirms => self.after(|world| {
                 let grant = world.readers[reader].grant.expect("a lease");
-                let confirm = Confirm { lease: grant.lease, identity: grant.identity, number: 9 };
+                let confirm = Confirm {
+                    lease: grant.lease,
+                    identity: grant.identity,
+                    number: 9,
+                };
                 let kept = world.table.confirm(world.now, &confirm) || !rules.confirms;
                 if kept {
                     let all = usize::from(PIECES) * HALVES;
@@ -301,10 +401,22 @@ fn no_order_of_events_confirms_another_objects_bytes() {
 #[test]
 fn each_rule_is_needed() {
     let controls = [
-        Rules { numbers_rise: false, ..SHIPPED },
-        Rules { lease_lives: false, ..SHIPPED },
-        Rules { own_answer: false, ..SHIPPED },
-        Rules { confirms: false, ..SHIPPED },
+        Rules {
+            numbers_rise: false,
+            ..SHIPPED
+        },
+        Rules {
+            lease_lives: false,
+            ..SHIPPED
+        },
+        Rules {
+            own_answer: false,
+            ..SHIPPED
+        },
+        Rules {
+            confirms: false,
+            ..SHIPPED
+        },
     ];
     for rules in controls {
         assert!(explore(rules).wrong > 0, "the control must fail: {rules:?}");

@@ -20,14 +20,16 @@ pub use words::GpuWords;
 #[cfg(doc)]
 use crate::RawStream;
 use crate::{
-    BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuPools, GpuRanges, GpuStore, Result, Sharing,
+    BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuPools, GpuRanges, GpuStore,
+    Result, Sharing,
 };
 
 /// What one GPU vendor provides for sharing memory between processes.
 ///
-/// A backend does what the driver does and nothing else: it keeps no counts, caches nothing, never retries and
-/// never decides when to free. Leases and limbo live in `ipc-rc`, sub-allocation in `allocators`; both see only
-/// this trait. Its arguments and results are plain data, so one process can hold several vendors at once.
+/// A backend does what the driver does and nothing else: it keeps no counts, caches nothing, never
+/// retries and never decides when to free. Leases and limbo live in `ipc-rc`, sub-allocation in
+/// `allocators`; both see only this trait. Its arguments and results are plain data, so one process
+/// can hold several vendors at once.
 ///
 /// ```text
 /// producer  alloc ─► export ┄┄┄ write words in stream order ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄► free
@@ -36,35 +38,39 @@ use crate::{
 ///
 /// # Calls under an application's stream capture
 ///
-/// A backend makes every call in the driver's *relaxed* capture mode on the calling thread and restores the mode
-/// afterwards, so that no call of ours destroys a capture that the application has under way. It also leaves the
-/// thread's current context as it found it.
+/// A backend makes every call in the driver's *relaxed* capture mode on the calling thread and
+/// restores the mode afterwards, so that no call of ours destroys a capture that the application
+/// has under way. It also leaves the thread's current context as it found it.
 ///
 /// # Streams
 ///
-/// A [`RawStream`] brings its device, and only the device's primary context counts: a call resolves the default streams
-/// there, never in what is current on the calling thread. A stream of another context is found by
-/// [`stream_info`](GpuStreams::stream_info), which is asked once, before anything else is done with a stream that
-/// other code made; so "the stream is alive" below means: and `stream_info` took it. [`RawStream::PER_THREAD`] is
-/// another stream on every thread: each call means the calling thread's.
+/// A [`RawStream`] brings its device, and only the device's primary context counts: a call resolves
+/// the default streams there, never in what is current on the calling thread. A stream of another
+/// context is found by [`stream_info`](GpuStreams::stream_info), which is asked once, before
+/// anything else is done with a stream that other code made; so "the stream is alive" below means:
+/// and `stream_info` took it. [`RawStream::PER_THREAD`] is another stream on every thread: each
+/// call means the calling thread's.
 ///
 /// # Portability
 ///
-/// - Opening a handle in the process that exported it is refused by CUDA and HIP, and so by the host backend.
-/// - `close`, `free`, `host_free` and `unregister_words` may block while any stream of the process waits for a word
-///   (measured on CUDA), or for the whole device (HIP). Call them on a thread that may block.
+/// - Opening a handle in the process that exported it is refused by CUDA and HIP, and so by the
+///   host backend.
+/// - `close`, `free`, `host_free` and `unregister_words` may block while any stream of the process
+///   waits for a word (measured on CUDA), or for the whole device (HIP). Call them on a thread that
+///   may block.
 /// - An event of a process that died never completes (measured on CUDA). No fence rests on one.
 ///
 /// # Errors
 ///
-/// Every method gives [`Error::Driver`] for a code that the driver returned; what else it gives is said there.
-/// After an `Err` from a method that acquires something, nothing was acquired. After an `Err` from one that gives
-/// something back nobody knows whether it was given back: leak it, never give it back twice.
+/// Every method gives [`Error::Driver`] for a code that the driver returned; what else it gives is
+/// said there. After an `Err` from a method that acquires something, nothing was acquired. After an
+/// `Err` from one that gives something back nobody knows whether it was given back: leak it, never
+/// give it back twice.
 ///
 /// # Groups
 ///
-/// Each group is an `unsafe` trait of its own, which says what safe code relies on. A type with all of them is a
-/// backend.
+/// Each group is an `unsafe` trait of its own, which says what safe code relies on. A type with all
+/// of them is a backend.
 pub trait GpuBackend:
     GpuDevices
     + GpuMemory
@@ -137,8 +143,11 @@ pub struct Gpu {
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut gpu = f.debug_struct("Gpu");
-        gpu.field("kind", &self.kind()).field("device", &self.info.device.0);
-        gpu.field("uuid", &format_args!("{}", self.info.uuid)).field("name", &self.info.name).finish_non_exhaustive()
+        gpu.field("kind", &self.kind())
+            .field("device", &self.info.device.0);
+        gpu.field("uuid", &format_args!("{}", self.info.uuid))
+            .field("name", &self.info.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -160,7 +169,11 @@ impl Gpu {
     pub fn new(backend: Arc<dyn GpuBackend>, device: DeviceId) -> Result<Gpu> {
         let info = Arc::new(backend.device_info(device)?);
         let caps = backend.caps(device)?;
-        Ok(Gpu { backend, info, caps })
+        Ok(Gpu {
+            backend,
+            info,
+            caps,
+        })
     }
 
     /// Finds the device with this identity, whatever its number is in this process.
@@ -174,7 +187,10 @@ impl Gpu {
                 return Gpu::new(backend, DeviceId(ordinal));
             }
         }
-        Err(Error::NoDevice { backend: backend.kind(), uuid })
+        Err(Error::NoDevice {
+            backend: backend.kind(),
+            uuid,
+        })
     }
 
     /// Returns the backend.
@@ -207,7 +223,8 @@ impl Gpu {
         &self.caps
     }
 
-    /// Returns the default way of sharing regions: by file descriptor where the device can, else by handle.
+    /// Returns the default way of sharing regions: by file descriptor where the device can, else by
+    /// handle.
     ///
     /// # Errors
     ///
@@ -220,7 +237,10 @@ impl Gpu {
         } else {
             Err(Error::Unsupported {
                 what: "sharing memory with another process",
-                why: format!("{} ({}) exports neither file descriptors nor handles", self.info.name, self.info.device),
+                why: format!(
+                    "{} ({}) exports neither file descriptors nor handles",
+                    self.info.name, self.info.device
+                ),
                 remedy: "run `gpu-ipc doctor` for the reason, or choose another device",
             })
         }

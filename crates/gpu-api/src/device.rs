@@ -47,8 +47,8 @@ impl fmt::Display for BackendKind {
 
 /// Numbers a device as this process sees it.
 ///
-/// Two processes may see one GPU under two numbers (`CUDA_VISIBLE_DEVICES`), so a number never travels: a
-/// [`DeviceUuid`] does.
+/// Two processes may see one GPU under two numbers (`CUDA_VISIBLE_DEVICES`), so a number never
+/// travels: a [`DeviceUuid`] does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct DeviceId(pub u32);
 
@@ -106,7 +106,8 @@ pub struct MemoryInfo {
 /// Says what a device can do, as data, asked once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Caps {
-    /// [`Sharing::Handle`](crate::Sharing::Handle) works: a 64-byte handle that another process opens.
+    /// [`Sharing::Handle`](crate::Sharing::Handle) works: a 64-byte handle that another process
+    /// opens.
     pub handle: bool,
     /// [`Sharing::Fd`](crate::Sharing::Fd) works: a file descriptor that another process imports.
     pub fd: bool,
@@ -116,19 +117,20 @@ pub struct Caps {
     pub event_ipc: bool,
     /// Streams can write 64-bit words in registered shared memory.
     pub stream_writes: bool,
-    /// Streams can wait for such words too. They may be able to write alone: where a wait keeps one of the device's few
-    /// hardware queues busy, the host waits instead, and leases still end by stream writes.
+    /// Streams can wait for such words too. They may be able to write alone: where a wait keeps one
+    /// of the device's few hardware queues busy, the host waits instead, and leases still end by
+    /// stream writes.
     pub stream_waits: bool,
-    /// Memory can be made apart from addresses, and mapped where the caller says: [`GpuStore`](crate::GpuStore) and
-    /// [`GpuRanges`](crate::GpuRanges).
+    /// Memory can be made apart from addresses, and mapped where the caller says:
+    /// [`GpuStore`](crate::GpuStore) and [`GpuRanges`](crate::GpuRanges).
     pub ranges: bool,
     /// The driver has pools of its own, in stream order: [`GpuPools`](crate::GpuPools).
     pub pools: bool,
     /// The driver has managed memory, which moves between host and device
     /// ([`alloc_managed`](crate::GpuPools::alloc_managed)), and both may touch it at once.
     pub managed: bool,
-    /// The driver shares the device between processes in one context (NVIDIA MPS), so that the death of a
-    /// process proves nothing about its GPU work.
+    /// The driver shares the device between processes in one context (NVIDIA MPS), so that the
+    /// death of a process proves nothing about its GPU work.
     pub shared_context: bool,
     /// Allocations are rounded up to a multiple of this many bytes.
     pub granularity: u64,

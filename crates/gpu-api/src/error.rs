@@ -9,7 +9,8 @@ use crate::{BackendKind, DeviceId, DeviceUuid, ParticipantId};
 /// The result of everything that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A code that a driver returned: an integer with a name, because drivers return codes that no header lists.
+/// A code that a driver returned: an integer with a name, because drivers return codes that no
+/// header lists.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DriverError {
     /// The vendor.
@@ -28,7 +29,8 @@ impl fmt::Display for DriverError {
 
 impl std::error::Error for DriverError {}
 
-/// Writes an error with its causes, each behind a colon: the text of an error does not repeat its cause.
+/// Writes an error with its causes, each behind a colon: the text of an error does not repeat its
+/// cause.
 ///
 /// # Examples
 ///
@@ -52,7 +54,8 @@ pub fn explain(error: &dyn std::error::Error) -> String {
 
 /// An error, classified by what the caller can do.
 ///
-/// The cause, where there is one, is in [`source`](std::error::Error::source) and not repeated in the text.
+/// The cause, where there is one, is in [`source`](std::error::Error::source) and not repeated in
+/// the text.
 ///
 /// # Examples
 ///
@@ -138,7 +141,9 @@ pub enum Error {
         must: &'static str,
     },
     /// The bytes are not a descriptor of this version. Pass them on whole and unchanged.
-    #[error("not a descriptor: {what} is {got}, but must be {must}; pass the bytes of `share` on whole and unchanged")]
+    #[error(
+        "not a descriptor: {what} is {got}, but must be {must}; pass the bytes of `share` on whole and unchanged"
+    )]
     BadDescriptor {
         /// Which field.
         what: &'static str,
@@ -180,7 +185,8 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
-    /// The producer's process is dead or has closed its session. Held blocks stay readable; no new ones come.
+    /// The producer's process is dead or has closed its session. Held blocks stay readable; no new
+    /// ones come.
     #[error("the producer (process {pid}) is gone; connect to its successor")]
     ProducerGone {
         /// Its process.
@@ -193,7 +199,9 @@ pub enum Error {
         participant: ParticipantId,
     },
     /// This is a forked child of the process that made the object. Make a new one in the child.
-    #[error("made before a fork: {what} belongs to the parent process; open a new one in the child")]
+    #[error(
+        "made before a fork: {what} belongs to the parent process; open a new one in the child"
+    )]
     Forked {
         /// What.
         what: &'static str,
@@ -240,7 +248,11 @@ pub enum Error {
 impl Error {
     /// Makes the error of a failed system call.
     pub fn system(call: &'static str, remedy: &'static str, source: impl Into<io::Error>) -> Error {
-        Error::System { call, remedy, source: source.into() }
+        Error::System {
+            call,
+            remedy,
+            source: source.into(),
+        }
     }
 
     /// Returns a number that stays the same in every version, for other languages.
@@ -278,42 +290,72 @@ mod tests {
         vec![
             (
                 1,
-                Error::OutOfMemory { device: DeviceId(1), asked: 4096, free: 12, hint: "3 blocks are in limbo".into() },
+                Error::OutOfMemory {
+                    device: DeviceId(1),
+                    asked: 4096,
+                    free: 12,
+                    hint: "3 blocks are in limbo".into(),
+                },
                 "out of memory on device 1: asked for 4096 bytes, 12 are free; 3 blocks are in limbo",
             ),
             (
                 2,
-                Error::Exhausted { what: "lease slots", limit: 8, remedy: "raise `max_slots`" },
+                Error::Exhausted {
+                    what: "lease slots",
+                    limit: 8,
+                    remedy: "raise `max_slots`",
+                },
                 "lease slots used up: the limit is 8; raise `max_slots`",
             ),
             (
                 3,
-                Error::NotCompiled { backend: BackendKind::Hip },
+                Error::NotCompiled {
+                    backend: BackendKind::Hip,
+                },
                 "the hip backend is not compiled in; build with the feature `hip`",
             ),
             (
                 4,
-                Error::Unavailable { backend: BackendKind::Cuda, why: "no driver".into(), remedy: "install one" },
+                Error::Unavailable {
+                    backend: BackendKind::Cuda,
+                    why: "no driver".into(),
+                    remedy: "install one",
+                },
                 "the cuda backend is unavailable: no driver; install one",
             ),
             (
                 5,
-                Error::NoDevice { backend: BackendKind::Host, uuid: DeviceUuid([0; 16]) },
+                Error::NoDevice {
+                    backend: BackendKind::Host,
+                    uuid: DeviceUuid([0; 16]),
+                },
                 "no host device has the uuid 00000000-0000-0000-0000-000000000000; make it visible to this process",
             ),
             (
                 6,
-                Error::Unsupported { what: "export", why: "pool memory".into(), remedy: "allocate it plainly" },
+                Error::Unsupported {
+                    what: "export",
+                    why: "pool memory".into(),
+                    remedy: "allocate it plainly",
+                },
                 "export is not supported: pool memory; allocate it plainly",
             ),
             (
                 7,
-                Error::Invalid { what: "alignment", got: "3".into(), must: "a power of two" },
+                Error::Invalid {
+                    what: "alignment",
+                    got: "3".into(),
+                    must: "a power of two",
+                },
                 "alignment is 3, but must be a power of two",
             ),
             (
                 8,
-                Error::BadDescriptor { what: "length", got: "7".into(), must: "192".into() },
+                Error::BadDescriptor {
+                    what: "length",
+                    got: "7".into(),
+                    must: "192".into(),
+                },
                 "not a descriptor: length is 7, but must be 192; pass the bytes of `share` on whole and unchanged",
             ),
             (
@@ -338,29 +380,49 @@ mod tests {
             ),
             (
                 11,
-                Error::Refused { why: "uid 7 is not allowed".into(), remedy: "allow it" },
+                Error::Refused {
+                    why: "uid 7 is not allowed".into(),
+                    remedy: "allow it",
+                },
                 "the producer refused: uid 7 is not allowed; allow it",
             ),
-            (12, Error::ProducerGone { pid: 7 }, "the producer (process 7) is gone; connect to its successor"),
+            (
+                12,
+                Error::ProducerGone { pid: 7 },
+                "the producer (process 7) is gone; connect to its successor",
+            ),
             (
                 13,
-                Error::ParticipantGone { participant: ParticipantId(0x10) },
+                Error::ParticipantGone {
+                    participant: ParticipantId(0x10),
+                },
                 "participant 16 is gone; share with one that is connected",
             ),
             (
                 14,
-                Error::Forked { what: "this session" },
+                Error::Forked {
+                    what: "this session",
+                },
                 "made before a fork: this session belongs to the parent process; open a new one in the child",
             ),
             (
                 15,
-                Error::Capturing { stream: 0x20, remedy: "share before the capture" },
+                Error::Capturing {
+                    stream: 0x20,
+                    remedy: "share before the capture",
+                },
                 "stream 0x20 is being captured into a graph; share before the capture",
             ),
-            (16, Error::Closing, "the session is shutting down; open a new one"),
+            (
+                16,
+                Error::Closing,
+                "the session is shutting down; open a new one",
+            ),
             (
                 17,
-                Error::Deadline { what: "the producer's answer" },
+                Error::Deadline {
+                    what: "the producer's answer",
+                },
                 "the deadline passed while waiting for the producer's answer; ask again",
             ),
             (
@@ -368,7 +430,11 @@ mod tests {
                 Error::Driver {
                     call: "cuMemFree",
                     device: DeviceId(0),
-                    source: DriverError { backend: BackendKind::Cuda, code: 700, name: "X".into() },
+                    source: DriverError {
+                        backend: BackendKind::Cuda,
+                        code: 700,
+                        name: "X".into(),
+                    },
                 },
                 "cuMemFree failed on device 0",
             ),

@@ -12,12 +12,14 @@ use crate::{Error, Result};
 /// Less than any page; the kernel rounds it up.
 const BYTES: usize = size_of::<AtomicU32>();
 
-/// A page that the kernel hands to a forked child as zeros: 1 in the process that made it, 0 in its children.
+/// A page that the kernel hands to a forked child as zeros: 1 in the process that made it, 0 in its
+/// children.
 ///
-/// Asked at every drop and every call, so it costs one load; `getpid` would be a system call each time, and a pid may
-/// be used again.
+/// Asked at every drop and every call, so it costs one load; `getpid` would be a system call each
+/// time, and a pid may be used again.
 ///
-/// A child of `vfork` shares the page and reads 1. It may only exec or exit, so nothing of ours runs in it.
+/// A child of `vfork` shares the page and reads 1. It may only exec or exit, so nothing of ours
+/// runs in it.
 ///
 /// # Examples
 ///
@@ -41,17 +43,21 @@ impl ForkGuard {
     ///
     /// # Errors
     ///
-    /// [`Error::System`] without memory for a page, [`Error::Unsupported`] where the kernel only pretends.
+    /// [`Error::System`] without memory for a page, [`Error::Unsupported`] where the kernel only
+    /// pretends.
     pub fn new() -> Result<ForkGuard> {
         refuses_bogus_advice()?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: `mmap_anonymous` without `FIXED` replaces no mapping.
-        let page = unsafe { mmap_anonymous(ptr::null_mut(), BYTES, protection, flags) }
-            .map_err(|e| Error::system("mmap", "free memory or raise RLIMIT_AS, then open again", e))?;
-        let word = NonNull::new(page.cast::<AtomicU32>()).expect("a mapping without `FIXED` is not at 0");
+        let page =
+            unsafe { mmap_anonymous(ptr::null_mut(), BYTES, protection, flags) }.map_err(|e| {
+                Error::system("mmap", "free memory or raise RLIMIT_AS, then open again", e)
+            })?;
+        let word =
+            NonNull::new(page.cast::<AtomicU32>()).expect("a mapping without `FIXED` is not at 0");
         let guard = ForkGuard { word };
-        // SAFETY: `madvise` asks that nobody relies on what the advice changes: the page is this guard's own, and a
-        // child that finds zeros in it is the purpose.
+        // SAFETY: `madvise` asks that nobody relies on what the advice changes: the page is this
+        // guard's own, and a child that finds zeros in it is the purpose.
         unsafe { madvise(page, BYTES, Advice::LinuxWipeOnFork) }
             .map_err(|e| Error::system("madvise(MADV_WIPEONFORK)", "use Linux 4.14 or later", e))?;
         guard.word().store(1, Ordering::Relaxed);
@@ -71,20 +77,25 @@ impl ForkGuard {
     /// [`Error::Forked`], which names what was asked of the parent.
     #[inline]
     pub fn check(&self, what: &'static str) -> Result<()> {
-        if self.is_child() { Err(Error::Forked { what }) } else { Ok(()) }
+        if self.is_child() {
+            Err(Error::Forked { what })
+        } else {
+            Ok(())
+        }
     }
 
     #[inline]
     fn word(&self) -> &AtomicU32 {
-        // SAFETY: `as_ref` asks for a valid, aligned value for as long as the reference: the page is mapped until the
-        // drop, starts at a page, and any bits are an atomic number.
+        // SAFETY: `as_ref` asks for a valid, aligned value for as long as the reference: the page
+        // is mapped until the drop, starts at a page, and any bits are an atomic number.
         unsafe { self.word.as_ref() }
     }
 }
 
 impl Drop for ForkGuard {
     fn drop(&mut self) {
-        // SAFETY: `munmap` asks that nothing in the page is used afterwards: no reference outlives the guard.
+        // SAFETY: `munmap` asks that nothing in the page is used afterwards: no reference outlives
+        // the guard.
         let unmapped = unsafe { munmap(self.word.as_ptr().cast(), BYTES) };
         debug_assert!(unmapped.is_ok(), "a mapping of our own: {unmapped:?}");
     }
@@ -92,12 +103,14 @@ impl Drop for ForkGuard {
 
 impl fmt::Debug for ForkGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ForkGuard").field("is_child", &self.is_child()).finish()
+        f.debug_struct("ForkGuard")
+            .field("is_child", &self.is_child())
+            .finish()
     }
 }
 
-/// Makes sure that the kernel looks at advice at all: an emulated one that grants everything and does nothing would
-/// have a child release its parent's leases.
+/// Makes sure that the kernel looks at advice at all: an emulated one that grants everything and
+/// does nothing would have a child release its parent's leases.
 fn refuses_bogus_advice() -> Result<()> {
     const BOGUS: libc::c_int = 0x6f67;
     // SAFETY: `madvise` of no bytes touches no memory, whatever the address and the advice.
@@ -112,7 +125,11 @@ fn refuses_bogus_advice() -> Result<()> {
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
         Some(libc::EINVAL) => Ok(()),
-        _ => Err(Error::system("madvise", "allow madvise in this sandbox", error)),
+        _ => Err(Error::system(
+            "madvise",
+            "allow madvise in this sandbox",
+            error,
+        )),
     }
 }
 
@@ -122,8 +139,8 @@ mod tests {
 
     /// Forks; the child exits with what `in_child` says and does nothing else.
     fn exit_code_of_child(in_child: impl FnOnce() -> i32) -> i32 {
-        // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal handler: the
-        // closures here load from memory, and `_exit` follows.
+        // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal
+        // handler: the closures here load from memory, and `_exit` follows.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let code = in_child();
@@ -152,7 +169,10 @@ mod tests {
         let first = ForkGuard::new().expect("a guard");
         exit_code_of_child(|| 0);
         let second = ForkGuard::new().expect("a guard");
-        assert_eq!(exit_code_of_child(|| i32::from(first.is_child()) + 2 * i32::from(second.is_child())), 3);
+        assert_eq!(
+            exit_code_of_child(|| i32::from(first.is_child()) + 2 * i32::from(second.is_child())),
+            3
+        );
     }
 
     #[test]

@@ -4,13 +4,15 @@
 //!
 //! 1. [`device`]: which devices there are and what they can do.
 //! 2. [`memory`]: addresses, allocations, handles that another process can open.
-//! 3. [`stream`]: queues of GPU work, events, and the 64-bit words that order work across processes.
-//! 4. [`range`]: memory apart from addresses, and addresses to map it on. [`pool`]: the driver's own pools, and managed
-//!    memory.
+//! 3. [`stream`]: queues of GPU work, events, and the 64-bit words that order work across
+//!    processes.
+//! 4. [`range`]: memory apart from addresses, and addresses to map it on. [`pool`]: the driver's
+//!    own pools, and managed memory.
 //! 5. [`backend`]: [`GpuBackend`], the traits that a vendor implements over those above.
-//! 6. [`id`]: the numbers of regions and participants. [`region`]: [`RegionSource`], where blocks come from, and
-//!    [`Reclaim`], which can give some back.
-//! 7. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a forked child.
+//! 6. [`id`]: the numbers of regions and participants. [`region`]: [`RegionSource`], where blocks
+//!    come from, and [`Reclaim`], which can give some back.
+//! 7. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a
+//!    forked child.
 //! 8. [`pages`]: [`KernelPages`], host memory from the kernel, for backends.
 //!
 //! # Glossary
@@ -37,8 +39,8 @@
 //! assert_eq!(e.to_string(), "the cuda backend is not compiled in; build with the feature `cuda`");
 //! ```
 //!
-//! [`vendor`] holds the code that all vendors' backends share. [`groups`] re-exports every trait, for calls on a
-//! backend's own type.
+//! [`vendor`] holds the code that all vendors' backends share. [`groups`] re-exports every trait,
+//! for calls on a backend's own type.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod backend;
@@ -56,14 +58,14 @@ pub mod stream;
 pub mod vendor;
 
 pub use backend::{
-    Gpu, GpuBackend, GpuCopies, GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory, GpuMemory,
-    GpuPointers, GpuStreams, GpuWords, StreamInfo, refuse_capture,
+    Gpu, GpuBackend, GpuCopies, GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory,
+    GpuMemory, GpuPointers, GpuStreams, GpuWords, StreamInfo, refuse_capture,
 };
 /// The traits of a backend, to call the methods of a backend's own type.
 pub mod groups {
     pub use crate::{
-        GpuBackend, GpuCopies, GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory, GpuMemory,
-        GpuPointers, GpuPools, GpuRanges, GpuStore, GpuStreams, GpuWords,
+        GpuBackend, GpuCopies, GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory,
+        GpuMemory, GpuPointers, GpuPools, GpuRanges, GpuStore, GpuStreams, GpuWords,
     };
 }
 pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};
@@ -71,13 +73,16 @@ pub use error::{DriverError, Error, Result, explain};
 pub use fork::ForkGuard;
 pub use id::{ParticipantId, RegionId};
 pub use memory::{
-    Access, AddressRange, Allocation, DevicePtr, HostMemory, HostPtr, MemHandle, MemoryKind, PointerInfo, Sharing,
-    close_on_exec, round_up,
+    Access, AddressRange, Allocation, DevicePtr, HostMemory, HostPtr, MemHandle, MemoryKind,
+    PointerInfo, Sharing, close_on_exec, round_up,
 };
 pub use pages::KernelPages;
 pub use pool::{GpuPools, PoolUsage, RawPool};
 pub use range::{GpuRanges, GpuStore, RawMemory};
-pub use region::{Export, Holder, Lent, Piece, Reclaim, Reclaimed, Region, RegionSource, SourceUsage, Spot};
+pub use region::{
+    Export, Holder, Lent, Piece, Reclaim, Reclaimed, Region, RegionSource, SourceUsage, Spot,
+};
 pub use stream::{
-    CaptureStatus, EventHandle, EventKind, MAX_BATCH, RawEvent, RawStream, StreamIdentity, StreamOp, WordPtr,
+    CaptureStatus, EventHandle, EventKind, MAX_BATCH, RawEvent, RawStream, StreamIdentity,
+    StreamOp, WordPtr,
 };

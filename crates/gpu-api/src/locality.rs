@@ -7,13 +7,13 @@ use crate::{Gpu, Result};
 
 impl Gpu {
     /// Returns the NUMA node that the device is attached to: what the driver says
-    /// (`CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`, `hipDeviceAttributeHostNumaId`), else what the kernel says of its place on
-    /// the PCI bus; `None` for a device on no bus, and where neither says.
+    /// (`CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`, `hipDeviceAttributeHostNumaId`), else what the kernel
+    /// says of its place on the PCI bus; `None` for a device on no bus, and where neither says.
     ///
     /// # Errors
     ///
-    /// What [`host_numa_node`](crate::GpuDevices::host_numa_node) and [`pci_address`](crate::GpuDevices::pci_address)
-    /// give.
+    /// What [`host_numa_node`](crate::GpuDevices::host_numa_node) and
+    /// [`pci_address`](crate::GpuDevices::pci_address) give.
     pub fn numa_node(&self) -> Result<Option<u32>> {
         if let Some(node) = self.backend().host_numa_node(self.device())? {
             return Ok(Some(node));
@@ -26,7 +26,11 @@ impl Gpu {
 /// Reads the node of a device from sysfs. The kernel writes -1 where there is none.
 fn node_of(devices: &Path, address: &str) -> Option<u32> {
     // It becomes a part of a path.
-    if !address.bytes().all(|byte| byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.')) || address.contains("..") {
+    if !address
+        .bytes()
+        .all(|byte| byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.'))
+        || address.contains("..")
+    {
         return None;
     }
     let read = |address: &str| fs::read_to_string(devices.join(address).join("numa_node")).ok();
@@ -41,7 +45,11 @@ mod tests {
     #[test]
     fn the_node_is_what_the_kernel_says() {
         let devices = std::env::temp_dir().join(format!("gpu-api-pci-{}", std::process::id()));
-        for (address, node) in [("0000:3b:00.0", "1\n"), ("0000:03:00.0", "-1\n"), ("0000:04:00.0", "")] {
+        for (address, node) in [
+            ("0000:3b:00.0", "1\n"),
+            ("0000:03:00.0", "-1\n"),
+            ("0000:04:00.0", ""),
+        ] {
             fs::create_dir_all(devices.join(address)).expect("a folder");
             fs::write(devices.join(address).join("numa_node"), node).expect("a file");
         }

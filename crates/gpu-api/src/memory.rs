@@ -20,7 +20,11 @@ impl DevicePtr {
     /// If the address space ends before: an offset that was not checked against its allocation.
     #[must_use]
     pub fn offset(self, bytes: u64) -> DevicePtr {
-        DevicePtr(self.0.checked_add(bytes).expect("an offset inside its allocation"))
+        DevicePtr(
+            self.0
+                .checked_add(bytes)
+                .expect("an offset inside its allocation"),
+        )
     }
 }
 
@@ -117,7 +121,8 @@ const _: () = assert!(size_of::<MemHandle>() == 64);
 
 impl fmt::Debug for MemHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A handle is a bearer token: any process that has its bytes can open the memory, so logs never show them.
+        // A handle is a bearer token: any process that has its bytes can open the memory, so logs
+        // never show them.
         f.write_str("MemHandle(..)")
     }
 }
@@ -130,7 +135,8 @@ pub enum MemoryKind {
     Plain,
     /// Memory from the virtual memory management calls (`cuMemCreate`), shared by file descriptor.
     Virtual,
-    /// A piece of a range that this process reserved ([`GpuRanges::map_memory`](crate::GpuRanges::map_memory)).
+    /// A piece of a range that this process reserved
+    /// ([`GpuRanges::map_memory`](crate::GpuRanges::map_memory)).
     Piece,
     /// Memory from a stream-ordered pool (`cudaMallocAsync`).
     Pool,
@@ -180,13 +186,18 @@ pub fn round_up(len: u64, granularity: u64) -> Result<usize> {
     if len == 0 {
         return Err(invalid());
     }
-    let rounded = len.checked_next_multiple_of(granularity).ok_or_else(invalid)?;
+    let rounded = len
+        .checked_next_multiple_of(granularity)
+        .ok_or_else(invalid)?;
     // The kernel half of the address space is nobody's: the driver need not be asked.
-    usize::try_from(rounded).ok().filter(|&size| size <= isize::MAX as usize).ok_or_else(invalid)
+    usize::try_from(rounded)
+        .ok()
+        .filter(|&size| size <= isize::MAX as usize)
+        .ok_or_else(invalid)
 }
 
-/// Takes in a descriptor that a driver made: no manual says that it is closed on exec, and a program started beside
-/// this one would keep the memory.
+/// Takes in a descriptor that a driver made: no manual says that it is closed on exec, and a
+/// program started beside this one would keep the memory.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! Host memory from the kernel, on any NUMA node or on one: what a backend has where its driver has no say.
+//! Host memory from the kernel, on any NUMA node or on one: what a backend has where its driver has
+//! no say.
 
 use std::ffi::{c_long, c_ulong, c_void};
 use std::io;
@@ -23,7 +24,8 @@ pub struct KernelPages {
     len: usize,
 }
 
-// SAFETY: the mapping is this value's own and belongs to no thread; it is reached through raw pointers alone.
+// SAFETY: the mapping is this value's own and belongs to no thread; it is reached through raw
+// pointers alone.
 unsafe impl Send for KernelPages {}
 // SAFETY: as above.
 unsafe impl Sync for KernelPages {}
@@ -36,10 +38,13 @@ impl KernelPages {
     /// [`Error::System`] when the kernel has none, or cannot bind it to that node.
     pub fn map(len: usize, node: Option<u32>) -> Result<KernelPages> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: `mmap_anonymous` asks that a fixed address replace nothing in use: none is asked for.
+        // SAFETY: `mmap_anonymous` asks that a fixed address replace nothing in use: none is asked
+        // for.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) };
-        let start = start.map_err(|error| Error::system("mmap", "free host memory, or ask for less", error))?;
-        let start = NonNull::new(start).expect("the kernel places no mapping of its own choice at address zero");
+        let start = start
+            .map_err(|error| Error::system("mmap", "free host memory, or ask for less", error))?;
+        let start = NonNull::new(start)
+            .expect("the kernel places no mapping of its own choice at address zero");
         let pages = KernelPages { start, len };
         if let Some(node) = node {
             pages.bind(node)?;
@@ -53,8 +58,8 @@ impl KernelPages {
         mask[node as usize / bits] |= 1 << (node as usize % bits);
         // The kernel takes one bit less than it is told.
         let bits_given = mask.len() * bits + 1;
-        // SAFETY: `mbind` reads a mask of as many bits as it is told, and changes where pages of a range of ours are
-        // placed; the range is `self`'s.
+        // SAFETY: `mbind` reads a mask of as many bits as it is told, and changes where pages of a
+        // range of ours are placed; the range is `self`'s.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -82,7 +87,10 @@ impl KernelPages {
     }
 
     /// Returns the bytes that were asked for.
-    #[allow(clippy::len_without_is_empty, reason = "the kernel maps nothing for no bytes")]
+    #[allow(
+        clippy::len_without_is_empty,
+        reason = "the kernel maps nothing for no bytes"
+    )]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -102,7 +110,8 @@ impl KernelPages {
     ///
     /// # Safety
     ///
-    /// `start` and `len` are those of memory that was kept and is not yet unmapped, and nothing touches it.
+    /// `start` and `len` are those of memory that was kept and is not yet unmapped, and nothing
+    /// touches it.
     pub unsafe fn unmap(start: *mut c_void, len: usize) -> Result<()> {
         // SAFETY: `munmap` asks that nothing use the whole mapping: our caller vouches for that.
         let result = unsafe { munmap(start, len) };
@@ -112,7 +121,8 @@ impl KernelPages {
 
 impl Drop for KernelPages {
     fn drop(&mut self) {
-        // SAFETY: `munmap` asks that nothing use the mapping: every user of `as_ptr` kept `self` alive.
+        // SAFETY: `munmap` asks that nothing use the mapping: every user of `as_ptr` kept `self`
+        // alive.
         let result = unsafe { munmap(self.start.as_ptr(), self.len) };
         debug_assert!(result.is_ok(), "a mapping of our own can be unmapped");
     }
@@ -143,7 +153,9 @@ mod tests {
             drop(KernelPages::map(LARGE, None).expect("room, as nothing is left"));
         }
         for _ in 0..TOO_MANY {
-            let kept = KernelPages::map(LARGE, None).expect("room, as nothing is left").keep();
+            let kept = KernelPages::map(LARGE, None)
+                .expect("room, as nothing is left")
+                .keep();
             // SAFETY: `unmap`: kept above, and nothing uses it.
             unsafe { KernelPages::unmap(kept.as_ptr(), LARGE) }.expect("our own");
         }
@@ -153,7 +165,10 @@ mod tests {
     fn a_node_that_is_not_there_is_an_error_and_leaves_nothing() {
         for _ in 0..TOO_MANY {
             let error = KernelPages::map(LARGE, Some(1023)).expect_err("no such node");
-            assert!(matches!(error, Error::System { call: "mbind", .. }), "{error:?}");
+            assert!(
+                matches!(error, Error::System { call: "mbind", .. }),
+                "{error:?}"
+            );
         }
     }
 }

@@ -4,7 +4,8 @@
 //! create_pool ─► pool_alloc on a stream ─► work on that stream ─► pool_free on a stream ─► destroy_pool
 //! ```
 //!
-//! Neither kind of memory has a handle or a descriptor, so neither can be shared with another process.
+//! Neither kind of memory has a handle or a descriptor, so neither can be shared with another
+//! process.
 
 use crate::{Allocation, DeviceId, DevicePtr, Error, RawStream, Result};
 
@@ -32,23 +33,26 @@ pub struct PoolUsage {
 ///
 /// # Errors
 ///
-/// Every method gives [`Error::Unsupported`] on a device without [`Caps::pools`](crate::Caps::pools), and
-/// `alloc_managed` on one without [`Caps::managed`](crate::Caps::managed).
+/// Every method gives [`Error::Unsupported`] on a device without
+/// [`Caps::pools`](crate::Caps::pools), and `alloc_managed` on one without
+/// [`Caps::managed`](crate::Caps::managed).
 ///
 /// # Safety
 ///
-/// For implementors: `pool_alloc` and `alloc_managed` return memory that overlaps nothing that is not yet freed. Memory
-/// of a pool is handed out again only where the work that was queued before its free has finished, or comes first in
-/// the order of the stream that it is handed out on.
+/// For implementors: `pool_alloc` and `alloc_managed` return memory that overlaps nothing that is
+/// not yet freed. Memory of a pool is handed out again only where the work that was queued before
+/// its free has finished, or comes first in the order of the stream that it is handed out on.
 pub unsafe trait GpuPools {
-    /// Makes a pool. While it has more than `keep` bytes of the device, it gives back what nobody uses, whenever a
-    /// stream, an event or the device is synchronised. No allocation of it waits for another stream's work.
+    /// Makes a pool. While it has more than `keep` bytes of the device, it gives back what nobody
+    /// uses, whenever a stream, an event or the device is synchronised. No allocation of it waits
+    /// for another stream's work.
     fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
         let _ = (device, keep);
         Err(no_pools())
     }
 
-    /// Ends a pool. Memory of it that is not yet freed stays until it is; then it goes back to the device.
+    /// Ends a pool. Memory of it that is not yet freed stays until it is; then it goes back to the
+    /// device.
     ///
     /// # Safety
     ///
@@ -58,8 +62,8 @@ pub unsafe trait GpuPools {
         Err(no_pools())
     }
 
-    /// Allocates at least `len` bytes, aligned to 256, for work that is queued on `stream` from here on. Work of other
-    /// streams has to be ordered after this call first, such as by an event.
+    /// Allocates at least `len` bytes, aligned to 256, for work that is queued on `stream` from
+    /// here on. Work of other streams has to be ordered after this call first, such as by an event.
     ///
     /// # Errors
     ///
@@ -85,7 +89,8 @@ pub unsafe trait GpuPools {
     ///
     /// - `base` came from `pool_alloc` on this backend and is not yet freed.
     /// - `stream` is alive and of its device.
-    /// - All work that touches the memory is queued on `stream`, or ordered before it, or has finished.
+    /// - All work that touches the memory is queued on `stream`, or ordered before it, or has
+    ///   finished.
     unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()> {
         let _ = (stream, base);
         Err(no_pools())
@@ -101,7 +106,8 @@ pub unsafe trait GpuPools {
         Err(no_pools())
     }
 
-    /// Gives memory that nobody uses back to the device, until the pool has no more than `keep` bytes. May block.
+    /// Gives memory that nobody uses back to the device, until the pool has no more than `keep`
+    /// bytes. May block.
     ///
     /// # Safety
     ///
@@ -111,8 +117,9 @@ pub unsafe trait GpuPools {
         Err(no_pools())
     }
 
-    /// Allocates managed memory, which the driver moves between the host and the device that touches it; there may be
-    /// more of it than the device has. [`GpuMemory::free`](crate::GpuMemory::free) gives it back.
+    /// Allocates managed memory, which the driver moves between the host and the device that
+    /// touches it; there may be more of it than the device has.
+    /// [`GpuMemory::free`](crate::GpuMemory::free) gives it back.
     ///
     /// # Errors
     ///

@@ -14,7 +14,8 @@ use crate::{DeviceId, DevicePtr, MemHandle, ParticipantId, RegionId, Result, Sha
 pub enum Export {
     /// A vendor's 64 bytes.
     Handle(MemHandle),
-    /// A file descriptor. While it is open the driver keeps the memory, so it lives and dies with its [`Region`].
+    /// A file descriptor. While it is open the driver keeps the memory, so it lives and dies with
+    /// its [`Region`].
     Fd(OwnedFd),
 }
 
@@ -30,15 +31,15 @@ impl Export {
 
 /// What the driver allocated, and the unit in which other processes map it.
 ///
-/// A region is *pinned* while another process may have it mapped. The source that made it gives it back to the
-/// driver only when none of its bytes is in use and nothing pins it.
+/// A region is *pinned* while another process may have it mapped. The source that made it gives it
+/// back to the driver only when none of its bytes is in use and nothing pins it.
 ///
 /// # Pins
 ///
-/// `pin` and `unpin` are counted with one atomic. A pin is only ever taken for a block that is in use, and a region
-/// with a block in use is not given back; so a source that sees no block in use and [`is_pinned`](Region::is_pinned)
-/// false, in that order, cannot be overtaken by a pin. `unpin` is Release and `is_pinned` Acquire: the unmapping
-/// happens before the free.
+/// `pin` and `unpin` are counted with one atomic. A pin is only ever taken for a block that is in
+/// use, and a region with a block in use is not given back; so a source that sees no block in use
+/// and [`is_pinned`](Region::is_pinned) false, in that order, cannot be overtaken by a pin. `unpin`
+/// is Release and `is_pinned` Acquire: the unmapping happens before the free.
 #[derive(Debug)]
 pub struct Region {
     id: RegionId,
@@ -52,8 +53,22 @@ pub struct Region {
 
 impl Region {
     /// Describes an allocation that others may map.
-    pub fn new(id: RegionId, device: DeviceId, base: DevicePtr, len: u64, export: Export) -> Region {
-        Region { id, device, base, len, export, spot: None, pins: AtomicU32::new(0) }
+    pub fn new(
+        id: RegionId,
+        device: DeviceId,
+        base: DevicePtr,
+        len: u64,
+        export: Export,
+    ) -> Region {
+        Region {
+            id,
+            device,
+            base,
+            len,
+            export,
+            spot: None,
+            pins: AtomicU32::new(0),
+        }
     }
 
     /// Says that it is a piece of a range of addresses, and where.
@@ -113,8 +128,9 @@ impl Region {
 
 /// Where a region lies in a range of addresses that is filled piece by piece.
 ///
-/// A block may lie across such regions, which are contiguous in every process that maps them. The number of such a
-/// region belongs to its place: memory that is mapped there later has the same number, so `behind` stays true.
+/// A block may lie across such regions, which are contiguous in every process that maps them. The
+/// number of such a region belongs to its place: memory that is mapped there later has the same
+/// number, so `behind` stays true.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spot {
     /// The range's number within its source.
@@ -151,33 +167,38 @@ impl Piece {
 ///
 /// # Locks
 ///
-/// Sessions call a source with no lock of their own held, and a source calls [`Reclaim`] with none of its own held.
+/// Sessions call a source with no lock of their own held, and a source calls [`Reclaim`] with none
+/// of its own held.
 pub trait RegionSource: fmt::Debug + Send + Sync + 'static {
     /// Takes `len` bytes, aligned to `align` (a power of two), out of a region that can be shared.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) when there is no room after everything that the source can
-    /// do about it, [`Error::Invalid`](crate::Error::Invalid) for a length of zero or a bad alignment.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) when there is no room after everything
+    /// that the source can do about it, [`Error::Invalid`](crate::Error::Invalid) for a length of
+    /// zero or a bad alignment.
     fn take(&self, len: u64, align: u64) -> Result<Piece>;
 
     /// Takes a piece back: its bytes may be used again at once. Never blocks on the driver.
     fn give_back(&self, piece: Piece);
 
-    /// Lists the regions from the one that a piece names to the one that it ends in. The piece is out, and stays so
-    /// until the call returns. Must not block. A source that wraps another passes this on.
+    /// Lists the regions from the one that a piece names to the one that it ends in. The piece is
+    /// out, and stays so until the call returns. Must not block. A source that wraps another passes
+    /// this on.
     fn regions(&self, piece: &Piece) -> Vec<Arc<Region>> {
         vec![piece.region.clone()]
     }
 
-    /// Returns whole regions that nobody uses and nothing pins to the driver, and says how many bytes. May block.
+    /// Returns whole regions that nobody uses and nothing pins to the driver, and says how many
+    /// bytes. May block.
     ///
     /// # Errors
     ///
     /// What the driver's free gave; the region is leaked then, never freed twice.
     fn trim(&self) -> Result<u64>;
 
-    /// Hears that nothing pins a region of its own any more: whole, it could go back to the driver. Must not block.
+    /// Hears that nothing pins a region of its own any more: whole, it could go back to the driver.
+    /// Must not block.
     fn unpinned(&self, region: &Region) {
         let _ = region;
     }
@@ -185,10 +206,11 @@ pub trait RegionSource: fmt::Debug + Send + Sync + 'static {
     /// Says what the source holds.
     fn usage(&self) -> SourceUsage;
 
-    /// Describes every region and piece as one JSON object of at most `most` bytes, for a process that
-    /// inspects the session; `None` for a source without a description.
+    /// Describes every region and piece as one JSON object of at most `most` bytes, for a process
+    /// that inspects the session; `None` for a source without a description.
     ///
-    /// `asker` is that session, and says what it has lent. The reader checks every value of the object.
+    /// `asker` is that session, and says what it has lent. The reader checks every value of the
+    /// object.
     fn snapshot(&self, asker: &dyn Reclaim, most: usize) -> Option<String> {
         let _ = (asker, most);
         None
@@ -247,14 +269,15 @@ pub struct Lent {
     pub len: u64,
     /// Its holder.
     pub participant: ParticipantId,
-    /// `true` once the producer dropped the block: it waits in limbo for this lease and perhaps others.
+    /// `true` once the producer dropped the block: it waits in limbo for this lease and perhaps
+    /// others.
     pub limbo: bool,
 }
 
 /// Returns memory when an allocator runs out. Sessions implement it.
 pub trait Reclaim: fmt::Debug + Send + Sync + 'static {
-    /// Looks at every lease and gives back all blocks in limbo that nothing holds any more; waits for a collect that
-    /// is under way.
+    /// Looks at every lease and gives back all blocks in limbo that nothing holds any more; waits
+    /// for a collect that is under way.
     fn collect_all(&self) -> Reclaimed;
 
     /// Asks every participant to unmap regions that it does not use, and says how many were asked.

@@ -6,9 +6,9 @@ use crate::DeviceId;
 
 /// A stream: a device, and what the driver calls the stream there.
 ///
-/// The handles 0 and 1 stand for the legacy default stream and 2 for the calling thread's default stream. Each device
-/// has its own, so a handle alone names none: a backend takes those of the primary context of `device`, whatever
-/// context or device is current on the calling thread.
+/// The handles 0 and 1 stand for the legacy default stream and 2 for the calling thread's default
+/// stream. Each device has its own, so a handle alone names none: a backend takes those of the
+/// primary context of `device`, whatever context or device is current on the calling thread.
 ///
 /// Handles are used again after a stream was destroyed; [`StreamIdentity`] is not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -22,7 +22,8 @@ pub struct RawStream {
 impl RawStream {
     /// The handle of the legacy default stream.
     pub const LEGACY: u64 = 0;
-    /// The handle of the calling thread's default stream (`CU_STREAM_PER_THREAD`, `hipStreamPerThread`).
+    /// The handle of the calling thread's default stream (`CU_STREAM_PER_THREAD`,
+    /// `hipStreamPerThread`).
     pub const PER_THREAD: u64 = 2;
 
     /// Names a stream of a device by the driver's handle.
@@ -99,8 +100,14 @@ impl WordPtr {
     /// If the address space ends before: an index that was not checked.
     #[must_use]
     pub fn word(self, index: usize) -> WordPtr {
-        let bytes = (index as u64).checked_mul(8).expect("an index inside its registration");
-        WordPtr(self.0.checked_add(bytes).expect("an index inside its registration"))
+        let bytes = (index as u64)
+            .checked_mul(8)
+            .expect("an index inside its registration");
+        WordPtr(
+            self.0
+                .checked_add(bytes)
+                .expect("an index inside its registration"),
+        )
     }
 }
 

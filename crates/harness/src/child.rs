@@ -16,7 +16,8 @@ use crate::role::{ROLE, TESTS, decode, encode};
 
 /// A process that is told values of `T` and says values of `A`. Killed when dropped.
 ///
-/// It hears nothing more, and ends if it only waits for commands, when the process of the tests ends in any way.
+/// It hears nothing more, and ends if it only waits for commands, when the process of the tests
+/// ends in any way.
 #[derive(Debug)]
 pub struct Child<T, A> {
     process: Process,
@@ -41,17 +42,30 @@ impl<T: Serialize, A: DeserializeOwned> Child<T, A> {
     /// When it does not start.
     #[track_caller]
     pub fn run(mut command: Command, role: &impl Serialize) -> Child<T, A> {
-        command.env(ROLE, encode(role)).env(TESTS, std::process::id().to_string());
+        command
+            .env(ROLE, encode(role))
+            .env(TESTS, std::process::id().to_string());
         let mut process = Process::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let to = process.0.stdin.take();
         let lines = BufReader::new(process.0.stdout.take().expect("piped")).lines();
         let (sender, from) = channel();
-        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        std::thread::spawn(move || {
+            lines
+                .map_while(Result::ok)
+                .try_for_each(|line| sender.send(line))
+        });
         let complaint = process.0.stderr.take().map(Text::of);
-        Child { process, to, from, complaint, speaks: PhantomData }
+        Child {
+            process,
+            to,
+            from,
+            complaint,
+            speaks: PhantomData,
+        }
     }
 
-    /// Tells it something. One that has died hears nothing, which some tests want: [`answer`](Child::answer) says so.
+    /// Tells it something. One that has died hears nothing, which some tests want:
+    /// [`answer`](Child::answer) says so.
     pub fn tell(&mut self, told: &T) {
         if let Some(to) = &mut self.to {
             let _ = writeln!(to, "{}", encode(told));
@@ -66,9 +80,13 @@ impl<T: Serialize, A: DeserializeOwned> Child<T, A> {
     #[track_caller]
     pub fn answer(&mut self) -> Option<A> {
         match self.from.recv_timeout(WATCHDOG) {
-            Ok(line) => Some(decode(&line).unwrap_or_else(|error| panic!("no answer to this program: {error}"))),
+            Ok(line) => Some(
+                decode(&line).unwrap_or_else(|error| panic!("no answer to this program: {error}")),
+            ),
             Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("process {} neither answers nor dies", self.pid()),
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("process {} neither answers nor dies", self.pid())
+            }
         }
     }
 
@@ -80,7 +98,8 @@ impl<T: Serialize, A: DeserializeOwned> Child<T, A> {
     #[track_caller]
     pub fn ask(&mut self, told: &T) -> A {
         self.tell(told);
-        self.answer().unwrap_or_else(|| panic!("process {} died at {}", self.pid(), encode(told)))
+        self.answer()
+            .unwrap_or_else(|| panic!("process {} died at {}", self.pid(), encode(told)))
     }
 
     /// Returns its number.

@@ -1,8 +1,9 @@
 //! The other processes of a test.
 //!
-//! A test binary starts itself again: [`role`] says at the beginning of `main` what a process was started to be, and
-//! [`Child`] is that process as the test sees it. What the two say to each other are values of types that both share,
-//! one a line: an `enum` that both sides match exhaustively, and no text that only one of them understands.
+//! A test binary starts itself again: [`role`] says at the beginning of `main` what a process was
+//! started to be, and [`Child`] is that process as the test sees it. What the two say to each other
+//! are values of types that both share, one a line: an `enum` that both sides match exhaustively,
+//! and no text that only one of them understands.
 //!
 //! | file | what |
 //! |---|---|

@@ -4,7 +4,9 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid,
+};
 
 use crate::wait_until;
 
@@ -20,7 +22,11 @@ impl Process {
     /// When it does not start.
     #[track_caller]
     pub fn start(command: &mut Command) -> Process {
-        Process(command.spawn().unwrap_or_else(|error| panic!("{command:?} does not start: {error}")))
+        Process(
+            command
+                .spawn()
+                .unwrap_or_else(|error| panic!("{command:?} does not start: {error}")),
+        )
     }
 
     /// Returns its number.
@@ -33,8 +39,8 @@ impl Process {
         kill_process(Pid::from_child(&self.0), signal).expect("it is a child of ours");
     }
 
-    /// Stops it, and waits until all of its threads stand still. The signal alone comes to one of them, which stops the
-    /// others once it runs.
+    /// Stops it, and waits until all of its threads stand still. The signal alone comes to one of
+    /// them, which stops the others once it runs.
     ///
     /// # Panics
     ///
@@ -42,8 +48,15 @@ impl Process {
     #[track_caller]
     pub fn stop(&self) {
         self.signal(Signal::STOP);
-        let (id, options) = (WaitId::Pid(Pid::from_child(&self.0)), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
-        wait_until("a process to stop", || waitid(id.clone(), options).expect("it is a child of ours").is_some());
+        let (id, options) = (
+            WaitId::Pid(Pid::from_child(&self.0)),
+            WaitIdOptions::STOPPED | WaitIdOptions::NOHANG,
+        );
+        wait_until("a process to stop", || {
+            waitid(id.clone(), options)
+                .expect("it is a child of ours")
+                .is_some()
+        });
     }
 
     /// Waits until it is gone.
@@ -56,13 +69,21 @@ impl Process {
         if let Ok(Some(status)) = self.0.try_wait() {
             return status;
         }
-        assert!(self.goes_within(watchdog), "process {} does not end", self.pid());
+        assert!(
+            self.goes_within(watchdog),
+            "process {} does not end",
+            self.pid()
+        );
         self.0.wait().expect("it is a child of ours")
     }
 
     fn goes_within(&self, time: Duration) -> bool {
-        let pidfd = pidfd_open(Pid::from_child(&self.0), PidfdFlags::empty()).expect("it is a child of ours");
-        let time = Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: 0 };
+        let pidfd = pidfd_open(Pid::from_child(&self.0), PidfdFlags::empty())
+            .expect("it is a child of ours");
+        let time = Timespec {
+            tv_sec: time.as_secs().cast_signed(),
+            tv_nsec: 0,
+        };
         loop {
             match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&time)) {
                 Err(rustix::io::Errno::INTR) => {}

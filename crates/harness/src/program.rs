@@ -24,14 +24,21 @@ pub fn this_program() -> Command {
 #[track_caller]
 pub fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
-    let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
+    let profile = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("target/PROFILE/deps/TEST");
     let program = profile.join("examples").join(name);
-    assert!(program.exists(), "{} was not built: run `cargo test` without a filter by target", program.display());
+    assert!(
+        program.exists(),
+        "{} was not built: run `cargo test` without a filter by target",
+        program.display()
+    );
     program
 }
 
-/// Runs a program to its end, without input, and returns what it printed. Its children end with it, or when their
-/// inputs do.
+/// Runs a program to its end, without input, and returns what it printed. Its children end with it,
+/// or when their inputs do.
 ///
 /// # Panics
 ///
@@ -60,7 +67,11 @@ impl Running {
         let mut process = Process::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
         let stdout = Text::of(process.0.stdout.take().expect("piped"));
         let stderr = Text::of(process.0.stderr.take().expect("piped"));
-        Running { process, stdout, stderr }
+        Running {
+            process,
+            stdout,
+            stderr,
+        }
     }
 
     /// Returns its number.
@@ -81,7 +92,11 @@ impl Running {
     #[track_caller]
     pub fn end(mut self, watchdog: Duration) -> Output {
         let status = self.process.wait(watchdog);
-        Output { status, stdout: self.stdout.end(watchdog), stderr: self.stderr.end(watchdog) }
+        Output {
+            status,
+            stdout: self.stdout.end(watchdog),
+            stderr: self.stderr.end(watchdog),
+        }
     }
 }
 
@@ -105,12 +120,17 @@ impl Text {
     /// Waits for the end.
     #[track_caller]
     pub fn end(self, watchdog: Duration) -> Vec<u8> {
-        self.0.recv_timeout(watchdog).expect("a process that it left keeps its pipe open")
+        self.0
+            .recv_timeout(watchdog)
+            .expect("a process that it left keeps its pipe open")
     }
 }
 
 /// Says whether a command that prints for nobody ends well.
 pub fn ends_well(command: &mut Command) -> bool {
-    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let quiet = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     quiet.status().is_ok_and(|status| status.success())
 }

@@ -20,8 +20,9 @@ pub fn play(command: &mut Command, role: &impl Serialize) {
     command.env(ROLE, encode(role));
 }
 
-/// Returns what this process was started to be by a [`Child`](crate::Child); nothing in the process of the tests. Ends
-/// a process that [`surroundings`](crate::surroundings) started to see whether it starts.
+/// Returns what this process was started to be by a [`Child`](crate::Child); nothing in the process
+/// of the tests. Ends a process that [`surroundings`](crate::surroundings) started to see whether
+/// it starts.
 ///
 /// # Panics
 ///
@@ -41,8 +42,13 @@ pub fn role<R: DeserializeOwned>() -> Option<R> {
 /// When it is told something that it does not know: the message names it.
 pub fn next<T: DeserializeOwned>() -> Option<T> {
     let mut line = String::new();
-    let read = std::io::stdin().lock().read_line(&mut line).expect("standard input is text");
-    (read != 0).then(|| decode(&line).unwrap_or_else(|error| panic!("no command of this program: {error}")))
+    let read = std::io::stdin()
+        .lock()
+        .read_line(&mut line)
+        .expect("standard input is text");
+    (read != 0).then(|| {
+        decode(&line).unwrap_or_else(|error| panic!("no command of this program: {error}"))
+    })
 }
 
 /// Answers, or says how far this process has come.
@@ -59,18 +65,23 @@ pub fn obey<T: DeserializeOwned, A: Serialize>(mut answer: impl FnMut(T) -> A) {
     }
 }
 
-/// Has this process end with that of the tests, however that ends: for one that waits for no input. A process that is
-/// the first of its namespace ends with the one that made it.
+/// Has this process end with that of the tests, however that ends: for one that waits for no input.
+/// A process that is the first of its namespace ends with the one that made it.
 pub fn die_with_the_tests() {
     if getpid().is_init() {
         return;
     }
-    let tests = std::env::var(TESTS).ok().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+    let tests = std::env::var(TESTS)
+        .ok()
+        .and_then(|pid| pid.parse().ok())
+        .and_then(Pid::from_raw);
     let Ok(tests) = pidfd_open(tests.expect("started by a test"), PidfdFlags::empty()) else {
         std::process::exit(1);
     };
     std::thread::spawn(move || {
-        while poll(&mut [PollFd::new(&tests, PollFlags::IN)], None) == Err(rustix::io::Errno::INTR) {}
+        while poll(&mut [PollFd::new(&tests, PollFlags::IN)], None) == Err(rustix::io::Errno::INTR)
+        {
+        }
         std::process::exit(1);
     });
 }
@@ -104,7 +115,10 @@ mod tests {
     #[test]
     fn what_is_told_is_what_is_heard() {
         for told in [
-            Told::Claim { descriptor: vec![0, 255], within: u64::MAX },
+            Told::Claim {
+                descriptor: vec![0, 255],
+                within: u64::MAX,
+            },
             Told::Open("/a path/\n\"with\" everything".into()),
             Told::Drop,
         ] {
@@ -116,11 +130,16 @@ mod tests {
 
     #[test]
     fn what_is_unknown_names_itself() {
-        for (text, named) in
-            [("\"Steal\"", "Steal"), ("{\"Drop\":1}", "Drop"), ("{\"Claim\":{\"within\":1}}", "descriptor")]
-        {
+        for (text, named) in [
+            ("\"Steal\"", "Steal"),
+            ("{\"Drop\":1}", "Drop"),
+            ("{\"Claim\":{\"within\":1}}", "descriptor"),
+        ] {
             let error = decode::<Told>(text).expect_err("nothing is called that");
-            assert!(error.starts_with(text) && error[text.len()..].contains(named) || named == "Drop", "{error}");
+            assert!(
+                error.starts_with(text) && error[text.len()..].contains(named) || named == "Drop",
+                "{error}"
+            );
         }
     }
 }

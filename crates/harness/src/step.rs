@@ -1,4 +1,5 @@
-//! A death at a named step of the library's life cycle, by SIGKILL, as by a machine's out-of-memory killer.
+//! A death at a named step of the library's life cycle, by SIGKILL, as by a machine's out-of-memory
+//! killer.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,8 +12,8 @@ use tracing::{Event, Metadata, Subscriber};
 /// The step, and the file that is made there.
 static STEP: OnceLock<(String, Option<PathBuf>)> = OnceLock::new();
 
-/// Dies when the step is reached the next time, and leaves a file if it is given a place for one: a test whose step
-/// nobody reaches shows nothing.
+/// Dies when the step is reached the next time, and leaves a file if it is given a place for one: a
+/// test whose step nobody reaches shows nothing.
 ///
 /// # Panics
 ///
@@ -29,7 +30,8 @@ pub fn reached(step: &str) {
             std::fs::write(path, []).expect("a file in the directory that all share");
         }
         let own = rustix::process::getpid();
-        rustix::process::kill_process(own, rustix::process::Signal::KILL).expect("a process can kill itself");
+        rustix::process::kill_process(own, rustix::process::Signal::KILL)
+            .expect("a process can kill itself");
         loop {
             std::thread::park();
         }

@@ -1,7 +1,9 @@
-//! Where a process runs: namespaces, a small file system, as another user, with a descriptor of this process.
+//! Where a process runs: namespaces, a small file system, as another user, with a descriptor of
+//! this process.
 //!
-//! Each is a command that ends as this program; whether a machine lets this user do so is asked once, by starting the
-//! program there. It ends in [`role`](crate::role) or, if it has none, lists its cases, and asks nothing itself.
+//! Each is a command that ends as this program; whether a machine lets this user do so is asked
+//! once, by starting the program there. It ends in [`role`](crate::role) or, if it has none, lists
+//! its cases, and asks nothing itself.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -16,8 +18,9 @@ use crate::role::STARTS;
 /// A user that owns nothing.
 pub const NOBODY: u32 = 65_534;
 
-/// Opens the folder of the program (`$1`), hides /mnt behind a directory (`$0`) and /tmp behind nothing, and shows the
-/// folder again where it was, read only, in case it lay there: the program finds itself and its libraries.
+/// Opens the folder of the program (`$1`), hides /mnt behind a directory (`$0`) and /tmp behind
+/// nothing, and shows the folder again where it was, read only, in case it lay there: the program
+/// finds itself and its libraries.
 const CONTAIN: &str = r#"
 set -e
 folder=${1%/*}
@@ -31,8 +34,8 @@ exec 9<&-
 exec "$@"
 "#;
 
-/// A command that runs this program, with what is added to it, in namespaces of its own, with `shared` at /mnt and an
-/// empty /tmp: nothing else that can be written is seen by another.
+/// A command that runs this program, with what is added to it, in namespaces of its own, with
+/// `shared` at /mnt and an empty /tmp: nothing else that can be written is seen by another.
 pub fn contained(shared: &Path) -> Command {
     contain(shared, Path::new(this_program().get_program()))
 }
@@ -40,7 +43,16 @@ pub fn contained(shared: &Path) -> Command {
 /// As [`contained`], for another program.
 pub fn contain(shared: &Path, program: &Path) -> Command {
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]);
+    command.args([
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "--pid",
+        "--ipc",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ]);
     command.args(["sh", "-c", CONTAIN]).arg(shared).arg(program);
     command
 }
@@ -52,9 +64,13 @@ pub fn has_namespaces() -> bool {
 
 /// A command that runs this program with a file system at /mnt that has room for this many files.
 pub fn with_files(files: u32) -> Command {
-    let script = format!(r#"mount -t tmpfs -o size=1m,nr_inodes={files} none /mnt && exec "$0" "$@""#);
+    let script =
+        format!(r#"mount -t tmpfs -o size=1m,nr_inodes={files} none /mnt && exec "$0" "$@""#);
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c"]).arg(script).arg(this_program().get_program());
+    command
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c"])
+        .arg(script)
+        .arg(this_program().get_program());
     command
 }
 
@@ -84,11 +100,12 @@ fn starts(mut command: Command) -> bool {
 pub fn keep_open(command: &mut Command, fd: &OwnedFd) {
     let number = fd.as_raw_fd();
     let keep = move || {
-        // SAFETY: `borrow_raw` asks for a descriptor that stays open meanwhile: it is the child's copy of one that the
-        // parent keeps until the child is started.
+        // SAFETY: `borrow_raw` asks for a descriptor that stays open meanwhile: it is the child's
+        // copy of one that the parent keeps until the child is started.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         Ok(fcntl_setfd(fd, FdFlags::empty())?)
     };
-    // SAFETY: `pre_exec` asks that the closure does only what is safe after a fork: it makes one system call.
+    // SAFETY: `pre_exec` asks that the closure does only what is safe after a fork: it makes one
+    // system call.
     unsafe { command.pre_exec(keep) };
 }

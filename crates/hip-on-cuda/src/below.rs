@@ -11,7 +11,13 @@ use crate::settings::Settings;
 pub(crate) fn machine() -> Outcome<&'static dyn Machine> {
     static MACHINE: OnceLock<Outcome<Box<dyn Machine>>> = OnceLock::new();
     let made = MACHINE.get_or_init(|| -> Outcome<Box<dyn Machine>> {
-        if Settings::get().host { Ok(Box::new(Host::start()?)) } else { Ok(Box::new(Cuda::start()?)) }
+        if Settings::get().host {
+            Ok(Box::new(Host::start()?))
+        } else {
+            Ok(Box::new(Cuda::start()?))
+        }
     });
-    made.as_ref().map(|machine| &**machine).map_err(|code| *code)
+    made.as_ref()
+        .map(|machine| &**machine)
+        .map_err(|code| *code)
 }

@@ -31,11 +31,19 @@ fn made<T: Default>(make: impl FnOnce(*mut T) -> Outcome) -> Outcome<T> {
 /// Reads a text that the driver wrote.
 fn text(bytes: &[c_char]) -> String {
     // SAFETY: `from_ptr` asks for a zero within: the last byte was not offered to the driver.
-    unsafe { CStr::from_ptr(bytes.as_ptr()) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(bytes.as_ptr()) }
+        .to_string_lossy()
+        .into_owned()
 }
 
 fn properties(device: c_int) -> Properties {
-    Properties { kind: 1, handle_types: 1, location: [1, device.cast_unsigned()], win32: 0, flags: [0; 4] }
+    Properties {
+        kind: 1,
+        handle_types: 1,
+        location: [1, device.cast_unsigned()],
+        win32: 0,
+        flags: [0; 4],
+    }
 }
 
 impl Cuda {
@@ -49,9 +57,13 @@ impl Cuda {
         if count <= 0 {
             return Err(NO_DEVICE);
         }
-        let contexts: Outcome<Vec<u64>> =
-            (0..count).map(|device| made(|context| functions.retain_context(context, device))).collect();
-        Ok(Cuda { contexts: contexts?, functions })
+        let contexts: Outcome<Vec<u64>> = (0..count)
+            .map(|device| made(|context| functions.retain_context(context, device)))
+            .collect();
+        Ok(Cuda {
+            contexts: contexts?,
+            functions,
+        })
     }
 }
 
@@ -132,8 +144,13 @@ impl Machine for Cuda {
 
     fn kind(&self, ptr: u64) -> Outcome<Option<Kind>> {
         let (asked, mut values) = ([MEMORY_TYPE, MANAGED, ORDINAL], [0_u64; 3]);
-        let places = values.each_mut().map(|value| ptr::from_mut(value).cast::<c_void>());
-        match self.functions.attributes(3, asked.as_ptr(), places.as_ptr(), ptr) {
+        let places = values
+            .each_mut()
+            .map(|value| ptr::from_mut(value).cast::<c_void>());
+        match self
+            .functions
+            .attributes(3, asked.as_ptr(), places.as_ptr(), ptr)
+        {
             Ok(()) => {}
             Err(1) => return Ok(None),
             Err(code) => return Err(code),
@@ -141,9 +158,15 @@ impl Machine for Cuda {
         let [kind, managed, device] = values.map(|value| value as u32);
         Ok(match (kind, managed) {
             (1, 0) => Some(Kind::Host),
-            (2, managed) => Some(Kind::Device { device: device.cast_signed(), managed: managed != 0 }),
+            (2, managed) => Some(Kind::Device {
+                device: device.cast_signed(),
+                managed: managed != 0,
+            }),
             (_, 0) => None,
-            _ => Some(Kind::Device { device: device.cast_signed(), managed: true }),
+            _ => Some(Kind::Device {
+                device: device.cast_signed(),
+                managed: true,
+            }),
         })
     }
 
@@ -172,13 +195,18 @@ impl Machine for Cuda {
         let (mut keep, mut none) = (keep, 0_i32);
         let settings = [
             (pool::RELEASE_THRESHOLD, (&raw mut keep).cast::<c_void>()),
-            (pool::REUSE_ALLOW_INTERNAL_DEPENDENCIES, (&raw mut none).cast()),
+            (
+                pool::REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+                (&raw mut none).cast(),
+            ),
         ];
         for (attribute, value) in settings {
-            self.functions.pool_set(made, attribute, value).inspect_err(|_| {
-                // Where that fails too the pool is lost.
-                let _ = self.functions.pool_destroy(made);
-            })?;
+            self.functions
+                .pool_set(made, attribute, value)
+                .inspect_err(|_| {
+                    // Where that fails too the pool is lost.
+                    let _ = self.functions.pool_destroy(made);
+                })?;
         }
         Ok(made)
     }
@@ -188,9 +216,14 @@ impl Machine for Cuda {
     }
 
     fn pool_usage(&self, _: i32, pool: u64) -> Outcome<PoolUsage> {
-        let get = |attribute| made::<u64>(|value| self.functions.pool_get(pool, attribute, value.cast()));
+        let get =
+            |attribute| made::<u64>(|value| self.functions.pool_get(pool, attribute, value.cast()));
         let (reserved, most_reserved) = (get(pool::RESERVED_NOW)?, get(pool::RESERVED_MOST)?);
-        Ok(PoolUsage { reserved, most_reserved, used: get(pool::USED_NOW)? })
+        Ok(PoolUsage {
+            reserved,
+            most_reserved,
+            used: get(pool::USED_NOW)?,
+        })
     }
 
     fn pool_trim(&self, _: i32, pool: u64, keep: usize) -> Outcome {
@@ -237,7 +270,10 @@ impl Machine for Cuda {
     }
 
     fn grant(&self, base: u64, len: usize, device: i32, write: bool) -> Outcome {
-        let access = Access { location: [1, device.cast_unsigned()], flags: if write { 3 } else { 1 } };
+        let access = Access {
+            location: [1, device.cast_unsigned()],
+            flags: if write { 3 } else { 1 },
+        };
         self.functions.grant(base, len, &raw const access, 1)
     }
 
@@ -350,7 +386,12 @@ impl Machine for Cuda {
         self.functions.wait(stream, word, value, 0)
     }
 
-    fn call(&self, stream: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> Outcome {
+    fn call(
+        &self,
+        stream: u64,
+        function: unsafe extern "C" fn(*mut c_void),
+        data: *mut c_void,
+    ) -> Outcome {
         self.functions.call(stream, function, data)
     }
 

@@ -33,9 +33,20 @@ pub(crate) struct Handle(pub(crate) [u8; 64]);
 fn hip_code(code: u32) -> u32 {
     match code {
         711 => 217,
-        34 | 36 | 46 | 47 | 102 | 220..=227 | 402 | 703 | 714..=718 | 721 | 800 | 802..=812 | 909 | 911..=919 => {
-            UNKNOWN
-        }
+        34
+        | 36
+        | 46
+        | 47
+        | 102
+        | 220..=227
+        | 402
+        | 703
+        | 714..=718
+        | 721
+        | 800
+        | 802..=812
+        | 909
+        | 911..=919 => UNKNOWN,
         code => code,
     }
 }
@@ -51,7 +62,8 @@ macro_rules! driver {
             pub(crate) fn find(library: &Library) -> Functions {
                 Functions {
                     $($name: {
-                        // SAFETY: `Library::get` asks for the symbol's type: each row is the prototype in cuda.h.
+                        // SAFETY: `Library::get` asks for the symbol's type: each row is the
+                        // prototype in cuda.h.
                         let found = unsafe {
                             library.get::<unsafe extern "C" fn($($type),*) -> u32>($symbol.as_bytes())
                         };
@@ -63,8 +75,8 @@ macro_rules! driver {
             $(
                 pub(crate) fn $name(&self, $($argument: $type),*) -> Outcome {
                     let function = self.$name.ok_or(NOT_SUPPORTED)?;
-                    // SAFETY: the driver's function: places to write to are `cuda`'s, and the rest is
-                    // as HIP's caller vouches for, whose conditions are the driver's.
+                    // SAFETY: the driver's function: places to write to are `cuda`'s, and the rest
+                    // is as HIP's caller vouches for, whose conditions are the driver's.
                     match unsafe { function($($argument),*) } {
                         0 => Ok(()),
                         code => Err(hip_code(code)),

@@ -17,7 +17,11 @@ const HOST_NUMA_NODE: u32 = 92;
 /// Returns the machine if it has this device.
 fn with(device: c_int) -> Outcome<&'static dyn Machine> {
     let machine = started()?;
-    if (0..machine.count()).contains(&device) { Ok(machine) } else { Err(INVALID_DEVICE) }
+    if (0..machine.count()).contains(&device) {
+        Ok(machine)
+    } else {
+        Err(INVALID_DEVICE)
+    }
 }
 
 /// As `with`, for questions that a sick device does not answer.
@@ -29,7 +33,11 @@ fn well(device: c_int) -> Outcome<&'static dyn Machine> {
 
 /// Returns the machine; without a device it is the code of the version.
 pub(crate) fn started() -> Outcome<&'static dyn Machine> {
-    let none = if Settings::get().at_least(5, 7) { NO_DEVICE } else { INVALID_DEVICE };
+    let none = if Settings::get().at_least(5, 7) {
+        NO_DEVICE
+    } else {
+        INVALID_DEVICE
+    };
     machine().map_err(|_| none)
 }
 
@@ -126,7 +134,11 @@ pub unsafe extern "C" fn hipDeviceGetName(name: *mut c_char, len: c_int, device:
 ///
 /// `place` points to `len` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipDeviceGetPCIBusId(place: *mut c_char, len: c_int, device: c_int) -> u32 {
+pub unsafe extern "C" fn hipDeviceGetPCIBusId(
+    place: *mut c_char,
+    len: c_int,
+    device: c_int,
+) -> u32 {
     let found = well(device).and_then(|machine| machine.place(device));
     // SAFETY: `put_text`: our caller points to `len` bytes.
     finish(found.and_then(|found| unsafe { put_text(place, len, &found) }))

@@ -46,9 +46,13 @@ pub(crate) unsafe fn put<T>(to: *mut T, made: Outcome<T>) -> Outcome {
 ///
 /// `to` points to `room` bytes.
 pub(crate) unsafe fn put_text(to: *mut std::ffi::c_char, room: i32, text: &str) -> Outcome {
-    let room = usize::try_from(room).ok().filter(|room| *room > 0 && !to.is_null()).ok_or(INVALID_VALUE)?;
+    let room = usize::try_from(room)
+        .ok()
+        .filter(|room| *room > 0 && !to.is_null())
+        .ok_or(INVALID_VALUE)?;
     let len = text.len().min(room - 1);
-    // SAFETY: `copy_nonoverlapping` asks for `len` bytes on both sides: `text` has them, and `to`, says our caller.
+    // SAFETY: `copy_nonoverlapping` asks for `len` bytes on both sides: `text` has them, and `to`,
+    // says our caller.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast::<u8>(), len) };
     // SAFETY: `add` stays within the room: `len` is below it.
     let end = unsafe { to.cast::<u8>().add(len) };
@@ -57,7 +61,8 @@ pub(crate) unsafe fn put_text(to: *mut std::ffi::c_char, room: i32, text: &str) 
     Ok(())
 }
 
-/// Declares functions of HIP's. What stands before the semicolon is written through the pointer of that name.
+/// Declares functions of HIP's. What stands before the semicolon is written through the pointer of
+/// that name.
 macro_rules! hip {
     ($($name:ident($($out:ident: $made:ty)?; $($argument:ident: $type:ty),*) $body:block)*) => {$(
         /// HIP's function of that name.

@@ -1,4 +1,5 @@
-//! Shared memory as the device below: the host backend, and [`MemoryFiles`] where HIP has virtual memory.
+//! Shared memory as the device below: the host backend, and [`MemoryFiles`] where HIP has virtual
+//! memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
@@ -9,11 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::groups::*;
 use gpu_api::{
-    Access, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostMemory, HostPtr, MemHandle, MemoryKind, PoolUsage,
-    RawEvent, RawPool, RawStream, Sharing, StreamOp, WordPtr,
+    Access, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostMemory, HostPtr, MemHandle,
+    MemoryKind, PoolUsage, RawEvent, RawPool, RawStream, Sharing, StreamOp, WordPtr,
 };
 
-use crate::machine::{DEVICE, INVALID_VALUE, Kind, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, UNKNOWN};
+use crate::machine::{
+    DEVICE, INVALID_VALUE, Kind, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, UNKNOWN,
+};
 use crate::memory_files::{GRANULARITY, MemoryFiles, OUT_OF_MEMORY};
 use crate::turns::Turns;
 
@@ -48,7 +51,8 @@ fn code(error: Error) -> u32 {
 /// Calls a method of the host backend.
 macro_rules! host {
     ($self:ident.$method:ident($($argument:expr),*)) => {
-        // SAFETY: the host backend's method: its conditions are those that HIP's caller vouches for.
+        // SAFETY: the host backend's method: its conditions are those that HIP's caller vouches
+        // for.
         unsafe { $self.backend.$method($($argument),*) }.map_err(code)
     };
 }
@@ -59,24 +63,36 @@ fn device(number: i32) -> DeviceId {
 
 impl Host {
     pub(crate) fn start() -> Outcome<Host> {
-        let backend = HostBackend::new(HostConfig::from_env().map_err(|_| NO_DEVICE)?).map_err(|_| NO_DEVICE)?;
+        let backend = HostBackend::new(HostConfig::from_env().map_err(|_| NO_DEVICE)?)
+            .map_err(|_| NO_DEVICE)?;
         if backend.device_count().map_err(code)? == 0 {
             return Err(NO_DEVICE);
         }
-        Ok(Host { backend, turns: Arc::default(), tables: Mutex::default() })
+        Ok(Host {
+            backend,
+            turns: Arc::default(),
+            tables: Mutex::default(),
+        })
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Turns HIP's handle of a stream into the host backend's. The default streams are those of the current device.
+    /// Turns HIP's handle of a stream into the host backend's. The default streams are those of the
+    /// current device.
     fn real(&self, stream: u64) -> RawStream {
-        let number = self.tables().streams.get(&stream).copied().unwrap_or_else(|| DEVICE.get());
+        let number = self
+            .tables()
+            .streams
+            .get(&stream)
+            .copied()
+            .unwrap_or_else(|| DEVICE.get());
         RawStream::new(device(number), stream)
     }
 
-    /// Turns HIP's handle of a stream into the host backend's, for work that has to wait for the hardware's queue.
+    /// Turns HIP's handle of a stream into the host backend's, for work that has to wait for the
+    /// hardware's queue.
     fn queue(&self, stream: u64) -> Outcome<RawStream> {
         let real = self.real(stream);
         if self.turns.matter() {
@@ -88,7 +104,10 @@ impl Host {
     }
 
     fn plain(&self, device_number: i32, len: usize) -> Outcome<u64> {
-        let made = self.backend.alloc(device(device_number), len as u64, Sharing::Handle).map_err(code)?;
+        let made = self
+            .backend
+            .alloc(device(device_number), len as u64, Sharing::Handle)
+            .map_err(code)?;
         Ok(made.base.0)
     }
 }
@@ -103,7 +122,12 @@ impl Machine for Host {
     }
 
     fn uuid(&self, number: i32) -> Outcome<[u8; 16]> {
-        Ok(self.backend.device_info(device(number)).map_err(code)?.uuid.0)
+        Ok(self
+            .backend
+            .device_info(device(number))
+            .map_err(code)?
+            .uuid
+            .0)
     }
 
     fn place(&self, number: i32) -> Outcome<String> {
@@ -111,7 +135,11 @@ impl Machine for Host {
     }
 
     fn total(&self, number: i32) -> Outcome<usize> {
-        Ok(self.backend.device_info(device(number)).map_err(code)?.total_bytes as usize)
+        Ok(self
+            .backend
+            .device_info(device(number))
+            .map_err(code)?
+            .total_bytes as usize)
     }
 
     fn can_reach(&self, _: i32, _: i32) -> Outcome<bool> {
@@ -138,7 +166,8 @@ impl Machine for Host {
     }
 
     fn synchronize(&self) -> Outcome {
-        // The streams are independent of what is closed here, and none is waited for by the conformance of a close.
+        // The streams are independent of what is closed here, and none is waited for by the
+        // conformance of a close.
         Ok(())
     }
 
@@ -146,7 +175,10 @@ impl Machine for Host {
         let current = DEVICE.get();
         let info = self.backend.memory_info(device(current)).map_err(code)?;
         let used = self.tables().files.used(current);
-        Ok(((info.free_bytes as usize).saturating_sub(used), info.total_bytes as usize))
+        Ok((
+            (info.free_bytes as usize).saturating_sub(used),
+            info.total_bytes as usize,
+        ))
     }
 
     fn alloc(&self, number: i32, len: usize) -> Outcome<u64> {
@@ -164,7 +196,10 @@ impl Machine for Host {
         if let Some((base, len, _)) = self.tables().files.find(ptr) {
             return Ok((base, len));
         }
-        let range = self.backend.address_range(DevicePtr(ptr)).map_err(|_| INVALID_VALUE)?;
+        let range = self
+            .backend
+            .address_range(DevicePtr(ptr))
+            .map_err(|_| INVALID_VALUE)?;
         Ok((range.base.0, range.len as usize))
     }
 
@@ -172,7 +207,10 @@ impl Machine for Host {
         {
             let tables = self.tables();
             if let Some((_, _, device)) = tables.files.find(ptr) {
-                return Ok(Some(Kind::Device { device, managed: false }));
+                return Ok(Some(Kind::Device {
+                    device,
+                    managed: false,
+                }));
             }
             let registered = tables.registered.range(..=ptr as usize).next_back();
             if registered.is_some_and(|(start, len)| (ptr as usize) < start + len) {
@@ -183,13 +221,23 @@ impl Machine for Host {
         Ok(match info.kind {
             MemoryKind::Unknown => None,
             MemoryKind::Host => Some(Kind::Host),
-            _ => Some(Kind::Device { device: info.device.map_or(0, |device| device.0 as i32), managed: false }),
+            _ => Some(Kind::Device {
+                device: info.device.map_or(0, |device| device.0 as i32),
+                managed: false,
+            }),
         })
     }
 
     fn host_alloc(&self, len: usize) -> Outcome<usize> {
-        let memory = HostMemory { pinned: true, numa_node: None };
-        Ok(self.backend.host_alloc(device(DEVICE.get()), len, memory).map_err(code)?.0)
+        let memory = HostMemory {
+            pinned: true,
+            numa_node: None,
+        };
+        Ok(self
+            .backend
+            .host_alloc(device(DEVICE.get()), len, memory)
+            .map_err(code)?
+            .0)
     }
 
     fn host_free(&self, ptr: usize) -> Outcome {
@@ -209,27 +257,53 @@ impl Machine for Host {
     }
 
     fn device_pointer(&self, ptr: usize) -> Outcome<u64> {
-        self.tables().registered.contains_key(&ptr).then_some(ptr as u64).ok_or(INVALID_VALUE)
+        self.tables()
+            .registered
+            .contains_key(&ptr)
+            .then_some(ptr as u64)
+            .ok_or(INVALID_VALUE)
     }
 
     fn pool(&self, number: i32, keep: u64) -> Outcome<u64> {
-        Ok(self.backend.create_pool(device(number), keep).map_err(code)?.handle)
+        Ok(self
+            .backend
+            .create_pool(device(number), keep)
+            .map_err(code)?
+            .handle)
     }
 
     fn pool_destroy(&self, number: i32, pool: u64) -> Outcome {
-        host!(self.destroy_pool(RawPool { device: device(number), handle: pool }))
+        host!(self.destroy_pool(RawPool {
+            device: device(number),
+            handle: pool
+        }))
     }
 
     fn pool_usage(&self, number: i32, pool: u64) -> Outcome<PoolUsage> {
-        host!(self.pool_usage(RawPool { device: device(number), handle: pool }))
+        host!(self.pool_usage(RawPool {
+            device: device(number),
+            handle: pool
+        }))
     }
 
     fn pool_trim(&self, number: i32, pool: u64, keep: usize) -> Outcome {
-        host!(self.trim_pool(RawPool { device: device(number), handle: pool }, keep as u64))
+        host!(self.trim_pool(
+            RawPool {
+                device: device(number),
+                handle: pool
+            },
+            keep as u64
+        ))
     }
 
     fn pool_alloc(&self, number: i32, pool: u64, stream: u64, len: usize) -> Outcome<u64> {
-        let (pool, stream) = (RawPool { device: device(number), handle: pool }, self.real(stream));
+        let (pool, stream) = (
+            RawPool {
+                device: device(number),
+                handle: pool,
+            },
+            self.real(stream),
+        );
         Ok(host!(self.pool_alloc(pool, stream, len as u64))?.base.0)
     }
 
@@ -269,7 +343,8 @@ impl Machine for Host {
     }
 
     fn unmap(&self, base: u64, len: usize) -> Outcome {
-        // SAFETY: `MemoryFiles::unmap` asks that nobody use the mapping: HIP's caller vouches for it.
+        // SAFETY: `MemoryFiles::unmap` asks that nobody use the mapping: HIP's caller vouches for
+        // it.
         unsafe { self.tables().files.unmap(base, len) }
     }
 
@@ -282,8 +357,13 @@ impl Machine for Host {
     }
 
     fn import(&self, fd: i32) -> Outcome<u64> {
-        // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller vouches for it, and -1 is sorted out first.
-        let fd = if fd < 0 { return Err(INVALID_VALUE) } else { unsafe { BorrowedFd::borrow_raw(fd) } };
+        // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller vouches for it, and -1 is
+        // sorted out first.
+        let fd = if fd < 0 {
+            return Err(INVALID_VALUE);
+        } else {
+            unsafe { BorrowedFd::borrow_raw(fd) }
+        };
         self.tables().files.import(fd, DEVICE.get())
     }
 
@@ -298,15 +378,24 @@ impl Machine for Host {
         // The host backend's handle names the descriptor of this process that has the memory.
         let handle = self.backend.export_handle(DevicePtr(base)).map_err(code)?;
         let number = i32::from_le_bytes(handle.0[12..16].try_into().map_err(|_| UNKNOWN)?);
-        // SAFETY: `borrow_raw` asks for an open descriptor: the host backend keeps it while the memory is there.
+        // SAFETY: `borrow_raw` asks for an open descriptor: the host backend keeps it while the
+        // memory is there.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         Ok(fd.try_clone_to_owned().map_err(|_| UNKNOWN)?.into_raw_fd())
     }
 
     fn import_plain(&self, number: i32, fd: i32, len: usize) -> Outcome<u64> {
         // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller gave it.
-        let borrowed = if fd < 0 { return Err(INVALID_VALUE) } else { unsafe { BorrowedFd::borrow_raw(fd) } };
-        Ok(self.backend.import_fd(device(number), borrowed, len as u64, Access::ReadWrite).map_err(code)?.0)
+        let borrowed = if fd < 0 {
+            return Err(INVALID_VALUE);
+        } else {
+            unsafe { BorrowedFd::borrow_raw(fd) }
+        };
+        Ok(self
+            .backend
+            .import_fd(device(number), borrowed, len as u64, Access::ReadWrite)
+            .map_err(code)?
+            .0)
     }
 
     fn close_plain(&self, base: u64) -> Outcome {
@@ -318,7 +407,11 @@ impl Machine for Host {
     }
 
     fn open(&self, number: i32, handle: [u8; 64]) -> Outcome<u64> {
-        Ok(self.backend.open_handle(device(number), &MemHandle(handle)).map_err(code)?.0)
+        Ok(self
+            .backend
+            .open_handle(device(number), &MemHandle(handle))
+            .map_err(code)?
+            .0)
     }
 
     fn close(&self, base: u64) -> Outcome {
@@ -326,8 +419,16 @@ impl Machine for Host {
     }
 
     fn event(&self, number: i32, flags: u32) -> Outcome<u64> {
-        let kind = if flags & 4 == 0 { EventKind::Local } else { EventKind::Interprocess };
-        Ok(self.backend.create_event(device(number), kind).map_err(code)?.0)
+        let kind = if flags & 4 == 0 {
+            EventKind::Local
+        } else {
+            EventKind::Interprocess
+        };
+        Ok(self
+            .backend
+            .create_event(device(number), kind)
+            .map_err(code)?
+            .0)
     }
 
     fn event_handle(&self, event: u64) -> Outcome<[u8; 64]> {
@@ -335,7 +436,11 @@ impl Machine for Host {
     }
 
     fn event_open(&self, number: i32, handle: [u8; 64]) -> Outcome<u64> {
-        Ok(self.backend.open_event(device(number), &EventHandle(handle)).map_err(code)?.0)
+        Ok(self
+            .backend
+            .open_event(device(number), &EventHandle(handle))
+            .map_err(code)?
+            .0)
     }
 
     fn event_record(&self, event: u64, stream: u64) -> Outcome {
@@ -344,7 +449,11 @@ impl Machine for Host {
     }
 
     fn event_query(&self, event: u64) -> Outcome {
-        if host!(self.query_event(RawEvent(event)))? { Ok(()) } else { Err(NOT_READY) }
+        if host!(self.query_event(RawEvent(event)))? {
+            Ok(())
+        } else {
+            Err(NOT_READY)
+        }
     }
 
     fn event_destroy(&self, event: u64) -> Outcome {
@@ -352,7 +461,11 @@ impl Machine for Host {
     }
 
     fn stream(&self, number: i32, _: u32) -> Outcome<u64> {
-        let made = self.backend.create_stream(device(number)).map_err(code)?.handle;
+        let made = self
+            .backend
+            .create_stream(device(number))
+            .map_err(code)?
+            .handle;
         self.tables().streams.insert(made, number);
         self.turns.bind(number, made);
         Ok(made)
@@ -368,7 +481,11 @@ impl Machine for Host {
 
     fn stream_query(&self, stream: u64) -> Outcome {
         let stream = self.real(stream);
-        if host!(self.query_stream(stream))? { Ok(()) } else { Err(NOT_READY) }
+        if host!(self.query_stream(stream))? {
+            Ok(())
+        } else {
+            Err(NOT_READY)
+        }
     }
 
     fn stream_synchronize(&self, stream: u64) -> Outcome {
@@ -396,12 +513,21 @@ impl Machine for Host {
 
     fn write(&self, stream: u64, word: u64, value: u64) -> Outcome {
         let stream = self.queue(stream)?;
-        host!(self.stream_batch(stream, &[StreamOp::Write { word: WordPtr(word), value }]))
+        host!(self.stream_batch(
+            stream,
+            &[StreamOp::Write {
+                word: WordPtr(word),
+                value
+            }]
+        ))
     }
 
     fn wait_at_least(&self, stream: u64, word: u64, value: u64) -> Outcome {
         let real = self.real(stream);
-        let wait = [StreamOp::WaitGeq { word: WordPtr(word), value }];
+        let wait = [StreamOp::WaitGeq {
+            word: WordPtr(word),
+            value,
+        }];
         if !self.turns.begin() {
             return host!(self.stream_batch(real, &wait));
         }
@@ -414,7 +540,12 @@ impl Machine for Host {
         host!(self.host_function(real, leave))
     }
 
-    fn call(&self, stream: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> Outcome {
+    fn call(
+        &self,
+        stream: u64,
+        function: unsafe extern "C" fn(*mut c_void),
+        data: *mut c_void,
+    ) -> Outcome {
         let stream = self.queue(stream)?;
         let data = data.expose_provenance();
         let run = Box::new(move || {

@@ -1,11 +1,13 @@
-//! For tests: a library with the functions of AMD's HIP runtime that the HIP backend calls, without AMD's GPU.
+//! For tests: a library with the functions of AMD's HIP runtime that the HIP backend calls, without
+//! AMD's GPU.
 //!
-//! It does its work on NVIDIA's driver, loaded at run time, or with `GPU_IPC_SHIM=host` on shared memory, and keeps
-//! AMD's rules where they differ from CUDA's: numbers, layouts, what is refused and what blocks. What it shows is that
-//! the backend's calls are right by those rules on real memory between real processes. It shows nothing of AMD's
-//! driver.
+//! It does its work on NVIDIA's driver, loaded at run time, or with `GPU_IPC_SHIM=host` on shared
+//! memory, and keeps AMD's rules where they differ from CUDA's: numbers, layouts, what is refused
+//! and what blocks. What it shows is that the backend's calls are right by those rules on real
+//! memory between real processes. It shows nothing of AMD's driver.
 //!
-//! A program takes it in place of the runtime where `GPU_IPC_HIP_LIBRARY` names it. Set before the program starts:
+//! A program takes it in place of the runtime where `GPU_IPC_HIP_LIBRARY` names it. Set before the
+//! program starts:
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -16,12 +18,13 @@
 //! | `GPU_IPC_SHIM_NUMA_NODE` | the host's NUMA node that the devices are closest to; none without it |
 //! | `GPU_MAX_HW_QUEUES` | as of AMD's: over how many hardware queues the streams of a device are spread, 4 |
 //!
-//! Which rules begin or end with which version stands where they are kept. Over CUDA streams have queues of their own:
-//! that a stream's wait occupies one of a few is a rule of `host` alone.
+//! Which rules begin or end with which version stands where they are kept. Over CUDA streams have
+//! queues of their own: that a stream's wait occupies one of a few is a rule of `host` alone.
 //!
-//! Read in this order: `settings`; `machine` (what is needed of the device below); `cuda` over `cuda_functions`, and
-//! `host` over `memory_files` and `turns` (two of those); `below` (which of them it is); `export` (how a function comes
-//! to be one of C's); `device`, `memory`, `pool`, `physical`, `sharing`, `queue` (HIP's functions, by subject).
+//! Read in this order: `settings`; `machine` (what is needed of the device below); `cuda` over
+//! `cuda_functions`, and `host` over `memory_files` and `turns` (two of those); `below` (which of
+//! them it is); `export` (how a function comes to be one of C's); `device`, `memory`, `pool`,
+//! `physical`, `sharing`, `queue` (HIP's functions, by subject).
 
 mod below;
 mod cuda;

@@ -1,6 +1,7 @@
 //! What HIP's functions need of the device below them.
 //!
-//! Conditions are those of the HIP function that asks: addresses, streams and events are alive, and ranges are valid.
+//! Conditions are those of the HIP function that asks: addresses, streams and events are alive, and
+//! ranges are valid.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -52,7 +53,8 @@ pub(crate) trait Machine: Send + Sync {
     fn unregister(&self, ptr: usize) -> Outcome;
     fn device_pointer(&self, ptr: usize) -> Outcome<u64>;
 
-    /// Makes a pool that keeps this number of bytes, and whose allocations wait for no other stream.
+    /// Makes a pool that keeps this number of bytes, and whose allocations wait for no other
+    /// stream.
     fn pool(&self, device: i32, keep: u64) -> Outcome<u64>;
     fn pool_destroy(&self, device: i32, pool: u64) -> Outcome;
     fn pool_usage(&self, device: i32, pool: u64) -> Outcome<PoolUsage>;
@@ -97,7 +99,12 @@ pub(crate) trait Machine: Send + Sync {
     fn stream_device(&self, stream: u64) -> Outcome<i32>;
     fn write(&self, stream: u64, word: u64, value: u64) -> Outcome;
     fn wait_at_least(&self, stream: u64, word: u64, value: u64) -> Outcome;
-    fn call(&self, stream: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> Outcome;
+    fn call(
+        &self,
+        stream: u64,
+        function: unsafe extern "C" fn(*mut c_void),
+        data: *mut c_void,
+    ) -> Outcome;
     fn copy_in(&self, stream: u64, to: u64, from: *const c_void, len: usize) -> Outcome;
     fn copy_out(&self, stream: u64, to: *mut c_void, from: u64, len: usize) -> Outcome;
     fn copy(&self, stream: u64, to: u64, from: u64, len: usize) -> Outcome;

@@ -96,7 +96,11 @@ hip! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipMemGetInfo(free: *mut usize, total: *mut usize) -> u32 {
     let found = entered().and_then(|(machine, _)| machine.free_and_total());
-    let kept = if pool::has_kept_the_rest() { usize::MAX } else { physical::kept_for_ever() };
+    let kept = if pool::has_kept_the_rest() {
+        usize::MAX
+    } else {
+        physical::kept_for_ever()
+    };
     let found = found.map(|(free, total)| (free.saturating_sub(kept), total));
     // SAFETY: `put`: our caller points to a size.
     let first = unsafe { put(free, found.map(|(free, _)| free)) };
@@ -111,7 +115,9 @@ pub unsafe extern "C" fn hipMemGetInfo(free: *mut usize, total: *mut usize) -> u
 /// `base` is to an address, `len` to a size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipMemGetAddressRange(base: *mut u64, len: *mut usize, ptr: u64) -> u32 {
-    let found = started().and_then(|_| entered()).and_then(|(machine, _)| machine.range(ptr));
+    let found = started()
+        .and_then(|_| entered())
+        .and_then(|(machine, _)| machine.range(ptr));
     // SAFETY: `put`: our caller points to an address.
     let first = unsafe { put(base, found.map(|(base, _)| base)) };
     // SAFETY: `put`: our caller points to a size.

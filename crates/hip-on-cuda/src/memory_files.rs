@@ -1,4 +1,5 @@
-//! Memory files where HIP has virtual memory: files for physical memory, and mappings of them on reserved addresses.
+//! Memory files where HIP has virtual memory: files for physical memory, and mappings of them on
+//! reserved addresses.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
@@ -30,7 +31,8 @@ struct Mapping {
     handle: u64,
 }
 
-/// The physical memory that this process has a handle or a mapping of, and the addresses that it reserved.
+/// The physical memory that this process has a handle or a mapping of, and the addresses that it
+/// reserved.
 #[derive(Default)]
 pub(crate) struct MemoryFiles {
     physical: HashMap<u64, Physical>,
@@ -46,18 +48,26 @@ fn at(address: u64) -> *mut c_void {
 impl MemoryFiles {
     /// Sums up the physical memory of a device that this process made.
     pub(crate) fn used(&self, device: i32) -> usize {
-        self.physical.values().filter(|p| p.own && p.device == device).map(|p| p.len).sum()
+        self.physical
+            .values()
+            .filter(|p| p.own && p.device == device)
+            .map(|p| p.len)
+            .sum()
     }
 
     /// Finds the mapping that an address lies in: its base, its length and its device.
     pub(crate) fn find(&self, ptr: u64) -> Option<(u64, usize, i32)> {
         let (base, mapping) = self.inside(ptr)?;
-        let device = self.physical.get(&mapping.handle).map_or(0, |physical| physical.device);
+        let device = self
+            .physical
+            .get(&mapping.handle)
+            .map_or(0, |physical| physical.device);
         Some((base, mapping.len, device))
     }
 
     pub(crate) fn create(&mut self, device: i32, len: usize) -> Outcome<u64> {
-        let file = rustix::fs::memfd_create("hip-on-host", rustix::fs::MemfdFlags::CLOEXEC).map_err(|_| UNKNOWN)?;
+        let file = rustix::fs::memfd_create("hip-on-host", rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(|_| UNKNOWN)?;
         rustix::fs::ftruncate(&file, len as u64).map_err(|_| OUT_OF_MEMORY)?;
         Ok(self.insert(file, len, device, true))
     }
@@ -78,7 +88,8 @@ impl MemoryFiles {
     pub(crate) fn reserve(&mut self, len: usize) -> Outcome<u64> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: `mmap_anonymous` without a fixed address has no conditions.
-        let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags) };
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags) };
         let base = start.map_err(|_| OUT_OF_MEMORY)?.expose_provenance() as u64;
         self.reserved.insert(base, len);
         Ok(base)
@@ -89,18 +100,25 @@ impl MemoryFiles {
             return Err(INVALID_VALUE);
         }
         self.reserved.remove(&base);
-        // SAFETY: `munmap` asks that nobody use the range: it was reserved here and nothing is mapped on it.
+        // SAFETY: `munmap` asks that nobody use the range: it was reserved here and nothing is
+        // mapped on it.
         unsafe { rustix::mm::munmap(at(base), len) }.map_err(|_| UNKNOWN)
     }
 
     pub(crate) fn map(&mut self, base: u64, len: usize, handle: u64) -> Outcome {
         let physical = self.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
-        if self.reserved.get(&base) != Some(&len) || self.mappings.contains_key(&base) || physical.len != len {
+        if self.reserved.get(&base) != Some(&len)
+            || self.mappings.contains_key(&base)
+            || physical.len != len
+        {
             return Err(INVALID_VALUE);
         }
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: `mmap` at a fixed address asks that nobody use what lies there: a reservation, and nothing on it.
-        let mapped = unsafe { rustix::mm::mmap(at(base), len, ProtFlags::empty(), flags, &physical.file, 0) };
+        // SAFETY: `mmap` at a fixed address asks that nobody use what lies there: a reservation,
+        // and nothing on it.
+        let mapped = unsafe {
+            rustix::mm::mmap(at(base), len, ProtFlags::empty(), flags, &physical.file, 0)
+        };
         mapped.map_err(|_| UNKNOWN)?;
         physical.times += 1;
         self.mappings.insert(base, Mapping { len, handle });
@@ -113,36 +131,58 @@ impl MemoryFiles {
     ///
     /// Nobody uses it.
     pub(crate) unsafe fn unmap(&mut self, base: u64, len: usize) -> Outcome {
-        let mapping = self.mappings.get(&base).filter(|mapping| mapping.len == len).ok_or(INVALID_VALUE)?;
+        let mapping = self
+            .mappings
+            .get(&base)
+            .filter(|mapping| mapping.len == len)
+            .ok_or(INVALID_VALUE)?;
         let handle = mapping.handle;
         self.mappings.remove(&base);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: `mmap_anonymous` at a fixed address asks that nobody use what lies there: our caller vouches for it.
-        unsafe { rustix::mm::mmap_anonymous(at(base), len, ProtFlags::empty(), flags) }.map_err(|_| UNKNOWN)?;
+        // SAFETY: `mmap_anonymous` at a fixed address asks that nobody use what lies there: our
+        // caller vouches for it.
+        unsafe { rustix::mm::mmap_anonymous(at(base), len, ProtFlags::empty(), flags) }
+            .map_err(|_| UNKNOWN)?;
         self.release(handle)
     }
 
     pub(crate) fn grant(&self, base: u64, len: usize, write: bool) -> Outcome {
-        if self.mappings.get(&base).is_none_or(|mapping| mapping.len != len) {
+        if self
+            .mappings
+            .get(&base)
+            .is_none_or(|mapping| mapping.len != len)
+        {
             return Err(INVALID_VALUE);
         }
-        let flags = if write { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
-        // SAFETY: `mprotect` asks for a range whose rights nobody relies on: it is one that was mapped here.
+        let flags = if write {
+            MprotectFlags::READ | MprotectFlags::WRITE
+        } else {
+            MprotectFlags::READ
+        };
+        // SAFETY: `mprotect` asks for a range whose rights nobody relies on: it is one that was
+        // mapped here.
         unsafe { rustix::mm::mprotect(at(base), len, flags) }.map_err(|_| UNKNOWN)
     }
 
     pub(crate) fn export(&self, handle: u64) -> Outcome<i32> {
         let physical = self.physical.get(&handle).ok_or(INVALID_VALUE)?;
-        Ok(physical.file.try_clone().map_err(|_| UNKNOWN)?.into_raw_fd())
+        Ok(physical
+            .file
+            .try_clone()
+            .map_err(|_| UNKNOWN)?
+            .into_raw_fd())
     }
 
     pub(crate) fn import(&mut self, fd: BorrowedFd<'_>, device: i32) -> Outcome<u64> {
-        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(|_| INVALID_VALUE)?;
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+            .map_err(|_| INVALID_VALUE)?;
         if !link.to_string_lossy().starts_with("/memfd:hip-on-host") {
             return Err(INVALID_VALUE);
         }
         let file = fd.try_clone_to_owned().map_err(|_| UNKNOWN)?;
-        let len = rustix::fs::fstat(file.as_fd()).map_err(|_| UNKNOWN)?.st_size as usize;
+        let len = rustix::fs::fstat(file.as_fd())
+            .map_err(|_| UNKNOWN)?
+            .st_size as usize;
         Ok(self.insert(file, len, device, false))
     }
 
@@ -155,7 +195,16 @@ impl MemoryFiles {
 
     fn insert(&mut self, file: OwnedFd, len: usize, device: i32, own: bool) -> u64 {
         self.next += 16;
-        self.physical.insert(self.next, Physical { file, len, device, times: 1, own });
+        self.physical.insert(
+            self.next,
+            Physical {
+                file,
+                len,
+                device,
+                times: 1,
+                own,
+            },
+        );
         self.next
     }
 

@@ -70,8 +70,10 @@ static EXTERNAL: Mutex<BTreeMap<u64, External>> = Mutex::new(BTreeMap::new());
 /// A descriptor that a runtime keeps by its number, and the file that it was.
 type Kept = (c_int, u64);
 
-/// What 7.14 imports as late as access is given: the descriptors by the memory's handle, and the handles by address.
-static LATE: Mutex<(BTreeMap<u64, Kept>, BTreeMap<u64, u64>)> = Mutex::new((BTreeMap::new(), BTreeMap::new()));
+/// What 7.14 imports as late as access is given: the descriptors by the memory's handle, and the
+/// handles by address.
+static LATE: Mutex<(BTreeMap<u64, Kept>, BTreeMap<u64, u64>)> =
+    Mutex::new((BTreeMap::new(), BTreeMap::new()));
 
 fn external() -> MutexGuard<'static, BTreeMap<u64, External>> {
     EXTERNAL.lock().unwrap_or_else(PoisonError::into_inner)
@@ -82,7 +84,9 @@ fn late() -> MutexGuard<'static, (BTreeMap<u64, Kept>, BTreeMap<u64, u64>)> {
 }
 
 fn inode(fd: c_int) -> Outcome<u64> {
-    std::fs::metadata(format!("/proc/self/fd/{fd}")).map(|found| found.ino()).map_err(|_| INVALID_VALUE)
+    std::fs::metadata(format!("/proc/self/fd/{fd}"))
+        .map(|found| found.ino())
+        .map_err(|_| INVALID_VALUE)
 }
 
 /// Physical memory that was made and not released, and the bytes of what was.
@@ -96,14 +100,21 @@ pub(crate) fn freed_after_export(len: usize) {
 /// Bytes that 6.4.0 and 6.4.1 keep after they were released (ROCm/hip#3781, fixed in 6.4.2).
 pub(crate) fn kept_for_ever() -> usize {
     let version = Settings::get().version;
-    let keeps = (60_400_000..60_443_484).contains(&version) || Settings::get().has(Fault::ExportLeaks);
-    if keeps { MADE.lock().unwrap_or_else(PoisonError::into_inner).1 } else { 0 }
+    let keeps =
+        (60_400_000..60_443_484).contains(&version) || Settings::get().has(Fault::ExportLeaks);
+    if keeps {
+        MADE.lock().unwrap_or_else(PoisonError::into_inner).1
+    } else {
+        0
+    }
 }
 
 /// Gives one of the times back that external memory is held; the last unmaps it.
 fn release_external(machine: &dyn Machine, base: u64) -> Outcome<bool> {
     let mut all = external();
-    let Some(found) = all.get_mut(&base) else { return Ok(false) };
+    let Some(found) = all.get_mut(&base) else {
+        return Ok(false);
+    };
     found.times -= 1;
     if found.times > 0 {
         return Ok(true);
@@ -112,7 +123,8 @@ fn release_external(machine: &dyn Machine, base: u64) -> Outcome<bool> {
     all.remove(&base);
     machine.close_plain(base)?;
     if Settings::get().has(Fault::ImportTakes) {
-        // SAFETY: `from_raw_fd` asks for a descriptor of nobody else's: under this fault its caller gave it away.
+        // SAFETY: `from_raw_fd` asks for a descriptor of nobody else's: under this fault its caller
+        // gave it away.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
     }
     Ok(true)
@@ -125,7 +137,11 @@ pub(crate) fn unmap_external(machine: &dyn Machine, base: u64) -> Outcome<bool> 
 
 /// Waits as the runtimes do that map on the null stream.
 fn pass_null_stream(machine: &dyn Machine) -> Outcome {
-    if Settings::get().at_least(7, 14) { Ok(()) } else { machine.stream_synchronize(0) }
+    if Settings::get().at_least(7, 14) {
+        Ok(())
+    } else {
+        machine.stream_synchronize(0)
+    }
 }
 
 /// Reads what the caller asks for: the device of physical memory that can be exported.
@@ -140,7 +156,11 @@ unsafe fn device_of(properties: *const Properties) -> Outcome<c_int> {
     // SAFETY: reading: our caller vouches for the properties.
     let asked = unsafe { properties.read() };
     let right = asked.kind == 1 && asked.handle_types == POSIX_FD && asked.location.kind == 1;
-    if right && asked.win32.is_null() && asked.flags == [0; 4] { Ok(asked.location.id) } else { Err(INVALID_VALUE) }
+    if right && asked.win32.is_null() && asked.flags == [0; 4] {
+        Ok(asked.location.id)
+    } else {
+        Err(INVALID_VALUE)
+    }
 }
 
 hip! {
@@ -284,9 +304,13 @@ hip! {
 ///
 /// # Safety
 ///
-/// `memory` is to a pointer, `described` to a description, whose descriptor stays open until the memory goes.
+/// `memory` is to a pointer, `described` to a description, whose descriptor stays open until the
+/// memory goes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipImportExternalMemory(memory: *mut *mut c_void, described: *const ExternalHandle) -> u32 {
+pub unsafe extern "C" fn hipImportExternalMemory(
+    memory: *mut *mut c_void,
+    described: *const ExternalHandle,
+) -> u32 {
     let outcome = (|| {
         let (machine, device) = entered()?;
         if described.is_null() {

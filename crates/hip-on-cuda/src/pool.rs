@@ -1,7 +1,7 @@
 //! HIP's functions about stream-ordered pools, and what AMD's are reported to do wrong.
 //!
-//! Where a report names versions, those have it by their rules; a version after all reports (7.14 here, though none is
-//! known to mend them all) has none. Each is also a [`Fault`].
+//! Where a report names versions, those have it by their rules; a version after all reports (7.14
+//! here, though none is known to mend them all) has none. Each is also a [`Fault`].
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use gpu_api::vendor::pool::{
-    ALLOCATION_PINNED, LOCATION_DEVICE, PoolProperties, RELEASE_THRESHOLD, RESERVED_MOST, RESERVED_NOW,
-    REUSE_ALLOW_INTERNAL_DEPENDENCIES, USED_NOW,
+    ALLOCATION_PINNED, LOCATION_DEVICE, PoolProperties, RELEASE_THRESHOLD, RESERVED_MOST,
+    RESERVED_NOW, REUSE_ALLOW_INTERNAL_DEPENDENCIES, USED_NOW,
 };
 
 use crate::device::entered;
@@ -19,8 +19,8 @@ use crate::machine::{INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
 use crate::memory_files::OUT_OF_MEMORY;
 use crate::settings::{Fault, Settings};
 
-/// How often what is given back on another stream than it came from costs the next allocation its bytes. The report
-/// has 151 of 600.
+/// How often what is given back on another stream than it came from costs the next allocation its
+/// bytes. The report has 151 of 600.
 const LOST: u32 = 4;
 
 const LAUNCH_FAILURE: u32 = 719;
@@ -122,7 +122,8 @@ fn failed() {
     if crashes() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            // SAFETY: `atexit` asks for a function without arguments that stays loaded: the runtime is never unloaded.
+            // SAFETY: `atexit` asks for a function without arguments that stays loaded: the runtime
+            // is never unloaded.
             unsafe { libc::atexit(crash) };
         });
     }
@@ -137,20 +138,32 @@ pub(crate) fn written(machine: &dyn Machine, stream: u64, to: u64, len: usize) -
         let (base, out) = pools.out.range(..=to).next_back()?;
         Some(out.loses && to - base < out.len as u64)
     });
-    if found == Some(true) { machine.fill(stream, to, 0, len) } else { Ok(()) }
+    if found == Some(true) {
+        machine.fill(stream, to, 0, len)
+    } else {
+        Ok(())
+    }
 }
 
 impl Pools {
     fn live(&mut self, pool: u64) -> Outcome<&mut Pool> {
-        self.all.get_mut(&pool).filter(|found| !found.destroyed).ok_or(INVALID_VALUE)
+        self.all
+            .get_mut(&pool)
+            .filter(|found| !found.destroyed)
+            .ok_or(INVALID_VALUE)
     }
 
     /// Ends the device's own, once nothing of it is out.
     fn settle(&mut self, machine: &dyn Machine, pool: u64) -> Outcome {
         match self.all.get(&pool) {
             Some(found) if found.destroyed && found.out == 0 => {
-                let below = self.all.remove(&pool).and_then(|found| Some((found.device, found.below?)));
-                below.map_or(Ok(()), |(device, below)| machine.pool_destroy(device, below))
+                let below = self
+                    .all
+                    .remove(&pool)
+                    .and_then(|found| Some((found.device, found.below?)));
+                below.map_or(Ok(()), |(device, below)| {
+                    machine.pool_destroy(device, below)
+                })
             }
             _ => Ok(()),
         }
@@ -159,11 +172,22 @@ impl Pools {
     fn alloc(&mut self, machine: &dyn Machine, pool: u64, stream: u64, len: usize) -> Outcome<u64> {
         if let (true, Some(base)) = (
             Settings::get().has(Fault::PoolEarly),
-            self.early.iter().find(|(_, had)| **had == len).map(|(base, _)| *base),
+            self.early
+                .iter()
+                .find(|(_, had)| **had == len)
+                .map(|(base, _)| *base),
         ) {
             self.early.remove(&base);
             self.live(pool)?.out += 1;
-            self.out.insert(base, Out { pool, len, stream, loses: false });
+            self.out.insert(
+                base,
+                Out {
+                    pool,
+                    len,
+                    stream,
+                    loses: false,
+                },
+            );
             return Ok(base);
         }
         let found = self.live(pool)?;
@@ -175,7 +199,11 @@ impl Pools {
             Some(below) => below,
             None => {
                 let keep = if ignores_threshold() { 0 } else { found.keep };
-                let keep = if Settings::get().has(Fault::PoolKeeps) { u64::MAX } else { keep };
+                let keep = if Settings::get().has(Fault::PoolKeeps) {
+                    u64::MAX
+                } else {
+                    keep
+                };
                 *found.below.insert(machine.pool(device, keep)?)
             }
         };
@@ -183,7 +211,15 @@ impl Pools {
         (found.given, found.out) = (given, found.out + 1);
         let loses = std::mem::take(&mut self.taints);
         LOSES.fetch_or(loses, Ordering::Relaxed);
-        self.out.insert(base, Out { pool, len, stream, loses });
+        self.out.insert(
+            base,
+            Out {
+                pool,
+                len,
+                stream,
+                loses,
+            },
+        );
         Ok(base)
     }
 
@@ -223,7 +259,11 @@ unsafe fn device_of(properties: *const PoolProperties) -> Outcome<i32> {
         && properties.handle_types == 0
         && properties.location_kind == LOCATION_DEVICE
         && properties.rest == [0; 64];
-    if is_plain && (0..entered()?.0.count()).contains(&device) { Ok(device) } else { Err(INVALID_VALUE) }
+    if is_plain && (0..entered()?.0.count()).contains(&device) {
+        Ok(device)
+    } else {
+        Err(INVALID_VALUE)
+    }
 }
 
 hip! {
@@ -272,7 +312,8 @@ hip! {
             USED_NOW => usage.used,
             _ => return Err(NOT_SUPPORTED),
         };
-        // SAFETY: `put`: HIP's caller points to a value as long as the attribute's, which is eight bytes here.
+        // SAFETY: `put`: HIP's caller points to a value as long as the attribute's, which is eight
+        // bytes here.
         unsafe { put(value.cast::<u64>(), Ok(asked)) }
     }
     hipMemPoolTrimTo(; pool: u64, keep: usize) {

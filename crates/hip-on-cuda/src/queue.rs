@@ -44,7 +44,8 @@ fn complete(machine: &dyn Machine, event: u64) -> Outcome {
     }
 }
 
-/// Calls a function that takes a stream and a status, as `hipStreamAddCallback` does, with what stands beside it.
+/// Calls a function that takes a stream and a status, as `hipStreamAddCallback` does, with what
+/// stands beside it.
 unsafe extern "C" fn call_back(packed: *mut c_void) {
     // SAFETY: `Box::from_raw`: `hipStreamAddCallback` packed it, for one call.
     let packed = unsafe { Box::from_raw(packed.cast::<Packed>()) };

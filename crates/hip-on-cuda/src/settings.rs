@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 /// A behaviour of some runtime of AMD's, or of every one, that is made to happen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Every process has one process number, as in containers of their own: handles are refused with 201.
+    /// Every process has one process number, as in containers of their own: handles are refused
+    /// with 201.
     EqualPid,
     /// No handle can be attached: 17.
     AttachFails,
@@ -36,26 +37,28 @@ pub enum Fault {
     NoUuid,
     /// Every device says that it is "XX", as GPUs without a number of their own do.
     SameUuid,
-    /// Every stream has a hardware queue of its own, as with no runtime of AMD's: for what is to be tested with waits.
+    /// Every stream has a hardware queue of its own, as with no runtime of AMD's: for what is to be
+    /// tested with waits.
     FreeQueues,
     /// Memory that was exported stays allocated when it is freed (ROCm/hip#3886 and #3781).
     ExportLeaks,
     /// The last device answers nothing about itself.
     SickDevice,
-    /// The kernel exports no memory by handle: the call says so with 1, or by a handle that nobody can attach (5.7 to
-    /// 6.1).
+    /// The kernel exports no memory by handle: the call says so with 1, or by a handle that nobody
+    /// can attach (5.7 to 6.1).
     NoKernelIpc,
-    /// The runtime closes the descriptor of external memory when that goes; those that were read leave it to the
-    /// caller.
+    /// The runtime closes the descriptor of external memory when that goes; those that were read
+    /// leave it to the caller.
     ImportTakes,
-    /// Some memory of a pool reads zero after what was written to it, once other memory went back on another stream
-    /// than it came from (ROCm/rocm-systems#10943).
+    /// Some memory of a pool reads zero after what was written to it, once other memory went back
+    /// on another stream than it came from (ROCm/rocm-systems#10943).
     PoolLoses,
     /// A pool gives memory to a stream while another one still works on it.
     PoolEarly,
     /// An allocation of a pool waits for the stream on which memory went back last.
     PoolWaits,
-    /// A pool has given all that it ever will once it gave as much as the device has (ROCm/hip#3775).
+    /// A pool has given all that it ever will once it gave as much as the device has
+    /// (ROCm/hip#3775).
     PoolRunsOut,
     /// A pool has no memory at all (ROCm/legacy-rocm-build#6178).
     PoolFails,
@@ -65,9 +68,11 @@ pub enum Fault {
     PoolDrops,
     /// A pool gives nothing back to the device.
     PoolKeeps,
-    /// An allocation of a pool that fails keeps the rest of the device's memory (ROCm/rocm-systems#11642).
+    /// An allocation of a pool that fails keeps the rest of the device's memory
+    /// (ROCm/rocm-systems#11642).
     PoolHoards,
-    /// A process one of whose allocations of a pool failed crashes at its end (ROCm/rocm-systems#11642).
+    /// A process one of whose allocations of a pool failed crashes at its end
+    /// (ROCm/rocm-systems#11642).
     PoolCrashes,
     /// Memory does not go back to a pool: 719.
     PoolFreeFails,
@@ -128,14 +133,26 @@ impl Settings {
         SETTINGS.get_or_init(|| {
             let text = |name| env::var(name).unwrap_or_default();
             let faults = text("GPU_IPC_SHIM_INJECT");
-            let faults = faults.split(',').map(str::trim).filter(|name| !name.is_empty()).map(|name| {
-                // A test that asks for what there is not must not pass.
-                NAMES.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no such fault: {name}")).1
-            });
+            let faults = faults
+                .split(',')
+                .map(str::trim)
+                .filter(|name| !name.is_empty())
+                .map(|name| {
+                    // A test that asks for what there is not must not pass.
+                    NAMES
+                        .iter()
+                        .find(|(known, _)| *known == name)
+                        .unwrap_or_else(|| panic!("no such fault: {name}"))
+                        .1
+                });
             Settings {
                 host: text("GPU_IPC_SHIM") == "host",
                 version: text("GPU_IPC_SHIM_VERSION").parse().unwrap_or(70_253_211),
-                queues: text("GPU_MAX_HW_QUEUES").parse().ok().filter(|queues| *queues > 0).unwrap_or(4),
+                queues: text("GPU_MAX_HW_QUEUES")
+                    .parse()
+                    .ok()
+                    .filter(|queues| *queues > 0)
+                    .unwrap_or(4),
                 numa_node: text("GPU_IPC_SHIM_NUMA_NODE").parse().unwrap_or(-1),
                 faults: faults.collect(),
             }

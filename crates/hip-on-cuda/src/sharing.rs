@@ -1,7 +1,9 @@
-//! HIP's functions about handles, with AMD's rules: the handle names its process, and an equal number is refused.
+//! HIP's functions about handles, with AMD's rules: the handle names its process, and an equal
+//! number is refused.
 //!
-//! A handle of AMD's is 32 bytes of the driver's, the size, an offset, and the process number of the exporting process.
-//! One of the driver below is 64 bytes, which it cannot hold: those lie in a file of shared memory that it names.
+//! A handle of AMD's is 32 bytes of the driver's, the size, an offset, and the process number of
+//! the exporting process. One of the driver below is 64 bytes, which it cannot hold: those lie in a
+//! file of shared memory that it names.
 
 use std::collections::HashMap;
 use std::fs;
@@ -46,7 +48,11 @@ fn path(name: &[u8; 32]) -> PathBuf {
 
 /// The number that this process goes by.
 fn process_number() -> u32 {
-    if Settings::get().has(Fault::EqualPid) { 1 } else { process::id() }
+    if Settings::get().has(Fault::EqualPid) {
+        1
+    } else {
+        process::id()
+    }
 }
 
 /// Forgets what was exported of an allocation that is freed; says whether anything was.
@@ -72,8 +78,15 @@ fn sweep() {
         // What cannot be read or removed stays: it is a few bytes.
         for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let Some(hex) = name.strip_prefix("gpu-ipc-shim-").and_then(|rest| rest.get(..16)) else { continue };
-            let Ok(numbers) = u64::from_str_radix(hex, 16) else { continue };
+            let Some(hex) = name
+                .strip_prefix("gpu-ipc-shim-")
+                .and_then(|rest| rest.get(..16))
+            else {
+                continue;
+            };
+            let Ok(numbers) = u64::from_str_radix(hex, 16) else {
+                continue;
+            };
             let (number, its_namespace) = ((numbers >> 32) as u32, numbers as u32);
             let here = its_namespace.swap_bytes() == namespace();
             if here && !PathBuf::from(format!("/proc/{}", number.swap_bytes())).exists() {
@@ -89,7 +102,9 @@ fn export(device: i32, base: u64, len: usize, below: [u8; 64]) -> Outcome<Handle
     name[..4].copy_from_slice(&process::id().to_le_bytes());
     name[4..8].copy_from_slice(&namespace().to_le_bytes());
     name[8..16].copy_from_slice(&base.to_le_bytes());
-    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let time = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
     name[16..32].copy_from_slice(&time.as_nanos().to_le_bytes());
     let file = path(&name);
     fs::write(&file, below).map_err(|_| crate::machine::UNKNOWN)?;

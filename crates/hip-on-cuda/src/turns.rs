@@ -1,8 +1,9 @@
 //! Hardware queues: a stream's wait is a kernel that spins, and occupies the queue that it runs on.
 //!
-//! Before 7.2 a stream is bound, when it is made, to the queue that the fewest are bound to (clr, `rocdevice.cpp`,
-//! `getQueueFromPool`): what shares a queue with a stream that waits does not run. From 7.2 on work goes to a queue
-//! that is idle (ROCm/rocm-systems#1958): as many waits as there are queues stop everything (ROCm/rocm-systems#9249).
+//! Before 7.2 a stream is bound, when it is made, to the queue that the fewest are bound to (clr,
+//! `rocdevice.cpp`, `getQueueFromPool`): what shares a queue with a stream that waits does not run.
+//! From 7.2 on work goes to a queue that is idle (ROCm/rocm-systems#1958): as many waits as there
+//! are queues stop everything (ROCm/rocm-systems#9249).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +55,13 @@ impl Turns {
         let queues = devices.entry(device).or_default();
         let most = Settings::get().queues;
         queues.occupied.resize(most, None);
-        let users = |queue| queues.bound.values().filter(|bound| **bound == queue).count();
+        let users = |queue| {
+            queues
+                .bound
+                .values()
+                .filter(|bound| **bound == queue)
+                .count()
+        };
         let least = (0..most).min_by_key(|queue| users(*queue)).unwrap_or(0);
         queues.bound.insert(stream, least);
     }
@@ -94,7 +101,11 @@ impl Turns {
     /// Lets go of what a wait occupied.
     pub(crate) fn leave(&self, device: i32, stream: u64) {
         if let Some(queues) = self.devices().get_mut(&device) {
-            queues.occupied.iter_mut().filter(|holder| **holder == Some(stream)).for_each(|holder| *holder = None);
+            queues
+                .occupied
+                .iter_mut()
+                .filter(|holder| **holder == Some(stream))
+                .for_each(|holder| *holder = None);
         }
     }
 }

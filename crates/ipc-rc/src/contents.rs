@@ -11,8 +11,8 @@ use crate::range::part_of;
 use crate::stream::Stream;
 use sealed::Extent;
 
-/// Bytes of a block that a [`Stream`] copies to and from, and fills: of a [`SentBlock`], a [`ReceivedBlock`] or a slice
-/// of either.
+/// Bytes of a block that a [`Stream`] copies to and from, and fills: of a [`SentBlock`], a
+/// [`ReceivedBlock`] or a slice of either.
 ///
 /// Implemented by this crate alone.
 pub trait Contents: sealed::Contents {}
@@ -71,10 +71,15 @@ impl SentBlock {
     /// [`Error::Invalid`] for a range that is empty or does not lie in the block.
     pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<SentSlice<'_>> {
         let (offset, len) = part_of(self.len(), &range)?;
-        Ok(SentSlice { block: self, offset, len })
+        Ok(SentSlice {
+            block: self,
+            offset,
+            len,
+        })
     }
 
-    /// Views the block's bytes in place, on the host backend; `None` on a GPU, whose memory the CPU does not reach.
+    /// Views the block's bytes in place, on the host backend; `None` on a GPU, whose memory the CPU
+    /// does not reach.
     ///
     /// Other processes and streams may write at the same time, so each byte is atomic.
     pub fn host_bytes(&self) -> Option<&[AtomicU8]> {
@@ -83,28 +88,35 @@ impl SentBlock {
 }
 
 impl ReceivedBlock {
-    /// Views the block's bytes in place, on the host backend; `None` on a GPU, whose memory the CPU does not reach, and
-    /// for a participant that maps [read-only](crate::ParticipantBuilder::read_only): an atomic byte could be written.
+    /// Views the block's bytes in place, on the host backend; `None` on a GPU, whose memory the CPU
+    /// does not reach, and for a participant that maps
+    /// [read-only](crate::ParticipantBuilder::read_only): an atomic byte could be written.
     ///
-    /// Other processes and streams may write at the same time, so each byte is atomic. The view shows what the producer
-    /// wrote once the block's [state](ReceivedBlock::state) is [`Ready`](crate::State::Ready).
+    /// Other processes and streams may write at the same time, so each byte is atomic. The view
+    /// shows what the producer wrote once the block's [state](ReceivedBlock::state) is
+    /// [`Ready`](crate::State::Ready).
     pub fn host_bytes(&self) -> Option<&[AtomicU8]> {
-        if self.link().facts.access == Access::ReadOnly { None } else { view(self) }
+        if self.link().facts.access == Access::ReadOnly {
+            None
+        } else {
+            view(self)
+        }
     }
 }
 
 impl Stream {
-    /// Copies `bytes` to the beginning of a block or slice, after the work that is queued on the stream, and returns
-    /// when the copy has finished.
+    /// Copies `bytes` to the beginning of a block or slice, after the work that is queued on the
+    /// stream, and returns when the copy has finished.
     ///
-    /// The bytes are staged once in host memory of the library's own, so that a copy that the driver fails to finish
-    /// reads no memory of the caller's.
+    /// The bytes are staged once in host memory of the library's own, so that a copy that the
+    /// driver fails to finish reads no memory of the caller's.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for more bytes than `to` has and for a block that is mapped read-only, [`Error::Mismatch`]
-    /// for a block of another device, [`Error::Capturing`], [`Error::Forked`], and the driver's error: then the block
-    /// is kept until the process ends, since the copy may still run.
+    /// [`Error::Invalid`] for more bytes than `to` has and for a block that is mapped read-only,
+    /// [`Error::Mismatch`] for a block of another device, [`Error::Capturing`], [`Error::Forked`],
+    /// and the driver's error: then the block is kept until the process ends, since the copy may
+    /// still run.
     ///
     /// # Examples
     ///
@@ -133,23 +145,29 @@ impl Stream {
         let staged: Box<[u8]> = bytes.into();
         // SAFETY: `copy_to_device` asks for
         // - a live stream: `self` keeps it;
-        // - ranges that are valid until the copy has finished: `finish` frees neither `staged` nor the block before the
-        //   stream says that it has, and `check` compared the lengths.
+        // - ranges that are valid until the copy has finished: `finish` frees neither `staged` nor
+        //   the block before the stream says that it has, and `check` compared the lengths.
         let queued = unsafe {
-            self.gpu().backend().copy_to_device(self.raw(), to.extent().start, staged.as_ptr(), staged.len())
+            self.gpu().backend().copy_to_device(
+                self.raw(),
+                to.extent().start,
+                staged.as_ptr(),
+                staged.len(),
+            )
         };
         self.finish(to, queued, staged).map(drop)
     }
 
-    /// Copies from the beginning of a block or slice until `bytes` is full, after the work that is queued on the
-    /// stream, and returns when the copy has finished.
+    /// Copies from the beginning of a block or slice until `bytes` is full, after the work that is
+    /// queued on the stream, and returns when the copy has finished.
     ///
-    /// A block that was claimed with [`Wait::Stream`](crate::Wait::Stream) on this stream shows what the producer
-    /// wrote.
+    /// A block that was claimed with [`Wait::Stream`](crate::Wait::Stream) on this stream shows
+    /// what the producer wrote.
     ///
     /// # Errors
     ///
-    /// As [`write`](Stream::write), but for a block that is mapped read-only. After an error `bytes` are as they were.
+    /// As [`write`](Stream::write), but for a block that is mapped read-only. After an error
+    /// `bytes` are as they were.
     pub fn read(&self, from: &impl Contents, bytes: &mut [u8]) -> Result<()> {
         self.check(from, bytes.len(), "the bytes to read")?;
         if bytes.is_empty() {
@@ -158,24 +176,30 @@ impl Stream {
         let mut staged = vec![0; bytes.len()].into_boxed_slice();
         // SAFETY: `copy_to_host` asks for
         // - a live stream: `self` keeps it;
-        // - ranges that are valid until the copy has finished: `finish` frees neither `staged` nor the block before the
-        //   stream says that it has, and `check` compared the lengths.
+        // - ranges that are valid until the copy has finished: `finish` frees neither `staged` nor
+        //   the block before the stream says that it has, and `check` compared the lengths.
         let queued = unsafe {
-            self.gpu().backend().copy_to_host(self.raw(), staged.as_mut_ptr(), from.extent().start, bytes.len())
+            self.gpu().backend().copy_to_host(
+                self.raw(),
+                staged.as_mut_ptr(),
+                from.extent().start,
+                bytes.len(),
+            )
         };
         bytes.copy_from_slice(&self.finish(from, queued, staged)?);
         Ok(())
     }
 
-    /// Queues a fill: sets every byte of a block or slice to `byte`, after the work that is queued on the stream, and
-    /// returns at once. The stream counts as one that the block was used on ([`SentBlock::used_on`],
-    /// [`ReceivedBlock::used_on`]), so a dropped block's bytes are not used again before the fill has finished.
+    /// Queues a fill: sets every byte of a block or slice to `byte`, after the work that is queued
+    /// on the stream, and returns at once. The stream counts as one that the block was used on
+    /// ([`SentBlock::used_on`], [`ReceivedBlock::used_on`]), so a dropped block's bytes are not
+    /// used again before the fill has finished.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a block that is mapped read-only and for the per-thread default stream (handle 2),
-    /// [`Error::Mismatch`] for a block of another device, [`Error::Capturing`], [`Error::Forked`], and the driver's
-    /// error.
+    /// [`Error::Invalid`] for a block that is mapped read-only and for the per-thread default
+    /// stream (handle 2), [`Error::Mismatch`] for a block of another device, [`Error::Capturing`],
+    /// [`Error::Forked`], and the driver's error.
     ///
     /// # Examples
     ///
@@ -206,8 +230,8 @@ impl Stream {
         let Extent { start, len, .. } = block.extent();
         // SAFETY: `fill` asks for
         // - a live stream: `self` keeps it;
-        // - a range that is valid until the fill has finished: the block is borrowed, and from its drop on it waits for
-        //   this stream, which was named.
+        // - a range that is valid until the fill has finished: the block is borrowed, and from its
+        //   drop on it waits for this stream, which was named.
         unsafe { self.gpu().backend().fill(self.raw(), start, byte, len) }
     }
 
@@ -225,8 +249,14 @@ impl Stream {
         self.refuse_capture("do it before the capture begins or after it ended")
     }
 
-    /// Waits for a copy and gives its bytes back. A copy whose end is not known keeps them and the block for ever.
-    fn finish(&self, block: &impl Contents, queued: Result<()>, staged: Box<[u8]>) -> Result<Box<[u8]>> {
+    /// Waits for a copy and gives its bytes back. A copy whose end is not known keeps them and the
+    /// block for ever.
+    fn finish(
+        &self,
+        block: &impl Contents,
+        queued: Result<()>,
+        staged: Box<[u8]>,
+    ) -> Result<Box<[u8]>> {
         match queued.and_then(|()| self.synchronize()) {
             Ok(()) => Ok(staged),
             Err(error) => {
@@ -252,7 +282,12 @@ fn check_writable(block: &impl Contents) -> Result<()> {
 impl sealed::Contents for SentBlock {
     fn extent(&self) -> Extent<'_> {
         let (gpu, start) = (&self.core().facts.gpu, self.device_ptr());
-        Extent { gpu, start, len: self.len(), access: Access::ReadWrite }
+        Extent {
+            gpu,
+            start,
+            len: self.len(),
+            access: Access::ReadWrite,
+        }
     }
 
     fn check_process(&self) -> Result<()> {
@@ -270,7 +305,11 @@ impl sealed::Contents for SentBlock {
 
 impl sealed::Contents for SentSlice<'_> {
     fn extent(&self) -> Extent<'_> {
-        Extent { start: self.device_ptr(), len: self.len, ..self.block.extent() }
+        Extent {
+            start: self.device_ptr(),
+            len: self.len,
+            ..self.block.extent()
+        }
     }
 
     fn check_process(&self) -> Result<()> {
@@ -289,7 +328,12 @@ impl sealed::Contents for SentSlice<'_> {
 impl sealed::Contents for ReceivedBlock {
     fn extent(&self) -> Extent<'_> {
         let facts = &self.link().facts;
-        Extent { gpu: &facts.gpu, start: self.device_ptr(), len: self.len(), access: facts.access }
+        Extent {
+            gpu: &facts.gpu,
+            start: self.device_ptr(),
+            len: self.len(),
+            access: facts.access,
+        }
     }
 
     fn check_process(&self) -> Result<()> {
@@ -312,11 +356,13 @@ fn view(block: &impl sealed::Contents) -> Option<&[AtomicU8]> {
     }
     let (start, len) = (extent.start.0 as *const AtomicU8, extent.len as usize);
     // SAFETY: `from_raw_parts` asks for
-    // - a range that is readable, aligned for its element (one byte) and within one allocation for as long as the
-    //   result lives: the block, which is borrowed as long, lies in one mapping of this process;
+    // - a range that is readable, aligned for its element (one byte) and within one allocation for
+    //   as long as the result lives: the block, which is borrowed as long, lies in one mapping of
+    //   this process;
     // - initialised elements: memory of a memfd starts as zeros;
-    // - no write that is not atomic: what streams and other processes write is outside this program's memory model, as
-    //   with any device; through this view bytes are touched atomically alone;
+    // - no write that is not atomic: what streams and other processes write is outside this
+    //   program's memory model, as with any device; through this view bytes are touched atomically
+    //   alone;
     // - less than `isize::MAX` bytes: it is mapped.
     Some(unsafe { std::slice::from_raw_parts(start, len) })
 }
@@ -353,16 +399,35 @@ mod tests {
     fn pair(read_only: bool) -> Pair {
         let dir = tempfile::tempdir().expect("a directory");
         let (host, gpu) = open();
-        let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+        let session = Session::builder(gpu.clone())
+            .socket(dir.path().join("s"))
+            .open()
+            .expect("a session");
         let builder = Participant::builder(gpu.clone());
-        let builder = if read_only { builder.read_only() } else { builder };
-        let participant = builder.connect(session.socket_path()).expect("a participant");
-        Pair { _dir: dir, host, gpu, session, participant }
+        let builder = if read_only {
+            builder.read_only()
+        } else {
+            builder
+        };
+        let participant = builder
+            .connect(session.socket_path())
+            .expect("a participant");
+        Pair {
+            _dir: dir,
+            host,
+            gpu,
+            session,
+            participant,
+        }
     }
 
     fn received(pair: &Pair, block: &SentBlock) -> ReceivedBlock {
-        let descriptor = block.share(To::Participant(pair.participant.id()), After::Done).expect("shared");
-        pair.participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed")
+        let descriptor = block
+            .share(To::Participant(pair.participant.id()), After::Done)
+            .expect("shared");
+        pair.participant
+            .claim(descriptor.as_bytes(), Wait::Host, None)
+            .expect("claimed")
     }
 
     #[test]
@@ -371,10 +436,14 @@ mod tests {
         let stream = Stream::create(&pair.gpu).expect("a stream");
         let block = pair.session.alloc(4096).expect("room");
         stream.write(&block, &[1; 4096]).expect("written");
-        stream.write(&block.slice(100..104).expect("inside"), &[9; 4]).expect("written");
+        stream
+            .write(&block.slice(100..104).expect("inside"), &[9; 4])
+            .expect("written");
         let received = received(&pair, &block);
         let mut bytes = [0; 8];
-        stream.read(&received.slice(98..).expect("inside"), &mut bytes).expect("read");
+        stream
+            .read(&received.slice(98..).expect("inside"), &mut bytes)
+            .expect("read");
         assert_eq!(bytes, [1, 1, 9, 9, 9, 9, 1, 1]);
         let view = received.host_bytes().expect("the host backend");
         assert_eq!((view.len(), view[100].load(Ordering::Relaxed)), (4096, 9));
@@ -387,8 +456,15 @@ mod tests {
         let block = pair.session.alloc(16).expect("room");
         let len = block.len() as usize;
         stream.write(&block, &vec![3; len]).expect("written");
-        let error = stream.write(&block, &vec![4; len + 1]).expect_err("longer than the block");
-        assert!(error.to_string().contains(&format!("{} bytes for {len}", len + 1)), "{error}");
+        let error = stream
+            .write(&block, &vec![4; len + 1])
+            .expect_err("longer than the block");
+        assert!(
+            error
+                .to_string()
+                .contains(&format!("{} bytes for {len}", len + 1)),
+            "{error}"
+        );
         assert!(stream.read(&block, &mut vec![0; len + 1]).is_err());
         let received = received(&pair, &block);
         let error = stream.write(&received, &[5]).expect_err("mapped read-only");
@@ -405,13 +481,19 @@ mod tests {
         let stream = Stream::create(&pair.gpu).expect("a stream");
         let block = pair.session.alloc(16).expect("room");
         stream.fill(&block, 1).expect("filled");
-        stream.fill(&block.slice(4..6).expect("inside"), 2).expect("filled");
-        stream.fill(&block.slice(5..).expect("inside"), 3).expect("filled");
+        stream
+            .fill(&block.slice(4..6).expect("inside"), 2)
+            .expect("filled");
+        stream
+            .fill(&block.slice(5..).expect("inside"), 3)
+            .expect("filled");
         let mut bytes = [0; 16];
         stream.read(&block, &mut bytes).expect("read");
         assert_eq!(bytes, [1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3]);
         let received = received(&pair, &block);
-        stream.fill(&received.slice(..1).expect("inside"), 4).expect("filled");
+        stream
+            .fill(&received.slice(..1).expect("inside"), 4)
+            .expect("filled");
         stream.read(&block, &mut bytes).expect("read");
         assert_eq!(bytes[..2], [4, 1]);
     }
@@ -424,18 +506,41 @@ mod tests {
         let block = pair.session.alloc(16).expect("room");
         stream.fill(&block, 1).expect("filled");
         let received = received(&pair, &block);
-        let read_only = stream.fill(&received, 2).expect_err("mapped read-only").to_string();
+        let read_only = stream
+            .fill(&received, 2)
+            .expect_err("mapped read-only")
+            .to_string();
         assert!(read_only.contains("read_only"), "{read_only}");
         let elsewhere = foreign.fill(&block, 2);
-        assert!(matches!(elsewhere, Err(Error::Mismatch { .. })), "{elsewhere:?}");
-        // SAFETY: `borrow` asks for a stream that is alive as long as `keep`, and that nobody captures it meanwhile:
-        // the backend keeps its default streams.
-        let threads = unsafe { Stream::borrow(&pair.gpu, 2, Arc::new(())) }.expect("the thread's own");
+        assert!(
+            matches!(elsewhere, Err(Error::Mismatch { .. })),
+            "{elsewhere:?}"
+        );
+        // SAFETY: `borrow` asks for a stream that is alive as long as `keep`, and that nobody
+        // captures it meanwhile: the backend keeps its default streams.
+        let threads =
+            unsafe { Stream::borrow(&pair.gpu, 2, Arc::new(())) }.expect("the thread's own");
         let another = threads.fill(&block, 2);
-        assert!(matches!(another, Err(Error::Invalid { what: "the stream", .. })), "{another:?}");
+        assert!(
+            matches!(
+                another,
+                Err(Error::Invalid {
+                    what: "the stream",
+                    ..
+                })
+            ),
+            "{another:?}"
+        );
         pair.host.set_capture(stream.raw(), CaptureStatus::Active);
-        for refused in [stream.fill(&block, 2), stream.write(&block, &[2]), stream.read(&block, &mut [0])] {
-            assert!(matches!(refused, Err(Error::Capturing { .. })), "{refused:?}");
+        for refused in [
+            stream.fill(&block, 2),
+            stream.write(&block, &[2]),
+            stream.read(&block, &mut [0]),
+        ] {
+            assert!(
+                matches!(refused, Err(Error::Capturing { .. })),
+                "{refused:?}"
+            );
         }
         pair.host.set_capture(stream.raw(), CaptureStatus::None);
         let mut bytes = [0; 16];
@@ -447,20 +552,34 @@ mod tests {
     fn a_dropped_block_is_not_used_again_before_its_fill_has_finished() {
         let pair = pair(false);
         let stream = Stream::create(&pair.gpu).expect("a stream");
-        let (block, other) = (pair.session.alloc(4096).expect("room"), pair.session.alloc(4096).expect("room"));
+        let (block, other) = (
+            pair.session.alloc(4096).expect("room"),
+            pair.session.alloc(4096).expect("room"),
+        );
         let received = received(&pair, &other);
         let (go, gate) = std::sync::mpsc::channel::<()>();
-        stream.host_function(move || gate.recv().unwrap_or(())).expect("queued");
+        stream
+            .host_function(move || gate.recv().unwrap_or(()))
+            .expect("queued");
         stream.fill(&block, 1).expect("queued");
         stream.fill(&received, 1).expect("queued");
         drop((block, received));
         pair.session.collect();
-        assert_eq!((pair.session.stats().live_blocks, other.outstanding()), (2, 1), "the fills have not begun");
+        assert_eq!(
+            (pair.session.stats().live_blocks, other.outstanding()),
+            (2, 1),
+            "the fills have not begun"
+        );
         drop(go);
-        other.wait_released(Some(WATCHDOG)).expect("the fill has finished");
+        other
+            .wait_released(Some(WATCHDOG))
+            .expect("the fill has finished");
         let start = Instant::now();
         while pair.session.stats().live_blocks > 1 {
-            assert!(start.elapsed() < WATCHDOG, "the filled block does not come back");
+            assert!(
+                start.elapsed() < WATCHDOG,
+                "the filled block does not come back"
+            );
             pair.session.collect();
             std::thread::yield_now();
         }
@@ -472,13 +591,15 @@ mod tests {
         let stream = Stream::create(&pair.gpu).expect("a stream");
         let block = pair.session.alloc(16).expect("room");
         let received = received(&pair, &block);
-        // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: it frees memory
-        // with the C library, compares numbers, and leaves with `_exit`.
+        // SAFETY: `fork` asks that the child of a process with threads does only what is safe
+        // there: it frees memory with the C library, compares numbers, and leaves with `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let refused = |done: Result<()>| matches!(done, Err(Error::Forked { .. }));
             let sent = refused(stream.fill(&block, 1)) && refused(stream.write(&block, &[1]));
-            let is_refused = sent && refused(stream.fill(&received, 1)) && refused(stream.read(&received, &mut [0]));
+            let is_refused = sent
+                && refused(stream.fill(&received, 1))
+                && refused(stream.read(&received, &mut [0]));
             // SAFETY: `_exit` has no conditions.
             unsafe { libc::_exit(i32::from(!is_refused)) };
         }

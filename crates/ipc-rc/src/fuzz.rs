@@ -1,7 +1,8 @@
 //! Fuzz targets: every function that reads what another process wrote. Not part of the API.
 //!
-//! The same functions are driven by the targets in `fuzz/`, which search for inputs, and by this file's tests, which
-//! run what is kept there and a thousand inputs made from each. None may panic, whatever the bytes.
+//! The same functions are driven by the targets in `fuzz/`, which search for inputs, and by this
+//! file's tests, which run what is kept there and a thousand inputs made from each. None may panic,
+//! whatever the bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +19,8 @@ use channel::wire::descriptor::{self, Descriptor};
 use channel::wire::lease_address::LeaseAddress;
 use channel::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
 
-/// Reads bytes as a descriptor, as they are and with a good checksum; what is read has the meaning of these bytes and
-/// of no others. Says whether there is one.
+/// Reads bytes as a descriptor, as they are and with a good checksum; what is read has the meaning
+/// of these bytes and of no others. Says whether there is one.
 pub fn descriptor(bytes: &[u8]) -> bool {
     let sealed = sealed(bytes);
     let mut is_one = false;
@@ -46,8 +47,8 @@ fn sealed(bytes: &[u8]) -> Vec<u8> {
     sealed
 }
 
-/// Reads bytes as a message to a producer; the first says how many file descriptors came with it. Returns the number
-/// of the type of a message that has a meaning.
+/// Reads bytes as a message to a producer; the first says how many file descriptors came with it.
+/// Returns the number of the type of a message that has a meaning.
 pub fn to_producer(bytes: &[u8]) -> Option<u8> {
     let (&fds, packet) = bytes.split_first()?;
     let message = ToProducer::decode(packet, usize::from(fds)).ok()?;
@@ -58,13 +59,16 @@ pub fn to_producer(bytes: &[u8]) -> Option<u8> {
     Some(packet[4])
 }
 
-/// Reads bytes as a message to a participant, likewise; the descriptor in a message gets a good checksum.
+/// Reads bytes as a message to a participant, likewise; the descriptor in a message gets a good
+/// checksum.
 pub fn to_participant(bytes: &[u8]) -> Option<u8> {
     let (&fds, packet) = bytes.split_first()?;
     let sealed = sealed(packet);
     let mut number = None;
     for packet in [packet, &sealed] {
-        let Ok(message) = ToParticipant::decode(packet, usize::from(fds)) else { continue };
+        let Ok(message) = ToParticipant::decode(packet, usize::from(fds)) else {
+            continue;
+        };
         let mut again = [0; MOST_BYTES];
         let len = message.encode(&mut again);
         assert_eq!(&again[..len], packet, "two byte strings have one meaning");
@@ -94,7 +98,11 @@ impl Side {
         ledger.open(OWNER);
         let file = Arc::new(HeapFile::new(3 * GROUP));
         ledger.add_file(&file);
-        Side { ledger, file, granted: Vec::new() }
+        Side {
+            ledger,
+            file,
+            granted: Vec::new(),
+        }
     }
 }
 
@@ -107,12 +115,12 @@ enum Stands {
     Ended,
 }
 
-/// Runs a producer with an honest participant, and one that writes what the bytes say anywhere into its own file.
-/// Returns how many words were found corrupt.
+/// Runs a producer with an honest participant, and one that writes what the bytes say anywhere into
+/// its own file. Returns how many words were found corrupt.
 ///
-/// Three bytes are a step: which, and a number that it uses; some steps take a word of eight bytes more. Whatever is
-/// written, the honest one's leases stand where it left them, no block comes back more often than it was lent, and at
-/// the end of the hostile one all of its come back.
+/// Three bytes are a step: which, and a number that it uses; some steps take a word of eight bytes
+/// more. Whatever is written, the honest one's leases stand where it left them, no block comes back
+/// more often than it was lent, and at the end of the hostile one all of its come back.
 pub fn counter_file(bytes: &[u8]) -> usize {
     let (mut hostile, mut honest) = (Side::new(), Side::new());
     let mut stands: Vec<Stands> = Vec::new();
@@ -133,7 +141,9 @@ pub fn counter_file(bytes: &[u8]) -> usize {
             u64::from_le_bytes(bytes)
         };
         let mut found: ReclaimedBlocks<Block> = ReclaimedBlocks::new();
-        let pick = |side: &Side| (!side.granted.is_empty()).then(|| side.granted[number % side.granted.len()].0);
+        let pick = |side: &Side| {
+            (!side.granted.is_empty()).then(|| side.granted[number % side.granted.len()].0)
+        };
         match step % 12 {
             kind @ 0..=1 => {
                 let side = if kind == 0 { &mut hostile } else { &mut honest };
@@ -189,7 +199,11 @@ pub fn counter_file(bytes: &[u8]) -> usize {
                 }
             }
             7 => {
-                let effort = if number % 2 == 0 { Effort::Marked } else { Effort::Everything };
+                let effort = if number % 2 == 0 {
+                    Effort::Marked
+                } else {
+                    Effort::Everything
+                };
                 hostile.ledger.collect(effort, &mut found);
                 honest.ledger.collect(effort, &mut found);
             }
@@ -210,10 +224,18 @@ pub fn counter_file(bytes: &[u8]) -> usize {
             _ => {
                 // What it sends may name any lease.
                 let generation = Generation::new(word() >> 3).expect("61 bits");
-                let entry = LeaseAddress { file: u32::from(step / 12) % 3, slot: number as u32, generation };
-                hostile.ledger.with_block(entry, |block| assert!(!is_honest[**block]));
+                let entry = LeaseAddress {
+                    file: u32::from(step / 12) % 3,
+                    slot: number as u32,
+                    generation,
+                };
+                hostile
+                    .ledger
+                    .with_block(entry, |block| assert!(!is_honest[**block]));
                 if let Some(entry) = pick(&hostile) {
-                    hostile.ledger.with_block(entry, |block| assert!(!is_honest[**block]));
+                    hostile
+                        .ledger
+                        .with_block(entry, |block| assert!(!is_honest[**block]));
                 }
                 let tally = hostile.ledger.tally(now, |_| 1);
                 assert_eq!(tally.bytes, tally.in_flight + tally.held + tally.corrupt);
@@ -223,18 +245,35 @@ pub fn counter_file(bytes: &[u8]) -> usize {
             returned[*block] += 1;
             assert_eq!(returned[*block], 1, "a block came back twice");
             if is_honest[*block] {
-                let at = honest.granted.iter().position(|(_, number)| *number == *block).expect("it was granted");
-                assert!(matches!(stands[at], Stands::InFlight | Stands::Released), "{:?} was ended", stands[at]);
+                let at = honest
+                    .granted
+                    .iter()
+                    .position(|(_, number)| *number == *block)
+                    .expect("it was granted");
+                assert!(
+                    matches!(stands[at], Stands::InFlight | Stands::Released),
+                    "{:?} was ended",
+                    stands[at]
+                );
                 stands[at] = Stands::Ended;
             } else {
                 // Barred as long as its word says neither: nobody proved that the holder is dead.
-                let entry = hostile.granted.iter().find(|(_, number)| *number == *block).expect("it was granted").0;
+                let entry = hostile
+                    .granted
+                    .iter()
+                    .find(|(_, number)| *number == *block)
+                    .expect("it was granted")
+                    .0;
                 let word = match hostile.file.slots()[entry.slot as usize].read(entry.generation) {
                     Seen::Released => continue,
                     Seen::Corrupt(word) => word,
                     seen => unreachable!("{seen:?} came back"),
                 };
-                assert_eq!(decode(word), Some((SlotState::Revoked, entry.generation)), "a barred block came back");
+                assert_eq!(
+                    decode(word),
+                    Some((SlotState::Revoked, entry.generation)),
+                    "a barred block came back"
+                );
             }
         }
     }
@@ -249,11 +288,23 @@ pub fn counter_file(bytes: &[u8]) -> usize {
     }
     assert!(hostile.ledger.is_empty());
     for (at, &(_, number)) in honest.granted.iter().enumerate() {
-        let (out, ended) = (Arc::strong_count(&lent[number]) - 1, stands[at] == Stands::Ended);
-        assert_eq!(out, usize::from(!ended), "the count of an honest one's block, {:?}", stands[at]);
+        let (out, ended) = (
+            Arc::strong_count(&lent[number]) - 1,
+            stands[at] == Stands::Ended,
+        );
+        assert_eq!(
+            out,
+            usize::from(!ended),
+            "the count of an honest one's block, {:?}",
+            stands[at]
+        );
     }
     for &(_, number) in &hostile.granted {
-        assert_eq!((returned[number], Arc::strong_count(&lent[number])), (1, 1), "a block was lost");
+        assert_eq!(
+            (returned[number], Arc::strong_count(&lent[number])),
+            (1, 1),
+            "a block was lost"
+        );
     }
     assert_eq!(honest.ledger.corrupt_words(), 0);
     hostile.ledger.corrupt_words()

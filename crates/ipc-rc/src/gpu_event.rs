@@ -1,8 +1,8 @@
 //! Marks: events that tell when a stream's queued work is done.
 //!
-//! An event is recorded on a stream of its own device alone, so a mark is made for a device and keeps it. The stream
-//! may be one of another device, or of another vendor's, than the session or participant that asks: only the mark's own
-//! backend is called.
+//! An event is recorded on a stream of its own device alone, so a mark is made for a device and
+//! keeps it. The stream may be one of another device, or of another vendor's, than the session or
+//! participant that asks: only the mark's own backend is called.
 
 use gpu_api::{EventKind, Gpu, RawEvent, RawStream, Result};
 
@@ -23,7 +23,10 @@ impl GpuEvent {
     /// The driver's error.
     pub fn new(gpu: &Gpu) -> Result<GpuEvent> {
         let event = gpu.backend().create_event(gpu.device(), EventKind::Local)?;
-        Ok(GpuEvent { gpu: gpu.clone(), event })
+        Ok(GpuEvent {
+            gpu: gpu.clone(),
+            event,
+        })
     }
 
     /// Returns the device on whose streams it can be recorded.
@@ -44,8 +47,8 @@ impl GpuEvent {
     /// The driver's error.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         stream.require(&self.gpu)?;
-        // SAFETY: `record_event` asks for a live event and stream of one device: the event goes with `self`, `Stream`
-        // keeps its stream, and both were compared above.
+        // SAFETY: `record_event` asks for a live event and stream of one device: the event goes
+        // with `self`, `Stream` keeps its stream, and both were compared above.
         unsafe { self.gpu.backend().record_event(self.event, stream.raw()) }
     }
 
@@ -66,15 +69,20 @@ impl GpuEvent {
     /// The driver's error.
     pub fn hold(&self, stream: &Stream) -> Result<()> {
         stream.require(&self.gpu)?;
-        // SAFETY: `stream_wait_event` asks for a live stream and event: `Stream` keeps the one, `self` the other.
-        unsafe { self.gpu.backend().stream_wait_event(stream.raw(), self.event) }
+        // SAFETY: `stream_wait_event` asks for a live stream and event: `Stream` keeps the one,
+        // `self` the other.
+        unsafe {
+            self.gpu
+                .backend()
+                .stream_wait_event(stream.raw(), self.event)
+        }
     }
 }
 
 impl Drop for GpuEvent {
     fn drop(&mut self) {
-        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: a wait that was queued for it
-        // stays good. An error leaks it.
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: a wait that
+        // was queued for it stays good. An error leaks it.
         let _ = unsafe { self.gpu.backend().destroy_event(self.event) };
     }
 }

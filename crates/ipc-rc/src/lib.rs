@@ -1,5 +1,5 @@
-//! Leases on GPU memory for other processes, limbo for dropped blocks that they still hold, and collect for released
-//! ones.
+//! Leases on GPU memory for other processes, limbo for dropped blocks that they still hold, and
+//! collect for released ones.
 //!
 //! Read in this order:
 //!
@@ -7,8 +7,9 @@
 //! 2. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect, proof of death.
 //! 3. `consumer`: [`Participant`] and [`ReceivedBlock`]: connect, claim, map, use, release.
 //!
-//! This crate knows no vendor: it sees [`gpu_api::GpuBackend`] alone. It keeps nothing process-wide but a count
-//! of threads, and on a user's thread it makes no call that can block unless the call's documentation says so.
+//! This crate knows no vendor: it sees [`gpu_api::GpuBackend`] alone. It keeps nothing process-wide
+//! but a count of threads, and on a user's thread it makes no call that can block unless the call's
+//! documentation says so.
 //!
 //! # Example
 //!

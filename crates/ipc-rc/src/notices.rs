@@ -7,7 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use gpu_api::{Error, Result};
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Notices kept for an application that does not read them. What comes on top is dropped unless it is vital.
+/// Notices kept for an application that does not read them. What comes on top is dropped unless it
+/// is vital.
 const MOST_KEPT: usize = 4096;
 
 /// Whether a notice is kept for an application that reads none.
@@ -32,7 +33,10 @@ impl<N: Vital> Notices<N> {
     pub fn new() -> Result<Notices<N>> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", e))?;
-        Ok(Notices { fd, kept: Mutex::new(VecDeque::new()) })
+        Ok(Notices {
+            fd,
+            kept: Mutex::new(VecDeque::new()),
+        })
     }
 
     /// Adds a notice, unless the same one waits already.
@@ -42,7 +46,8 @@ impl<N: Vital> Notices<N> {
             return;
         }
         kept.push_back(notice);
-        // The only failure is a counter that is full: then it is readable, which is all that is wanted.
+        // The only failure is a counter that is full: then it is readable, which is all that is
+        // wanted.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
@@ -92,7 +97,15 @@ mod tests {
 
     fn is_readable(notices: &Notices<Notice>) -> bool {
         let mut fds = [PollFd::new(notices, PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).expect("poll") == 1
+        poll(
+            &mut fds,
+            Some(&Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            }),
+        )
+        .expect("poll")
+            == 1
     }
 
     #[test]
@@ -126,7 +139,9 @@ mod tests {
     fn an_application_that_does_not_read_still_learns_that_the_producer_is_gone() {
         let notices = Notices::new().expect("a queue");
         for slot in 0..2 * MOST_KEPT as u32 {
-            notices.push(Notice::Revoked { lease: LeaseId::new(0, slot, 1) });
+            notices.push(Notice::Revoked {
+                lease: LeaseId::new(0, slot, 1),
+            });
         }
         notices.push(Notice::ProducerGone);
         let all: Vec<Notice> = std::iter::from_fn(|| notices.take()).collect();

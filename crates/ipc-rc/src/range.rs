@@ -24,7 +24,11 @@ pub(crate) fn part_of(whole: u64, range: &impl RangeBounds<u64>) -> Result<(u64,
         (Some(from), Some(to)) if from < to && to <= whole => Ok((from, to - from)),
         _ => Err(Error::Invalid {
             what: "the range of a slice",
-            got: format!("{:?} to {:?} of {whole} bytes", range.start_bound(), range.end_bound()),
+            got: format!(
+                "{:?} to {:?} of {whole} bytes",
+                range.start_bound(),
+                range.end_bound()
+            ),
             must: "inside the block, and not empty",
         }),
     }

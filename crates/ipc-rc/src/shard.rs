@@ -1,4 +1,5 @@
-//! Shards: what several threads change is cut into as many pieces, so that they do not wait for each other.
+//! Shards: what several threads change is cut into as many pieces, so that they do not wait for
+//! each other.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,8 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// How many pieces there are.
 pub const SHARDS: usize = 16;
 
-/// Returns a thread's own shard. Threads are numbered as they first ask, so those of a pool, which begin one after the
-/// other, have one each; by anything that a hash could take, such as addresses, half of eight would meet in one.
+/// Returns a thread's own shard. Threads are numbered as they first ask, so those of a pool, which
+/// begin one after the other, have one each; by anything that a hash could take, such as addresses,
+/// half of eight would meet in one.
 #[inline]
 pub fn own_shard() -> usize {
     static NUMBERED: AtomicUsize = AtomicUsize::new(0);

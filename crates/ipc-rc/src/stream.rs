@@ -6,7 +6,9 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use gpu_api::{CaptureStatus, Error, ForkGuard, Gpu, RawStream, Result, StreamIdentity, StreamInfo};
+use gpu_api::{
+    CaptureStatus, Error, ForkGuard, Gpu, RawStream, Result, StreamIdentity, StreamInfo,
+};
 
 use crate::gpu_event::GpuEvent;
 
@@ -24,7 +26,8 @@ struct Inner {
     keeper: Keeper,
     /// How many of the clones are [`NamedStream`]s.
     named: AtomicUsize,
-    /// What later moments are asked of where `raw` is another stream on every thread; made when first needed.
+    /// What later moments are asked of where `raw` is another stream on every thread; made when
+    /// first needed.
     stand_in: OnceLock<Stream>,
 }
 
@@ -67,7 +70,8 @@ impl Stream {
         let info = match unsafe { gpu.backend().stream_info(raw) } {
             Ok(info) => info,
             Err(error) => {
-                // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: its number is dropped.
+                // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: its
+                // number is dropped.
                 let _ = unsafe { gpu.backend().destroy_stream(raw) };
                 return Err(error);
             }
@@ -77,12 +81,13 @@ impl Stream {
 
     /// Takes the device's legacy default stream (handle 0): PyTorch's default.
     ///
-    /// It is the stream of the device's primary context, whatever device is current on the threads that call with it.
+    /// It is the stream of the device's primary context, whatever device is current on the threads
+    /// that call with it.
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] while another context of the device than its primary one is current on this thread: the
-    /// application's stream 0 is that context's own then.
+    /// [`Error::Mismatch`] while another context of the device than its primary one is current on
+    /// this thread: the application's stream 0 is that context's own then.
     ///
     /// # Examples
     ///
@@ -97,33 +102,44 @@ impl Stream {
     /// ```
     pub fn default_of(gpu: &Gpu) -> Result<Stream> {
         // SAFETY: `borrow` asks for
-        // - a stream that is alive for as long as `keep` is: a device has its default stream for as long as the backend
-        //   keeps its primary context, and the `Stream` has the backend;
+        // - a stream that is alive for as long as `keep` is: a device has its default stream for as
+        //   long as the backend keeps its primary context, and the `Stream` has the backend;
         // - that no thread begins to capture it meanwhile: the legacy stream cannot be captured.
         unsafe { Stream::borrow(gpu, RawStream::LEGACY, Arc::new(())) }
     }
 
-    /// Borrows an application's stream by the driver's handle (`CUstream`, `hipStream_t`, as a number).
+    /// Borrows an application's stream by the driver's handle (`CUstream`, `hipStream_t`, as a
+    /// number).
     ///
-    /// The handles 0 and 1 are the legacy default stream of `gpu`, as [`default_of`](Stream::default_of) gives it. The
-    /// handle 2 is the calling thread's default stream of `gpu`, and so another stream on every thread: it is taken
-    /// where the call itself queues ([`After::Stream`](crate::After::Stream), [`Wait::Stream`](crate::Wait::Stream)),
-    /// and refused where a later moment counts ([`ReceivedBlock::used_on`](crate::ReceivedBlock::used_on)).
+    /// The handles 0 and 1 are the legacy default stream of `gpu`, as
+    /// [`default_of`](Stream::default_of) gives it. The handle 2 is the calling thread's default
+    /// stream of `gpu`, and so another stream on every thread: it is taken where the call itself
+    /// queues ([`After::Stream`](crate::After::Stream), [`Wait::Stream`](crate::Wait::Stream)), and
+    /// refused where a later moment counts
+    /// ([`ReceivedBlock::used_on`](crate::ReceivedBlock::used_on)).
     ///
-    /// `keep` is dropped when nothing of this library needs the stream any more, which may be after the application
-    /// has dropped its own handle of it: a received block's release waits for work on the stream.
+    /// `keep` is dropped when nothing of this library needs the stream any more, which may be after
+    /// the application has dropped its own handle of it: a received block's release waits for work
+    /// on the stream.
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] for a stream of another device, or of another context than the device's primary one.
+    /// [`Error::Mismatch`] for a stream of another device, or of another context than the device's
+    /// primary one.
     ///
     /// # Safety
     ///
     /// - The stream is alive for as long as `keep` is.
-    /// - No thread begins to capture it while another one is in a call of this library that was given it.
-    pub unsafe fn borrow(gpu: &Gpu, handle: u64, keep: Arc<dyn Any + Send + Sync>) -> Result<Stream> {
+    /// - No thread begins to capture it while another one is in a call of this library that was
+    ///   given it.
+    pub unsafe fn borrow(
+        gpu: &Gpu,
+        handle: u64,
+        keep: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Stream> {
         let raw = RawStream::new(gpu.device(), handle);
-        // SAFETY: `stream_info` asks for a live stream: so does this function, and `keep` is in scope.
+        // SAFETY: `stream_info` asks for a live stream: so does this function, and `keep` is in
+        // scope.
         let info = unsafe { gpu.backend().stream_info(raw) }?;
         let is_shared = Arc::strong_count(&keep) > 1;
         let keeper = Keeper::Application { keep, is_shared };
@@ -132,7 +148,14 @@ impl Stream {
 
     fn of(gpu: &Gpu, raw: RawStream, info: StreamInfo, keeper: Keeper) -> Stream {
         let (gpu, named, stand_in) = (gpu.clone(), AtomicUsize::new(0), OnceLock::new());
-        Stream(Arc::new(Inner { gpu, raw, info, keeper, named, stand_in }))
+        Stream(Arc::new(Inner {
+            gpu,
+            raw,
+            info,
+            keeper,
+            named,
+            stand_in,
+        }))
     }
 
     /// Returns the stream as the backend takes it: its device, and the driver's handle.
@@ -160,18 +183,19 @@ impl Stream {
         unsafe { self.0.gpu.backend().synchronize_stream(self.0.raw) }
     }
 
-    /// Queues a call of `function` on a thread of the driver's, after the work that is queued on the stream, and
-    /// returns at once. What is queued later waits until the function has returned.
+    /// Queues a call of `function` on a thread of the driver's, after the work that is queued on
+    /// the stream, and returns at once. What is queued later waits until the function has returned.
     ///
-    /// The function calls neither this library nor the driver, drops nothing of theirs, and waits for no work of the
-    /// GPU: such a call may fail or never return, and other streams may wait with this one ([`cuLaunchHostFunc`], and
-    /// `hipLaunchHostFunc` on AMD). It sends to a channel, sets a flag or wakes a thread. A panic ends in it, and the
-    /// stream goes on. If the device fails before, the function may never be called.
+    /// The function calls neither this library nor the driver, drops nothing of theirs, and waits
+    /// for no work of the GPU: such a call may fail or never return, and other streams may wait
+    /// with this one ([`cuLaunchHostFunc`], and `hipLaunchHostFunc` on AMD). It sends to a channel,
+    /// sets a flag or wakes a thread. A panic ends in it, and the stream goes on. If the device
+    /// fails before, the function may never be called.
     ///
     /// # Errors
     ///
-    /// [`Error::Capturing`], since a graph may run more than once and the function cannot, and the driver's error: then
-    /// the function is never called.
+    /// [`Error::Capturing`], since a graph may run more than once and the function cannot, and the
+    /// driver's error: then the function is never called.
     ///
     /// # Examples
     ///
@@ -195,15 +219,22 @@ impl Stream {
         self.refuse_capture("queue host functions outside the capture")?;
         // SAFETY: `host_function` asks for
         // - a live stream: `self` keeps it;
-        // - that no thread begins to capture it during the call: capturing takes its handle, and the code that uses it
-        //   vouched for that where it gave the stream to this library (`borrow`) or to the driver's call that captures.
-        unsafe { self.0.gpu.backend().host_function(self.0.raw, Box::new(function)) }
+        // - that no thread begins to capture it during the call: capturing takes its handle, and
+        //   the code that uses it vouched for that where it gave the stream to this library
+        //   (`borrow`) or to the driver's call that captures.
+        unsafe {
+            self.0
+                .gpu
+                .backend()
+                .host_function(self.0.raw, Box::new(function))
+        }
     }
 
     /// Returns a clone for a list of streams that work may be queued on.
     pub(crate) fn name(&self) -> NamedStream {
         let stream = self.clone();
-        // After the clone, and taken back before its end: the number is never above that of the clones.
+        // After the clone, and taken back before its end: the number is never above that of the
+        // clones.
         stream.0.named.fetch_add(1, Ordering::Relaxed);
         NamedStream(stream)
     }
@@ -211,17 +242,26 @@ impl Stream {
     /// Tells it from every other stream of this process.
     pub(crate) fn key(&self) -> StreamKey {
         let backend = Arc::as_ptr(self.0.gpu.backend()).cast::<()>().addr();
-        StreamKey { backend, device: self.0.gpu.device().0, identity: self.0.info.identity }
+        StreamKey {
+            backend,
+            device: self.0.gpu.device().0,
+            identity: self.0.info.identity,
+        }
     }
 
-    /// Refuses a stream of another device, or of another backend, whose handle would mean something else to this one.
+    /// Refuses a stream of another device, or of another backend, whose handle would mean something
+    /// else to this one.
     pub(crate) fn require(&self, gpu: &Gpu) -> Result<()> {
         if self.0.gpu == *gpu {
             return Ok(());
         }
         let name = |gpu: &Gpu| format!("{}:{}", gpu.kind(), gpu.device().0);
         let (theirs, ours) = (name(&self.0.gpu), name(gpu));
-        let theirs = if theirs == ours { format!("{theirs}, of a backend that was loaded separately") } else { theirs };
+        let theirs = if theirs == ours {
+            format!("{theirs}, of a backend that was loaded separately")
+        } else {
+            theirs
+        };
         Err(Error::Mismatch {
             what: "the stream's device",
             theirs,
@@ -231,14 +271,17 @@ impl Stream {
         })
     }
 
-    /// Returns a stream that any later moment can be asked of: this one, or, where it is another on every thread
-    /// (handle 2), one of the library's own that waits for what is queued on the calling thread's at this moment.
+    /// Returns a stream that any later moment can be asked of: this one, or, where it is another on
+    /// every thread (handle 2), one of the library's own that waits for what is queued on the
+    /// calling thread's at this moment.
     ///
     /// # Errors
     ///
     /// [`Error::Capturing`], and the driver's error.
     pub fn behind(&self) -> Result<&Stream> {
-        let Some(stand_in) = self.stand_in()? else { return Ok(self) };
+        let Some(stand_in) = self.stand_in()? else {
+            return Ok(self);
+        };
         self.refuse_capture("do it before the capture begins or after it ended")?;
         let mark = GpuEvent::new(&self.0.gpu)?;
         mark.record(self)?;
@@ -246,8 +289,8 @@ impl Stream {
         Ok(stand_in)
     }
 
-    /// Returns the stream to wait on: this one, or, where it is another on every thread, one of our own that the
-    /// calling thread's has to [follow](Stream::follow) afterwards.
+    /// Returns the stream to wait on: this one, or, where it is another on every thread, one of our
+    /// own that the calling thread's has to [follow](Stream::follow) afterwards.
     ///
     /// # Errors
     ///
@@ -256,7 +299,8 @@ impl Stream {
         Ok(self.stand_in()?.unwrap_or(self))
     }
 
-    /// Lets the calling thread's stream wait for what is queued on `ahead`, which [`ahead`](Stream::ahead) gave.
+    /// Lets the calling thread's stream wait for what is queued on `ahead`, which
+    /// [`ahead`](Stream::ahead) gave.
     ///
     /// # Errors
     ///
@@ -270,7 +314,8 @@ impl Stream {
         mark.hold(self)
     }
 
-    /// Refuses the per-thread default stream (handle 2), for a call whose later moment may come on another thread.
+    /// Refuses the per-thread default stream (handle 2), for a call whose later moment may come on
+    /// another thread.
     ///
     /// # Errors
     ///
@@ -310,7 +355,14 @@ impl Stream {
     ///
     /// [`Error::Capturing`], and the driver's error.
     pub fn refuse_capture(&self, remedy: &'static str) -> Result<()> {
-        if self.is_capturing()? { Err(Error::Capturing { stream: self.0.raw.handle, remedy }) } else { Ok(()) }
+        if self.is_capturing()? {
+            Err(Error::Capturing {
+                stream: self.0.raw.handle,
+                remedy,
+            })
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -334,8 +386,8 @@ pub(crate) struct StreamKey {
 impl Drop for Inner {
     fn drop(&mut self) {
         if matches!(&self.keeper, Keeper::Us(fork) if !fork.is_child()) {
-            // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: this was its last owner.
-            // An error leaks it, which is all that can be done.
+            // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: this was
+            // its last owner. An error leaks it, which is all that can be done.
             let _ = unsafe { self.gpu.backend().destroy_stream(self.raw) };
         }
     }
@@ -346,8 +398,9 @@ impl Drop for Inner {
 pub(crate) struct NamedStream(Stream);
 
 impl NamedStream {
-    /// Says whether the application has let go of the stream, so that it queues nothing more: every clone is in a list,
-    /// and of what keeps a borrowed stream alive it has no copy any more, though it had one.
+    /// Says whether the application has let go of the stream, so that it queues nothing more: every
+    /// clone is in a list, and of what keeps a borrowed stream alive it has no copy any more,
+    /// though it had one.
     pub fn is_let_go(&self) -> bool {
         let inner = &self.0.0;
         let is_kept = match &inner.keeper {
@@ -391,13 +444,18 @@ mod tests {
 
     #[test]
     fn a_forked_childs_drop_leaves_the_stream_alone() {
-        let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("memory"), DeviceId(0)).expect("a device");
+        let gpu = Gpu::new(
+            HostBackend::new(HostConfig::default()).expect("memory"),
+            DeviceId(0),
+        )
+        .expect("a device");
         let (stream, backend) = (Stream::create(&gpu).expect("a stream"), gpu.backend());
         let raw = stream.raw();
         // SAFETY: `capture_status`: alive, or refused by the host backend's table.
         let lives = || unsafe { backend.capture_status(raw) }.is_ok();
-        // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: it frees memory
-        // with the C library, asks a backend that no other thread has, and leaves with `_exit`.
+        // SAFETY: `fork` asks that the child of a process with threads does only what is safe
+        // there: it frees memory with the C library, asks a backend that no other thread has, and
+        // leaves with `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             drop(stream);
@@ -407,7 +465,11 @@ mod tests {
         let mut status = 0;
         // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
         let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!((waited, status), (child, 0), "the child destroyed its parent's stream");
+        assert_eq!(
+            (waited, status),
+            (child, 0),
+            "the child destroyed its parent's stream"
+        );
         assert!(lives());
         drop(stream);
         assert!(!lives(), "the last clone of its own process destroys it");
@@ -415,17 +477,30 @@ mod tests {
 
     #[test]
     fn a_host_function_runs_behind_what_is_queued_and_a_panic_ends_in_it() {
-        let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("memory"), DeviceId(0)).expect("a device");
+        let gpu = Gpu::new(
+            HostBackend::new(HostConfig::default()).expect("memory"),
+            DeviceId(0),
+        )
+        .expect("a device");
         let stream = Stream::create(&gpu).expect("a stream");
         let (ran, runs) = std::sync::mpsc::channel();
         for number in 0..50 {
             let ran = ran.clone();
-            stream.host_function(move || ran.send(number).expect("it is waited for")).expect("queued");
+            stream
+                .host_function(move || ran.send(number).expect("it is waited for"))
+                .expect("queued");
         }
-        stream.host_function(|| panic!("on purpose")).expect("queued");
-        stream.host_function(move || ran.send(50).expect("it is waited for")).expect("queued");
+        stream
+            .host_function(|| panic!("on purpose"))
+            .expect("queued");
+        stream
+            .host_function(move || ran.send(50).expect("it is waited for"))
+            .expect("queued");
         stream.synchronize().expect("all ran");
-        assert_eq!(runs.try_iter().collect::<Vec<i32>>(), (0..=50).collect::<Vec<i32>>());
+        assert_eq!(
+            runs.try_iter().collect::<Vec<i32>>(),
+            (0..=50).collect::<Vec<i32>>()
+        );
     }
 
     #[test]
@@ -436,11 +511,16 @@ mod tests {
         for status in [CaptureStatus::Active, CaptureStatus::Invalidated] {
             host.set_capture(stream.raw(), status);
             let refused = stream.host_function(|| unreachable!("it was refused"));
-            assert!(matches!(refused, Err(Error::Capturing { .. })), "{refused:?}");
+            assert!(
+                matches!(refused, Err(Error::Capturing { .. })),
+                "{refused:?}"
+            );
         }
         host.set_capture(stream.raw(), CaptureStatus::None);
         let (ran, runs) = std::sync::mpsc::channel();
-        stream.host_function(move || ran.send(()).expect("it is waited for")).expect("queued");
+        stream
+            .host_function(move || ran.send(()).expect("it is waited for"))
+            .expect("queued");
         stream.synchronize().expect("it ran");
         assert_eq!(runs.try_iter().count(), 1);
     }

@@ -24,7 +24,9 @@ impl Subscriber for Listener {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line(String::new());
         event.record(&mut line);
-        SAID.lock().unwrap_or_else(PoisonError::into_inner).push(line.0);
+        SAID.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(line.0);
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -47,7 +49,10 @@ impl Visit for Line {
 
 fn said(part: &str) -> Vec<String> {
     let said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    said.iter().filter(|line| line.contains(part)).cloned().collect()
+    said.iter()
+        .filter(|line| line.contains(part))
+        .cloned()
+        .collect()
 }
 
 fn until_said(part: &str) -> String {
@@ -64,16 +69,29 @@ fn until_said(part: &str) -> String {
 #[test]
 fn very_many_blocks_in_limbo_are_warned_of_once_and_so_is_an_end_with_blocks_held() {
     tracing::subscriber::set_global_default(Listener).expect("the only one");
-    let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
+    let gpu = Gpu::new(
+        HostBackend::new(HostConfig::default()).expect("it opens"),
+        DeviceId(0),
+    )
+    .expect("a device");
     let dir = tempfile::tempdir().expect("a directory");
-    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
-    let participant = Participant::builder(gpu).connect(dir.path().join("s")).expect("connected");
+    let session = Session::builder(gpu.clone())
+        .socket(dir.path().join("s"))
+        .open()
+        .expect("a session");
+    let participant = Participant::builder(gpu)
+        .connect(dir.path().join("s"))
+        .expect("connected");
     let to = To::Participant(session.participants()[0]);
     let mut held = Vec::new();
     for number in 0..1200 {
         let block = session.alloc(4096).expect("room");
         let descriptor = block.share(to, After::Done).expect("shared");
-        held.push(participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed"));
+        held.push(
+            participant
+                .claim(descriptor.as_bytes(), Wait::Host, None)
+                .expect("claimed"),
+        );
         if number == 998 {
             drop(block);
             assert_eq!(said("very many"), [""; 0]);
@@ -81,11 +99,17 @@ fn very_many_blocks_in_limbo_are_warned_of_once_and_so_is_an_end_with_blocks_hel
     }
     let line = until_said("very many");
     let pid = std::process::id();
-    assert!(line.contains(&format!("process {pid} (")) && line.contains(" leases, "), "{line}");
+    assert!(
+        line.contains(&format!("process {pid} (")) && line.contains(" leases, "),
+        "{line}"
+    );
     assert_eq!(said("very many").len(), 1, "once is enough");
     assert_eq!(said("a session ends"), [""; 0]);
     drop(session);
     let line = until_said("a session ends");
-    assert!(line.contains("blocks=1200") && line.contains("1200 leases"), "{line}");
+    assert!(
+        line.contains("blocks=1200") && line.contains("1200 leases"),
+        "{line}"
+    );
     drop(held);
 }

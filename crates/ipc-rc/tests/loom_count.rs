@@ -11,7 +11,8 @@ fn count() -> Arc<[Count<AtomicU64>; 2]> {
     Arc::new([Count::default(), Count::default()])
 }
 
-/// A block that comes by one cell and goes by another never hides one that stays: WENT pairs with SUM.
+/// A block that comes by one cell and goes by another never hides one that stays: WENT pairs with
+/// SUM.
 #[test]
 fn a_sum_is_never_less_than_what_is_there() {
     for (comes, goes) in [(0, 1), (1, 0)] {
@@ -26,9 +27,18 @@ fn a_sum_is_never_less_than_what_is_there() {
                 })
             };
             let sum = Count::sum(&count[..]);
-            assert!((1..=2).contains(&sum.blocks) && (10..=17).contains(&sum.bytes), "{sum:?}");
+            assert!(
+                (1..=2).contains(&sum.blocks) && (10..=17).contains(&sum.bytes),
+                "{sum:?}"
+            );
             other.join().unwrap();
-            assert_eq!(Count::sum(&count[..]), Amount { blocks: 1, bytes: 10 });
+            assert_eq!(
+                Count::sum(&count[..]),
+                Amount {
+                    blocks: 1,
+                    bytes: 10
+                }
+            );
         });
     }
 }
@@ -44,7 +54,10 @@ fn a_block_that_changes_hands_is_counted_once() {
             thread::spawn(move || count[0].sub(7))
         };
         let sum = Count::sum(&count[..]);
-        assert!(sum.blocks <= 1 && (sum.bytes == 0 || sum.bytes == 7), "{sum:?}");
+        assert!(
+            sum.blocks <= 1 && (sum.bytes == 0 || sum.bytes == 7),
+            "{sum:?}"
+        );
         other.join().unwrap();
         assert_eq!(Count::sum(&count[..]), Amount::default());
     });

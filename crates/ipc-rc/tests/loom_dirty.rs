@@ -38,9 +38,15 @@ impl File {
 /// A producer's part of a file, two leases in it that are held, and the file.
 fn held() -> (SlotGroups<u32, File>, Arc<File>, [(u32, Generation); 2]) {
     let slots = (0..GROUP).map(|_| Slot::new(AtomicU64::new(0))).collect();
-    let file = Arc::new(File { slots, dirty: [Dirty::new(AtomicU64::new(0))] });
+    let file = Arc::new(File {
+        slots,
+        dirty: [Dirty::new(AtomicU64::new(0))],
+    });
     let mut part = SlotGroups::new(&file, 0);
-    let leases = [7, 8].map(|block| part.grant(&block, (Tick::default(), Tick::NEVER)).expect("a free slot"));
+    let leases = [7, 8].map(|block| {
+        part.grant(&block, (Tick::default(), Tick::NEVER))
+            .expect("a free slot")
+    });
     for (slot, generation) in leases {
         assert_eq!(file.slots[slot as usize].claim(generation), Claim::Held);
     }
@@ -54,7 +60,8 @@ fn collect(part: &mut SlotGroups<u32, File>) -> usize {
     out.len()
 }
 
-/// No release is missed, in any order of marks: after all have marked, one more collect finds everything.
+/// No release is missed, in any order of marks: after all have marked, one more collect finds
+/// everything.
 #[test]
 fn no_release_is_missed() {
     loom::model(|| {
@@ -87,7 +94,8 @@ fn a_mark_is_never_taken_without_its_releases() {
         for consumer in consumers {
             consumer.join().unwrap();
         }
-        // What a collect did not find must still be marked, at the latest after everybody has marked.
+        // What a collect did not find must still be marked, at the latest after everybody has
+        // marked.
         assert!(back == 2 || left || part.is_marked(0));
     });
 }

@@ -1,8 +1,8 @@
 //! The count of a lease's handles under a model checker:
 //! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-ipc-rc --test loom_handle_count`.
 //!
-//! The lease is a plain cell: its holders read, who ends it writes. So a missing order is a data race that loom
-//! reports.
+//! The lease is a plain cell: its holders read, who ends it writes. So a missing order is a data
+//! race that loom reports.
 #![cfg(gpu_ipc_loom)]
 
 use ipc_rc::model::HandleCount;
@@ -20,7 +20,10 @@ struct Shared {
 unsafe impl Sync for Shared {}
 
 fn held() -> Arc<Shared> {
-    let shared = Arc::new(Shared { holders: HandleCount::new(AtomicU64::new(0)), lease: UnsafeCell::new(0) });
+    let shared = Arc::new(Shared {
+        holders: HandleCount::new(AtomicU64::new(0)),
+        lease: UnsafeCell::new(0),
+    });
     assert!(!shared.holders.is_held());
     shared.holders.take();
     shared
@@ -44,7 +47,8 @@ impl Shared {
     }
 }
 
-/// Of all holders one ends the lease, after what all others did with it: LET_GO pairs with LAST and LAST_AFTER_ALL.
+/// Of all holders one ends the lease, after what all others did with it: LET_GO pairs with LAST and
+/// LAST_AFTER_ALL.
 #[test]
 fn one_ends_it_after_all_others() {
     loom::model(|| {
@@ -58,7 +62,10 @@ fn one_ends_it_after_all_others() {
             })
             .collect();
         let mut ends = u32::from(shared.finish());
-        ends += others.into_iter().map(|other| u32::from(other.join().unwrap())).sum::<u32>();
+        ends += others
+            .into_iter()
+            .map(|other| u32::from(other.join().unwrap()))
+            .sum::<u32>();
         assert_eq!(ends, 1);
         assert!(!shared.holders.is_held());
     });

@@ -1,8 +1,8 @@
 //! The count of a mapping's uses under a model checker:
 //! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-ipc-rc --test loom_use_count`.
 //!
-//! The mapping is a plain cell: who uses it reads, who maps and unmaps writes. So a missing order is a data race that
-//! loom reports.
+//! The mapping is a plain cell: who uses it reads, who maps and unmaps writes. So a missing order
+//! is a data race that loom reports.
 #![cfg(gpu_ipc_loom)]
 
 use ipc_rc::model::{Leave, UseCount};
@@ -20,7 +20,10 @@ struct Shared {
 unsafe impl Sync for Shared {}
 
 fn closed() -> Arc<Shared> {
-    Arc::new(Shared { uses: UseCount::closed(AtomicU64::new), mapping: UnsafeCell::new(0) })
+    Arc::new(Shared {
+        uses: UseCount::closed(AtomicU64::new),
+        mapping: UnsafeCell::new(0),
+    })
 }
 
 /// A mapping that is open and that nobody uses.
@@ -77,7 +80,9 @@ fn nobody_uses_what_is_closed() {
         if shared.uses.close() {
             shared.map();
         }
-        users.into_iter().for_each(|user| drop(user.join().unwrap()));
+        users
+            .into_iter()
+            .for_each(|user| drop(user.join().unwrap()));
     });
 }
 
@@ -113,13 +118,18 @@ fn who_enters_sees_what_was_mapped() {
         shared.uses.open(0);
         assert_eq!(shared.read(), 1);
         assert!(!shared.leave(0));
-        users.into_iter().for_each(|user| drop(user.join().unwrap()));
-        assert!(shared.uses.close(), "threads that were turned away have left");
+        users
+            .into_iter()
+            .for_each(|user| drop(user.join().unwrap()));
+        assert!(
+            shared.uses.close(),
+            "threads that were turned away have left"
+        );
     });
 }
 
-/// A thread that watches and then finds somebody there is woken by the last of them, whichever cell they came by, and
-/// also when its attempt to close fails half-way.
+/// A thread that watches and then finds somebody there is woken by the last of them, whichever cell
+/// they came by, and also when its attempt to close fails half-way.
 #[test]
 fn the_last_of_the_watched_wakes_the_thread() {
     loom::model(|| {
@@ -135,7 +145,9 @@ fn the_last_of_the_watched_wakes_the_thread() {
         };
         shared.uses.watch(true);
         let closed = shared.uses.close();
-        let woken = [leaver, visitor].map(|thread| thread.join().unwrap()).contains(&true);
+        let woken = [leaver, visitor]
+            .map(|thread| thread.join().unwrap())
+            .contains(&true);
         assert!(closed || woken, "the thread would sleep for ever");
         assert!(closed || shared.uses.close(), "it closes at the next look");
     });

@@ -15,7 +15,8 @@ const MIB: u64 = 1 << 20;
 const DEVICE: u64 = 8 * MIB;
 
 fn device() -> Gpu {
-    let backend = HostBackend::new(HostConfig::default().bytes_per_device(DEVICE)).expect("it opens");
+    let backend =
+        HostBackend::new(HostConfig::default().bytes_per_device(DEVICE)).expect("it opens");
     Gpu::new(backend, DeviceId(0)).expect("there is a device")
 }
 
@@ -43,20 +44,33 @@ impl RegionSource for Plain {
     }
 }
 
-/// Waits for the whole device while a descriptor of a small block is on its way, which `begun` lets arrive.
+/// Waits for the whole device while a descriptor of a small block is on its way, which `begun` lets
+/// arrive.
 #[track_caller]
 fn waits_for_a_descriptor_on_its_way(builder: SessionBuilder, begun: impl Fn()) {
     let dir = tempfile::tempdir().expect("a directory");
-    let session = builder.socket(dir.path().join("s")).open().expect("a session");
-    let participant = Participant::builder(session.gpu().clone()).connect(session.socket_path()).expect("connected");
+    let session = builder
+        .socket(dir.path().join("s"))
+        .open()
+        .expect("a session");
+    let participant = Participant::builder(session.gpu().clone())
+        .connect(session.socket_path())
+        .expect("connected");
     let block = session.alloc(MIB).expect("there is room");
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let descriptor = block
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
     drop(block);
     let whole = std::thread::scope(|scope| {
         let waiter = scope.spawn(|| session.alloc_within(DEVICE, WATCHDOG));
         begun();
-        // Its region is mapped from here on, and stays so in the participant's cache until somebody asks.
-        drop(participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed"));
+        // Its region is mapped from here on, and stays so in the participant's cache until somebody
+        // asks.
+        drop(
+            participant
+                .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+                .expect("claimed"),
+        );
         waiter.join().expect("no panic")
     });
     assert_eq!(whole.expect("nothing is used").len(), DEVICE);
@@ -64,7 +78,8 @@ fn waits_for_a_descriptor_on_its_way(builder: SessionBuilder, begun: impl Fn()) 
 
 #[test]
 fn an_allocation_waits_for_a_descriptor_that_was_on_its_way_when_it_began() {
-    // The wait has begun at some time before the claim, or after it: each of these rounds is another time.
+    // The wait has begun at some time before the claim, or after it: each of these rounds is
+    // another time.
     for round in 0..20 {
         let start = Instant::now();
         waits_for_a_descriptor_on_its_way(Session::builder(device()).region_bytes(4 * MIB), || {
@@ -78,14 +93,22 @@ fn an_allocation_waits_for_a_descriptor_that_was_on_its_way_when_it_began() {
 #[test]
 fn participants_are_asked_again_for_a_source_that_asks_nobody() {
     let gpu = device();
-    let options = ArenaOptions::default().growth(Growth::Fixed(4 * MIB)).patience(Duration::ZERO);
+    let options = ArenaOptions::default()
+        .growth(Growth::Fixed(4 * MIB))
+        .patience(Duration::ZERO);
     let arena = Arena::new(gpu.clone(), options).expect("an arena");
-    let source = Arc::new(Plain { arena, refusals: AtomicU64::new(0) });
+    let source = Arc::new(Plain {
+        arena,
+        refusals: AtomicU64::new(0),
+    });
     waits_for_a_descriptor_on_its_way(Session::builder(gpu).source(source.clone()), || {
         let start = Instant::now();
         // Two refusals are one attempt: the third says that everybody was asked before the claim.
         while source.refusals.load(Ordering::Relaxed) < 3 {
-            assert!(start.elapsed() < WATCHDOG, "the allocation does not try again");
+            assert!(
+                start.elapsed() < WATCHDOG,
+                "the allocation does not try again"
+            );
             std::thread::yield_now();
         }
     });
@@ -95,16 +118,29 @@ fn participants_are_asked_again_for_a_source_that_asks_nobody() {
 fn out_of_memory_names_the_process_that_holds_the_memory() {
     let dir = tempfile::tempdir().expect("a directory");
     let gpu = device();
-    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
-    let participant = Participant::builder(gpu).connect(session.socket_path()).expect("connected");
+    let session = Session::builder(gpu.clone())
+        .socket(dir.path().join("s"))
+        .open()
+        .expect("a session");
+    let participant = Participant::builder(gpu)
+        .connect(session.socket_path())
+        .expect("connected");
     let block = session.alloc(6 * MIB).expect("there is room");
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let descriptor = block
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
     drop(block);
-    let received = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    let received = participant
+        .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
     let error = session.alloc(4 * MIB).expect_err("6 of 8 MiB are held");
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     let text = error.to_string();
-    for part in [&format!("process {} (", std::process::id()), "holds 6 MiB in 1 leases", "in limbo 6 MiB"] {
+    for part in [
+        &format!("process {} (", std::process::id()),
+        "holds 6 MiB in 1 leases",
+        "in limbo 6 MiB",
+    ] {
         assert!(text.contains(part), "{part}\nnot in\n{text}");
     }
     drop(received);
@@ -113,6 +149,12 @@ fn out_of_memory_names_the_process_that_holds_the_memory() {
 
 #[test]
 fn regions_of_no_bytes_are_refused() {
-    let error = Session::builder(device()).region_bytes(0).open().expect_err("regions of no bytes");
-    assert_eq!(error.to_string(), "region size is 0 bytes, but must be at least 1 byte");
+    let error = Session::builder(device())
+        .region_bytes(0)
+        .open()
+        .expect_err("regions of no bytes");
+    assert_eq!(
+        error.to_string(),
+        "region size is 0 bytes, but must be at least 1 byte"
+    );
 }

@@ -1,5 +1,5 @@
-//! A panic on the session's thread, of a source of regions that is asked there, leaves nobody waiting: who shares,
-//! claims or connects is told, and the application has a notice.
+//! A panic on the session's thread, of a source of regions that is asked there, leaves nobody
+//! waiting: who shares, claims or connects is told, and the application has a notice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,32 +55,62 @@ impl RegionSource for Panicking {
 #[test]
 fn a_panic_on_the_sessions_thread_is_told_to_everybody() {
     let dir = tempfile::tempdir().expect("a directory");
-    let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
-    let arena = allocators::Arena::new(gpu.clone(), allocators::ArenaOptions::default()).expect("an arena");
-    let source = Arc::new(Panicking { inner: arena, panics: AtomicBool::new(false) });
-    let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).source(source.clone());
+    let gpu = Gpu::new(
+        HostBackend::new(HostConfig::default()).expect("it opens"),
+        DeviceId(0),
+    )
+    .expect("a device");
+    let arena =
+        allocators::Arena::new(gpu.clone(), allocators::ArenaOptions::default()).expect("an arena");
+    let source = Arc::new(Panicking {
+        inner: arena,
+        panics: AtomicBool::new(false),
+    });
+    let builder = Session::builder(gpu.clone())
+        .socket(dir.path().join("s"))
+        .source(source.clone());
     let session = builder.open().expect("a session");
     let path = session.socket_path().to_owned();
     // It unmaps at once what it does not use.
-    let first = Participant::builder(gpu.clone()).mapping_cache(0, 0).connect(&path).expect("connected");
-    let second = Participant::builder(gpu.clone()).connect(&path).expect("connected");
+    let first = Participant::builder(gpu.clone())
+        .mapping_cache(0, 0)
+        .connect(&path)
+        .expect("connected");
+    let second = Participant::builder(gpu.clone())
+        .connect(&path)
+        .expect("connected");
     let block = session.alloc(4096).expect("there is room");
-    let ticket = block.share(To::Ticket(Claims::Once), After::Done).expect("shared");
-    let descriptor = block.share(To::Participant(first.id()), After::Done).expect("shared");
-    let received = first.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
+    let ticket = block
+        .share(To::Ticket(Claims::Once), After::Done)
+        .expect("shared");
+    let descriptor = block
+        .share(To::Participant(first.id()), After::Done)
+        .expect("shared");
+    let received = first
+        .claim(descriptor.as_bytes(), Wait::Host, None)
+        .expect("claimed");
     source.panics.store(true, Ordering::Relaxed);
     drop(received);
     wait_until("a notice of the failure", || {
-        session.next_notice().filter(|notice| matches!(notice, SessionNotice::Failed))
+        session
+            .next_notice()
+            .filter(|notice| matches!(notice, SessionNotice::Failed))
     });
     // A claim that asks the session, and needs its answer, ends though no time was set.
     let asked = second.claim(ticket.as_bytes(), Wait::Host, None);
     assert!(matches!(asked, Err(ClaimError::ProducerGone)), "{asked:?}");
-    wait_until("the other participant to be told", || first.is_producer_gone().then_some(()));
+    wait_until("the other participant to be told", || {
+        first.is_producer_gone().then_some(())
+    });
     let shared = block.share(To::Participant(second.id()), After::Done);
     let error = shared.expect_err("nobody would answer for it");
-    assert!(error.to_string().contains("the session's thread"), "{error}");
-    let late = Participant::builder(gpu).connect(&path).expect_err("nobody listens");
+    assert!(
+        error.to_string().contains("the session's thread"),
+        "{error}"
+    );
+    let late = Participant::builder(gpu)
+        .connect(&path)
+        .expect_err("nobody listens");
     assert!(matches!(late, Error::Connect { .. }), "{late}");
     // Its bytes stay: this end proves nothing about who holds them.
     assert_eq!(session.stats().live_blocks, 1);

@@ -1,5 +1,5 @@
-//! Questions whose answers are lost, late or wrong: between a participant and its session stands a relay that passes
-//! packets on as a test wants it.
+//! Questions whose answers are lost, late or wrong: between a participant and its session stands a
+//! relay that passes packets on as a test wants it.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -12,11 +12,15 @@ use std::time::{Duration, Instant};
 use allocators::{Arena, ArenaOptions, Growth};
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, Error, Gpu};
-use ipc_rc::{After, ClaimError, Claims, Descriptor, Notice, Participant, ReceivedBlock, SentBlock, Session, To, Wait};
+use ipc_rc::{
+    After, ClaimError, Claims, Descriptor, Notice, Participant, ReceivedBlock, SentBlock, Session,
+    To, Wait,
+};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg,
+    socket_with, socketpair,
 };
 
 /// Long enough for the slowest machine; a test that waits longer hangs.
@@ -53,15 +57,37 @@ struct Relay(Arc<Mutex<Rule>>);
 
 impl Relay {
     /// Connects a participant of `gpu` through a relay.
-    fn connect(gpu: &Gpu, path: &Path, rule: impl FnMut(u16) -> Fate + Send + 'static) -> (Participant, Relay) {
-        let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    fn connect(
+        gpu: &Gpu,
+        path: &Path,
+        rule: impl FnMut(u16) -> Fate + Send + 'static,
+    ) -> (Participant, Relay) {
+        let pair = || {
+            socketpair(
+                AddressFamily::UNIX,
+                SocketType::SEQPACKET,
+                SocketFlags::CLOEXEC,
+                None,
+            )
+        };
         let (near, far) = pair().expect("a socket pair");
-        let up = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket");
+        let up = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("a socket");
         rustix::net::connect(&up, &SocketAddrUnix::new(path).expect("a path")).expect("it listens");
         let relay = Relay(Arc::new(Mutex::new(Box::new(rule))));
         let passed_on = relay.clone();
         std::thread::spawn(move || passed_on.run(&near, &up));
-        (Participant::builder(gpu.clone()).connect_by(far).expect("connected"), relay)
+        (
+            Participant::builder(gpu.clone())
+                .connect_by(far)
+                .expect("connected"),
+            relay,
+        )
     }
 
     fn rule(&self, rule: impl FnMut(u16) -> Fate + Send + 'static) {
@@ -71,8 +97,14 @@ impl Relay {
     fn run(&self, near: &OwnedFd, up: &OwnedFd) {
         let mut waiting: [VecDeque<(Vec<u8>, Vec<OwnedFd>)>; 2] = Default::default();
         loop {
-            let mut fds = [PollFd::new(near, PollFlags::IN), PollFd::new(up, PollFlags::IN)];
-            let tick = rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            let mut fds = [
+                PollFd::new(near, PollFlags::IN),
+                PollFd::new(up, PollFlags::IN),
+            ];
+            let tick = rustix::event::Timespec {
+                tv_sec: 0,
+                tv_nsec: 1_000_000,
+            };
             poll(&mut fds, Some(&tick)).expect("poll");
             for (side, (from, to)) in [(near, up), (up, near)].into_iter().enumerate() {
                 while let Some(packet) = receive(from) {
@@ -106,15 +138,25 @@ fn receive(from: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = recvmsg(from, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+    let got = recvmsg(
+        from,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        flags,
+    );
     let len = match got {
         Ok(got) => got.bytes,
         Err(rustix::io::Errno::AGAIN) => return None,
         Err(_) => 0,
     };
     bytes.truncate(len);
-    let fds =
-        control.drain().filter_map(|m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None });
+    let fds = control.drain().filter_map(|m| {
+        if let RecvAncillaryMessage::ScmRights(fds) = m {
+            Some(fds)
+        } else {
+            None
+        }
+    });
     Some((bytes, fds.flatten().collect()))
 }
 
@@ -124,7 +166,12 @@ fn send(to: &OwnedFd, bytes: &[u8], fds: &[OwnedFd]) {
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
     // Who has gone hears nothing.
-    let _ = sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+    let _ = sendmsg(
+        to,
+        &[IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    );
 }
 
 /// Loses the first packet of each of these types.
@@ -156,16 +203,29 @@ impl Stage {
         let backend = HostBackend::new(HostConfig::default()).expect("it opens");
         let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
         let arena = Arena::new(gpu.clone(), options).expect("an arena");
-        let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).arena(&arena);
-        Stage { gpu, session: session.open().expect("a session"), _dir: dir }
+        let session = Session::builder(gpu.clone())
+            .socket(dir.path().join("s"))
+            .arena(&arena);
+        Stage {
+            gpu,
+            session: session.open().expect("a session"),
+            _dir: dir,
+        }
     }
 
     /// Three pieces of one range, and a block across them.
     fn of_pieces() -> (Stage, SentBlock) {
-        let stage = Stage::of(ArenaOptions::default().growth(Growth::Fixed(PIECE)).grows_in_place(true));
+        let stage = Stage::of(
+            ArenaOptions::default()
+                .growth(Growth::Fixed(PIECE))
+                .grows_in_place(true),
+        );
         let pieces = [(); 3].map(|()| stage.session.alloc(PIECE).expect("there is room"));
         drop(pieces);
-        let block = stage.session.alloc(3 * PIECE).expect("three pieces are free");
+        let block = stage
+            .session
+            .alloc(3 * PIECE)
+            .expect("three pieces are free");
         assert_eq!(stage.session.stats().source.regions, 3);
         (stage, block)
     }
@@ -175,7 +235,12 @@ impl Stage {
     }
 
     fn mappings(&self) -> u64 {
-        self.session.stats().holders.iter().map(|holder| holder.mappings).sum()
+        self.session
+            .stats()
+            .holders
+            .iter()
+            .map(|holder| holder.mappings)
+            .sum()
     }
 }
 
@@ -190,14 +255,32 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn a_lost_answer_is_asked_for_again() {
     let stage = Stage::new();
-    let (participant, _relay) = stage.connect(loses_first(&[MAP_REGION, REGION, REGION, TICKETS, FORWARDED]));
+    let (participant, _relay) = stage.connect(loses_first(&[
+        MAP_REGION, REGION, REGION, TICKETS, FORWARDED,
+    ]));
     let block = stage.session.alloc(4096).expect("there is room");
-    let ticket = block.share(To::Ticket(Claims::Once), After::Done).expect("shared");
-    let received = participant.claim(ticket.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
-    assert_eq!(block.outstanding(), 1, "a ticket that was asked for twice was granted twice");
-    let onward = received.forward(To::Participant(participant.id()), Some(WATCHDOG)).expect("forwarded");
-    assert_eq!(block.outstanding(), 2, "a wish that was asked twice was granted twice");
-    participant.claim(onward.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    let ticket = block
+        .share(To::Ticket(Claims::Once), After::Done)
+        .expect("shared");
+    let received = participant
+        .claim(ticket.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
+    assert_eq!(
+        block.outstanding(),
+        1,
+        "a ticket that was asked for twice was granted twice"
+    );
+    let onward = received
+        .forward(To::Participant(participant.id()), Some(WATCHDOG))
+        .expect("forwarded");
+    assert_eq!(
+        block.outstanding(),
+        2,
+        "a wish that was asked twice was granted twice"
+    );
+    participant
+        .claim(onward.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
 }
 
 #[test]
@@ -206,28 +289,54 @@ fn a_counter_file_that_is_lost_is_asked_for_and_one_that_there_cannot_be_is_refu
     let (participant, _relay) = stage.connect(loses_first(&[COUNTER_FILE, COUNTER_FILE]));
     let block = stage.session.alloc(4096).expect("there is room");
     // The first file has 8,192 slots.
-    let mut descriptors: Vec<_> =
-        (0..8193).map(|_| block.share(To::Participant(participant.id()), After::Done).expect("shared")).collect();
+    let mut descriptors: Vec<_> = (0..8193)
+        .map(|_| {
+            block
+                .share(To::Participant(participant.id()), After::Done)
+                .expect("shared")
+        })
+        .collect();
     let last = descriptors.pop().expect("there are many");
-    participant.claim(last.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    participant
+        .claim(last.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
 }
 
 #[test]
 fn a_claim_that_gives_up_pins_nothing() {
     let stage = Stage::new();
     // Nor does the producer hear at once that the claim has given up.
-    let waits = |number| if [REGION, UNMAPPED].contains(&number) { Fate::Waits } else { Fate::Passes };
+    let waits = |number| {
+        if [REGION, UNMAPPED].contains(&number) {
+            Fate::Waits
+        } else {
+            Fate::Passes
+        }
+    };
     let (participant, relay) = stage.connect(waits);
     let block = stage.session.alloc(4096).expect("there is room");
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
-    let claim = || participant.claim(descriptor.as_bytes(), Wait::Host, Some(Duration::from_millis(1)));
-    assert!(matches!(claim(), Err(ClaimError::Backend(Error::Deadline { .. }))));
+    let descriptor = block
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
+    let claim = || {
+        participant.claim(
+            descriptor.as_bytes(),
+            Wait::Host,
+            Some(Duration::from_millis(1)),
+        )
+    };
+    assert!(matches!(
+        claim(),
+        Err(ClaimError::Backend(Error::Deadline { .. }))
+    ));
     // The answer was on its way.
     wait_until("the question to be heard", || stage.mappings() == 1);
     relay.rule(|_| Fate::Passes);
     wait_until("the region to be unpinned", || stage.mappings() == 0);
     // Nothing is lost.
-    participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    participant
+        .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
     assert_eq!(stage.mappings(), 1);
 }
 
@@ -236,8 +345,12 @@ fn a_try_keeps_its_question_until_it_is_abandoned() {
     let stage = Stage::new();
     let (participant, _relay) = stage.connect(|_| Fate::Passes);
     let block = stage.session.alloc(4096).expect("there is room");
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
-    let told = || std::iter::from_fn(|| participant.next_notice()).any(|notice| notice == Notice::TryAgain);
+    let descriptor = block
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
+    let told = || {
+        std::iter::from_fn(|| participant.next_notice()).any(|notice| notice == Notice::TryAgain)
+    };
     match participant.try_claim(descriptor.as_bytes(), Wait::Host) {
         Err(ClaimError::WouldBlock) => wait_until("a notice", told),
         other => drop(other.expect("it is claimed, or would block")),
@@ -246,7 +359,9 @@ fn a_try_keeps_its_question_until_it_is_abandoned() {
     if participant.mappings() == 0 {
         participant.abandon(descriptor.as_bytes());
         wait_until("the region to be unpinned", || stage.mappings() == 0);
-        participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+        participant
+            .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+            .expect("claimed");
     }
 }
 
@@ -261,15 +376,33 @@ fn what_cannot_be_mapped_is_not_pinned_and_who_waits_beside_it_is_not_hurt() {
         _ => Fate::Passes,
     });
     let block = stage.session.alloc(4096).expect("there is room");
-    let share = || block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let share = || {
+        block
+            .share(To::Participant(participant.id()), After::Done)
+            .expect("shared")
+    };
     let claims: Vec<_> = (0..8).map(|_| share()).collect();
     let results: Vec<_> = std::thread::scope(|scope| {
         let claim = |bytes| participant.claim(bytes, Wait::Host, Some(WATCHDOG));
-        let threads: Vec<_> = claims.iter().map(|d| scope.spawn(move || claim(d.as_bytes()))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        let threads: Vec<_> = claims
+            .iter()
+            .map(|d| scope.spawn(move || claim(d.as_bytes())))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect()
     });
-    assert_eq!(results.iter().filter(|result| result.is_err()).count(), 1, "{results:?}");
-    assert_eq!((participant.mappings(), stage.mappings()), (1, 1), "held, and the producer knows of no mapping");
+    assert_eq!(
+        results.iter().filter(|result| result.is_err()).count(),
+        1,
+        "{results:?}"
+    );
+    assert_eq!(
+        (participant.mappings(), stage.mappings()),
+        (1, 1),
+        "held, and the producer knows of no mapping"
+    );
 }
 
 #[test]
@@ -277,9 +410,16 @@ fn a_participant_that_is_closed_was_heard_and_is_no_death() {
     let stage = Stage::new();
     let block = stage.session.alloc(4096).expect("there is room");
     let (participant, relay) = stage.connect(loses_first(&[BYE, NOTED, UNMAPPED, NOTED]));
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
-    let received = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
-    let error = participant.clone().close(Some(Duration::ZERO)).expect_err("another handle is there");
+    let descriptor = block
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
+    let received = participant
+        .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
+    let error = participant
+        .clone()
+        .close(Some(Duration::ZERO))
+        .expect_err("another handle is there");
     assert!(error.to_string().contains("other handles"), "{error}");
     let close = std::thread::spawn(move || participant.close(Some(WATCHDOG)));
     drop(received);
@@ -293,9 +433,22 @@ fn a_participant_that_is_closed_was_heard_and_is_no_death() {
 #[test]
 fn a_close_that_is_not_heard_says_what_it_waits_for() {
     let stage = Stage::new();
-    let (participant, _relay) = stage.connect(|number| if number == BYE { Fate::Lost } else { Fate::Passes });
-    let error = participant.close(Some(Duration::from_millis(1))).expect_err("nobody hears it");
-    assert!(error.to_string().contains("the producer to hear the goodbye"), "{error}");
+    let (participant, _relay) = stage.connect(|number| {
+        if number == BYE {
+            Fate::Lost
+        } else {
+            Fate::Passes
+        }
+    });
+    let error = participant
+        .close(Some(Duration::from_millis(1)))
+        .expect_err("nobody hears it");
+    assert!(
+        error
+            .to_string()
+            .contains("the producer to hear the goodbye"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -305,11 +458,22 @@ fn lost_answers_about_single_pieces_are_asked_for_again() {
     let mut seen = 0;
     let (participant, _relay) = stage.connect(move |number| {
         seen += u32::from([MAP_REGION, REGION].contains(&number));
-        if [3, 5, 8, 10].contains(&seen) && [MAP_REGION, REGION].contains(&number) { Fate::Lost } else { Fate::Passes }
+        if [3, 5, 8, 10].contains(&seen) && [MAP_REGION, REGION].contains(&number) {
+            Fate::Lost
+        } else {
+            Fate::Passes
+        }
     });
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
-    let claimed = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
-    assert_eq!((claimed.device_ptr(), claimed.len()), (block.device_ptr(), 3 * PIECE));
+    let descriptor = block
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
+    let claimed = participant
+        .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
+    assert_eq!(
+        (claimed.device_ptr(), claimed.len()),
+        (block.device_ptr(), 3 * PIECE)
+    );
     assert_eq!((participant.mappings(), stage.mappings()), (3, 3));
 }
 
@@ -319,15 +483,35 @@ fn a_claim_that_gives_up_between_pieces_pins_those_that_are_mapped_alone() {
     let (participant, relay) = stage.connect(|_| Fate::Passes);
     drop(block);
     let first = stage.session.alloc(PIECE / 2).expect("there is room");
-    let block = stage.session.alloc(2 * PIECE).expect("two and a half pieces are free");
-    let share = |block: &SentBlock| block.share(To::Participant(participant.id()), After::Done).expect("shared");
-    let held = participant.claim(share(&first).as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    let block = stage
+        .session
+        .alloc(2 * PIECE)
+        .expect("two and a half pieces are free");
+    let share = |block: &SentBlock| {
+        block
+            .share(To::Participant(participant.id()), After::Done)
+            .expect("shared")
+    };
+    let held = participant
+        .claim(share(&first).as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
     // Nor does the producer hear at once that the claim has given up.
-    relay.rule(|number| if [REGION, UNMAPPED].contains(&number) { Fate::Waits } else { Fate::Passes });
+    relay.rule(|number| {
+        if [REGION, UNMAPPED].contains(&number) {
+            Fate::Waits
+        } else {
+            Fate::Passes
+        }
+    });
     let descriptor = share(&block);
     let claim = |wait| participant.claim(descriptor.as_bytes(), Wait::Host, Some(wait));
-    assert!(matches!(claim(Duration::from_millis(1)), Err(ClaimError::Backend(Error::Deadline { .. }))));
-    wait_until("the question for the second piece to be heard", || stage.mappings() == 2);
+    assert!(matches!(
+        claim(Duration::from_millis(1)),
+        Err(ClaimError::Backend(Error::Deadline { .. }))
+    ));
+    wait_until("the question for the second piece to be heard", || {
+        stage.mappings() == 2
+    });
     relay.rule(|_| Fate::Passes);
     wait_until("the second piece to be unpinned", || stage.mappings() == 1);
     assert_eq!(participant.mappings(), 1);
@@ -341,13 +525,15 @@ fn a_claim_that_gives_up_between_pieces_pins_those_that_are_mapped_alone() {
 /// Tries to claim until nothing has to be waited for.
 fn try_until_claimed(participant: &Participant, descriptor: &Descriptor) -> ReceivedBlock {
     let mut claimed = None;
-    wait_until("the block", || match participant.try_claim(descriptor.as_bytes(), Wait::Host) {
-        Ok(block) => {
-            claimed = Some(block);
-            true
+    wait_until("the block", || {
+        match participant.try_claim(descriptor.as_bytes(), Wait::Host) {
+            Ok(block) => {
+                claimed = Some(block);
+                true
+            }
+            Err(ClaimError::WouldBlock) => false,
+            Err(error) => panic!("{error}"),
         }
-        Err(ClaimError::WouldBlock) => false,
-        Err(error) => panic!("{error}"),
     });
     claimed.expect("just claimed")
 }
@@ -356,16 +542,29 @@ fn try_until_claimed(participant: &Participant, descriptor: &Descriptor) -> Rece
 fn a_try_goes_on_piece_by_piece_and_is_abandoned_with_all_of_them() {
     let (stage, block) = Stage::of_pieces();
     let (participant, relay) = stage.connect(|_| Fate::Passes);
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let descriptor = block
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
     let claimed = try_until_claimed(&participant, &descriptor);
     assert_eq!(claimed.len(), 3 * PIECE);
     drop(claimed);
 
-    let (another, _relay) = stage.connect(|number| if number == REGION { Fate::Lost } else { Fate::Passes });
+    let (another, _relay) = stage.connect(|number| {
+        if number == REGION {
+            Fate::Lost
+        } else {
+            Fate::Passes
+        }
+    });
     drop((participant, relay));
     wait_until("the first to be gone", || stage.mappings() == 0);
-    let descriptor = block.share(To::Participant(another.id()), After::Done).expect("shared");
-    assert!(matches!(another.try_claim(descriptor.as_bytes(), Wait::Host), Err(ClaimError::WouldBlock)));
+    let descriptor = block
+        .share(To::Participant(another.id()), After::Done)
+        .expect("shared");
+    assert!(matches!(
+        another.try_claim(descriptor.as_bytes(), Wait::Host),
+        Err(ClaimError::WouldBlock)
+    ));
     wait_until("the question to be heard", || stage.mappings() == 1);
     another.abandon(descriptor.as_bytes());
     wait_until("the region to be unpinned", || stage.mappings() == 0);
@@ -374,19 +573,34 @@ fn a_try_goes_on_piece_by_piece_and_is_abandoned_with_all_of_them() {
 #[test]
 fn a_try_comes_to_an_end_across_more_pieces_than_the_cache_keeps() {
     const PIECES: u64 = 24;
-    let stage = Stage::of(ArenaOptions::default().growth(Growth::Fixed(PIECE)).grows_in_place(true));
-    let pieces: Vec<_> = (0..PIECES).map(|_| stage.session.alloc(PIECE).expect("there is room")).collect();
+    let stage = Stage::of(
+        ArenaOptions::default()
+            .growth(Growth::Fixed(PIECE))
+            .grows_in_place(true),
+    );
+    let pieces: Vec<_> = (0..PIECES)
+        .map(|_| stage.session.alloc(PIECE).expect("there is room"))
+        .collect();
     drop(pieces);
-    let block = stage.session.alloc(PIECES * PIECE).expect("all of them are free");
+    let block = stage
+        .session
+        .alloc(PIECES * PIECE)
+        .expect("all of them are free");
     assert_eq!(stage.session.stats().source.regions, PIECES);
     let builder = Participant::builder(stage.gpu.clone()).mapping_cache(PIECE, 1);
-    let participant = builder.connect(stage.session.socket_path()).expect("connected");
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let participant = builder
+        .connect(stage.session.socket_path())
+        .expect("connected");
+    let descriptor = block
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
     // If each try lost what an earlier one has mapped, this would take 16 million of them.
     let claimed = try_until_claimed(&participant, &descriptor);
     assert_eq!(participant.mappings() as u64, PIECES);
     drop(claimed);
-    wait_until("the cache to keep no more than it may", || participant.mappings() <= 1);
+    wait_until("the cache to keep no more than it may", || {
+        participant.mappings() <= 1
+    });
 }
 
 #[test]
@@ -397,8 +611,11 @@ fn claims_from_many_threads_map_each_piece_once() {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
-                    let claimed = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG));
+                    let descriptor = block
+                        .share(To::Participant(participant.id()), After::Done)
+                        .expect("shared");
+                    let claimed =
+                        participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG));
                     let claimed = claimed.expect("claimed");
                     assert_eq!(claimed.device_ptr(), block.device_ptr());
                     drop(claimed.clone());

@@ -1,4 +1,5 @@
-//! What a session does when something around it goes wrong: a source that panics, a fork, streams that are gone.
+//! What a session does when something around it goes wrong: a source that panics, a fork, streams
+//! that are gone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -8,21 +9,43 @@ use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, Error, Gpu, Piece, RegionSource, Result, SourceUsage};
 use ipc_rc::{After, Claims, Session, SessionBuilder, Stream, To};
 
-fn open(choose: impl FnOnce(SessionBuilder) -> SessionBuilder) -> (tempfile::TempDir, Gpu, Session) {
+fn open(
+    choose: impl FnOnce(SessionBuilder) -> SessionBuilder,
+) -> (tempfile::TempDir, Gpu, Session) {
     let dir = tempfile::tempdir().expect("a directory");
-    let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
-    let session = choose(Session::builder(gpu.clone()).socket(dir.path().join("s"))).open().expect("a session");
+    let gpu = Gpu::new(
+        HostBackend::new(HostConfig::default()).expect("it opens"),
+        DeviceId(0),
+    )
+    .expect("a device");
+    let session = choose(Session::builder(gpu.clone()).socket(dir.path().join("s")))
+        .open()
+        .expect("a session");
     (dir, gpu, session)
 }
 
 #[test]
 fn what_is_printed_for_debugging_is_one_short_line_however_much_is_granted() {
     let (_dir, _gpu, session) = open(|builder| builder);
-    let blocks: Vec<_> = (0..200).map(|_| session.alloc(4096).expect("there is room")).collect();
-    let grants: Vec<_> = blocks.iter().map(|block| block.share(To::Ticket(Claims::Once), After::Done)).collect();
+    let blocks: Vec<_> = (0..200)
+        .map(|_| session.alloc(4096).expect("there is room"))
+        .collect();
+    let grants: Vec<_> = blocks
+        .iter()
+        .map(|block| block.share(To::Ticket(Claims::Once), After::Done))
+        .collect();
     assert!(grants.iter().all(Result::is_ok));
-    for text in [format!("{session:?}"), format!("{:?}", blocks[0]), format!("{:?}", session.reclaim().upgrade())] {
-        assert!(text.len() < 300 && !text.contains('\n'), "{} bytes: {:.300}", text.len(), text);
+    for text in [
+        format!("{session:?}"),
+        format!("{:?}", blocks[0]),
+        format!("{:?}", session.reclaim().upgrade()),
+    ] {
+        assert!(
+            text.len() < 300 && !text.contains('\n'),
+            "{} bytes: {:.300}",
+            text.len(),
+            text
+        );
     }
 }
 
@@ -36,14 +59,19 @@ fn a_block_that_lives_long_keeps_no_stream_that_is_gone() {
         let keep = Arc::new(());
         streams.push(Arc::downgrade(&keep));
         let raw = own.raw();
-        // SAFETY: `borrow` asks for a stream that is alive for as long as `keep` is, and that nobody captures: it is
-        // never destroyed before this process ends, since its owner is forgotten.
-        let lent = unsafe { Stream::borrow(&gpu, raw.handle, keep.clone()) }.expect("of this device");
+        // SAFETY: `borrow` asks for a stream that is alive for as long as `keep` is, and that
+        // nobody captures: it is never destroyed before this process ends, since its owner is
+        // forgotten.
+        let lent =
+            unsafe { Stream::borrow(&gpu, raw.handle, keep.clone()) }.expect("of this device");
         std::mem::forget(own);
         block.used_on(&lent).expect("it can be named");
         drop((lent, keep));
     }
-    let alive = streams.iter().filter(|stream| stream.strong_count() > 0).count();
+    let alive = streams
+        .iter()
+        .filter(|stream| stream.strong_count() > 0)
+        .count();
     assert!(alive <= 32, "{alive} of 100 streams are kept");
     drop(block);
     assert!(session.shutdown(Duration::from_secs(120)).clean);
@@ -90,15 +118,31 @@ impl RegionSource for Panicking {
 #[test]
 fn a_source_that_panics_loses_a_block_and_nothing_else() {
     let dir = tempfile::tempdir().expect("a directory");
-    let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
-    let arena = allocators::Arena::new(gpu.clone(), allocators::ArenaOptions::default()).expect("an arena");
-    let source = Arc::new(Panicking { inner: arena, panics: AtomicBool::new(false) });
-    let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).source(source.clone());
+    let gpu = Gpu::new(
+        HostBackend::new(HostConfig::default()).expect("it opens"),
+        DeviceId(0),
+    )
+    .expect("a device");
+    let arena =
+        allocators::Arena::new(gpu.clone(), allocators::ArenaOptions::default()).expect("an arena");
+    let source = Arc::new(Panicking {
+        inner: arena,
+        panics: AtomicBool::new(false),
+    });
+    let builder = Session::builder(gpu.clone())
+        .socket(dir.path().join("s"))
+        .source(source.clone());
     let session = builder.open().expect("a session");
-    let participant = ipc_rc::Participant::builder(gpu).connect(session.socket_path()).expect("connected");
+    let participant = ipc_rc::Participant::builder(gpu)
+        .connect(session.socket_path())
+        .expect("connected");
     let lost = session.alloc(4096).expect("there is room");
-    let descriptor = lost.share(To::Participant(participant.id()), After::Done).expect("shared");
-    let received = participant.claim(descriptor.as_bytes(), ipc_rc::Wait::Host, None).expect("claimed");
+    let descriptor = lost
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
+    let received = participant
+        .claim(descriptor.as_bytes(), ipc_rc::Wait::Host, None)
+        .expect("claimed");
     drop(lost);
     source.panics.store(true, Ordering::Relaxed);
     // The session's thread, or this one, gives the block back.
@@ -107,11 +151,18 @@ fn a_source_that_panics_loses_a_block_and_nothing_else() {
         session.collect();
         std::thread::yield_now();
     }
-    assert!(ipc_rc::inspect(session.socket_path(), Some(Duration::from_secs(120))).is_ok(), "the thread is deaf");
+    assert!(
+        ipc_rc::inspect(session.socket_path(), Some(Duration::from_secs(120))).is_ok(),
+        "the thread is deaf"
+    );
     source.panics.store(false, Ordering::Relaxed);
     let next = session.alloc(4096).expect("there is room");
-    let descriptor = next.share(To::Participant(participant.id()), After::Done).expect("shared");
-    participant.claim(descriptor.as_bytes(), ipc_rc::Wait::Host, None).expect("the session goes on");
+    let descriptor = next
+        .share(To::Participant(participant.id()), After::Done)
+        .expect("shared");
+    participant
+        .claim(descriptor.as_bytes(), ipc_rc::Wait::Host, None)
+        .expect("the session goes on");
 }
 
 #[test]
@@ -132,8 +183,9 @@ fn a_forked_child_hangs_in_no_call_whatever_locks_its_parent_held() {
             });
         }
         for _ in 0..200 {
-            // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: what is called
-            // here promises to touch no lock there, and it leaves with `_exit`.
+            // SAFETY: `fork` asks that the child of a process with threads does only what is safe
+            // there: what is called here promises to touch no lock there, and it leaves with
+            // `_exit`.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 // SAFETY: `alarm` has no conditions: a child that hangs is ended by it.
@@ -141,14 +193,21 @@ fn a_forked_child_hangs_in_no_call_whatever_locks_its_parent_held() {
                 let forked = matches!(block.used_on(&stream), Err(Error::Forked { .. }))
                     && !session.shutdown(Duration::from_secs(3600)).clean
                     && session.stats().live_blocks == 0
-                    && session.reclaim().upgrade().is_some_and(|it| it.holders().is_empty() && it.lent(1).is_empty());
+                    && session
+                        .reclaim()
+                        .upgrade()
+                        .is_some_and(|it| it.holders().is_empty() && it.lent(1).is_empty());
                 // SAFETY: `_exit` has no conditions.
                 unsafe { libc::_exit(i32::from(!forked)) };
             }
             let mut status = 0;
             // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
             let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-            assert_eq!((waited, status), (child, 0), "a call in the child hung, or did not say so");
+            assert_eq!(
+                (waited, status),
+                (child, 0),
+                "a call in the child hung, or did not say so"
+            );
         }
         stop.store(true, Ordering::Relaxed);
     });

@@ -1,7 +1,9 @@
-//! This program in a process of its own: what it is told and what it answers are values of types that both share.
+//! This program in a process of its own: what it is told and what it answers are values of types
+//! that both share.
 //!
-//! A value is a line of JSON, to standard input and from standard output; an answer is a `Result`, whose error is the
-//! reason in words. Tests start their processes by the crate `harness`, where whatever fails is a panic.
+//! A value is a line of JSON, to standard input and from standard output; an answer is a `Result`,
+//! whose error is the reason in words. Tests start their processes by the crate `harness`, where
+//! whatever fails is a panic.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Write};
@@ -16,7 +18,8 @@ use serde::de::DeserializeOwned;
 
 use crate::Outcome;
 
-/// How long a process may take to end after it was killed. One that a driver keeps in the kernel may take for ever.
+/// How long a process may take to end after it was killed. One that a driver keeps in the kernel
+/// may take for ever.
 const DYING: Duration = Duration::from_secs(10);
 
 /// A process that is told values of `T`. Killed when dropped.
@@ -41,8 +44,12 @@ pub enum Silence {
 
 impl<T> Child<T> {
     /// Starts this program with arguments.
-    pub fn start(args: impl IntoIterator<Item = impl AsRef<OsStr>>, patience: Duration) -> Result<Child<T>, String> {
-        let program = std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
+    pub fn start(
+        args: impl IntoIterator<Item = impl AsRef<OsStr>>,
+        patience: Duration,
+    ) -> Result<Child<T>, String> {
+        let program =
+            std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
         let mut child = Command::new(program)
             .args(args)
             .stdin(Stdio::piped())
@@ -59,7 +66,13 @@ impl<T> Child<T> {
                 }
             }
         });
-        Ok(Child { child, to, from, patience, told: PhantomData })
+        Ok(Child {
+            child,
+            to,
+            from,
+            patience,
+            told: PhantomData,
+        })
     }
 
     /// Returns its number.
@@ -74,15 +87,18 @@ impl<T> Child<T> {
     {
         let to = self.to.as_mut().ok_or("the process was let go")?;
         let line = encode(told)?;
-        writeln!(to, "{line}").map_err(|e| format!("process {} cannot be told anything: {e}", self.child.id()))
+        writeln!(to, "{line}")
+            .map_err(|e| format!("process {} cannot be told anything: {e}", self.child.id()))
     }
 
     /// Waits for a line.
     pub fn line(&mut self) -> Result<String, Silence> {
-        self.from.recv_timeout(self.patience).map_err(|silence| match silence {
-            RecvTimeoutError::Disconnected => Silence::Ended,
-            RecvTimeoutError::Timeout => Silence::Hangs,
-        })
+        self.from
+            .recv_timeout(self.patience)
+            .map_err(|silence| match silence {
+                RecvTimeoutError::Disconnected => Silence::Ended,
+                RecvTimeoutError::Timeout => Silence::Hangs,
+            })
     }
 
     /// Waits for an answer.
@@ -90,7 +106,11 @@ impl<T> Child<T> {
         match self.line() {
             Ok(line) => decode::<Result<A, String>>(&line)
                 .map_err(|e| format!("process {} answered {line:?}: {e}", self.child.id()))?,
-            Err(silence) => Err(format!("process {} {}", self.child.id(), self.describe(silence))),
+            Err(silence) => Err(format!(
+                "process {} {}",
+                self.child.id(),
+                self.describe(silence)
+            )),
         }
     }
 
@@ -123,7 +143,9 @@ impl<T> Child<T> {
 
     /// Kills it, without letting its forked children go.
     pub fn kill(&mut self) -> Result<(), String> {
-        self.child.kill().map_err(|e| format!("process {} cannot be killed: {e}", self.child.id()))?;
+        self.child
+            .kill()
+            .map_err(|e| format!("process {} cannot be killed: {e}", self.child.id()))?;
         self.reap(DYING).map(drop)
     }
 
@@ -136,7 +158,11 @@ impl<T> Child<T> {
     pub fn wait(&mut self) -> Result<(), String> {
         self.close_input();
         let status = self.reap(self.patience)?;
-        if status.success() { Ok(()) } else { Err(format!("process {} ended with {status}", self.child.id())) }
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("process {} ended with {status}", self.child.id()))
+        }
     }
 
     fn reap(&mut self, limit: Duration) -> Result<ExitStatus, String> {
@@ -150,13 +176,17 @@ impl<T> Child<T> {
 impl<T> Drop for Child<T> {
     fn drop(&mut self) {
         self.close_input();
-        // It may have ended already; then neither call has anything to do. One that cannot be killed is left behind.
+        // It may have ended already; then neither call has anything to do. One that cannot be
+        // killed is left behind.
         let _ = self.kill();
     }
 }
 
 /// Asks again and again until there is an answer or the time is over.
-pub fn poll<T>(limit: Duration, mut ask: impl FnMut() -> io::Result<Option<T>>) -> io::Result<Option<T>> {
+pub fn poll<T>(
+    limit: Duration,
+    mut ask: impl FnMut() -> io::Result<Option<T>>,
+) -> io::Result<Option<T>> {
     let start = Instant::now();
     loop {
         let answer = ask()?;
@@ -170,9 +200,15 @@ pub fn poll<T>(limit: Duration, mut ask: impl FnMut() -> io::Result<Option<T>>) 
 /// Waits for the next thing that this process is told; nothing once its parent has let it go.
 pub fn next<T: DeserializeOwned>() -> Result<Option<T>, String> {
     let mut line = String::new();
-    match io::stdin().lock().read_line(&mut line).map_err(|e| e.to_string())? {
+    match io::stdin()
+        .lock()
+        .read_line(&mut line)
+        .map_err(|e| e.to_string())?
+    {
         0 => Ok(None),
-        _ => decode(&line).map(Some).map_err(|e| format!("not understood: {}: {e}", line.trim_end())),
+        _ => decode(&line)
+            .map(Some)
+            .map_err(|e| format!("not understood: {}: {e}", line.trim_end())),
     }
 }
 
@@ -184,7 +220,9 @@ pub fn reply<A: Serialize>(answer: &A) -> Result<(), String> {
 /// Writes a value to the parent.
 fn say(value: &impl Serialize) -> Result<(), String> {
     let (line, mut out) = (encode(value)?, io::stdout().lock());
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|e| format!("the parent does not listen: {e}"))
+    writeln!(out, "{line}")
+        .and_then(|()| out.flush())
+        .map_err(|e| format!("the parent does not listen: {e}"))
 }
 
 fn encode(value: &impl Serialize) -> Result<String, String> {
@@ -196,7 +234,8 @@ pub fn decode<A: DeserializeOwned>(line: &str) -> Result<A, String> {
     serde_json::from_str(line).map_err(|e| e.to_string())
 }
 
-/// Lives as a child of this program: until its work is done or its parent dies, which it tells why it cannot go on.
+/// Lives as a child of this program: until its work is done or its parent dies, which it tells why
+/// it cannot go on.
 pub fn live(work: impl FnOnce() -> Result<(), String>) -> Outcome {
     die_with_parent();
     match work() {

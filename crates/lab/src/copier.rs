@@ -59,7 +59,11 @@ impl Copier {
     ///
     /// The driver's error when it cannot make a stream.
     pub fn new(gpu: &Gpu) -> Result<Copier> {
-        Ok(Copier { gpu: gpu.clone(), stream: Stream::create(gpu)?, buffer: Vec::new() })
+        Ok(Copier {
+            gpu: gpu.clone(),
+            stream: Stream::create(gpu)?,
+            buffer: Vec::new(),
+        })
     }
 
     /// Returns the stream.
@@ -79,9 +83,14 @@ impl Copier {
         let from = self.buffer.as_ptr();
         // SAFETY: `copy_to_device` asks for
         // - a live stream: `self` keeps it;
-        // - two ranges that are valid until the copy is done: the buffer has `len` bytes and is neither touched nor
-        //   freed before the stream is done, and the block is borrowed here and kept for the stream below.
-        let queued = unsafe { self.gpu.backend().copy_to_device(self.stream.raw(), block.address(), from, len) };
+        // - two ranges that are valid until the copy is done: the buffer has `len` bytes and is
+        //   neither touched nor freed before the stream is done, and the block is borrowed here and
+        //   kept for the stream below.
+        let queued = unsafe {
+            self.gpu
+                .backend()
+                .copy_to_device(self.stream.raw(), block.address(), from, len)
+        };
         block.keep(&self.stream);
         queued
     }
@@ -93,14 +102,19 @@ impl Copier {
         // SAFETY: `copy_to_host` asks for
         // - a live stream: `self` keeps it;
         // - two ranges that are valid until the copy is done: as in `write`.
-        let queued = unsafe { self.gpu.backend().copy_to_host(self.stream.raw(), to, block.address(), len) };
+        let queued = unsafe {
+            self.gpu
+                .backend()
+                .copy_to_host(self.stream.raw(), to, block.address(), len)
+        };
         block.keep(&self.stream);
         queued?;
         self.settle()?;
         Ok(pattern::matches(&self.buffer, stamp))
     }
 
-    /// Lists the words of the block that was read last which are not a stamp's: places and contents.
+    /// Lists the words of the block that was read last which are not a stamp's: places and
+    /// contents.
     pub fn differences(&self, stamp: u64) -> impl Iterator<Item = (u64, u64)> {
         pattern::differences(&self.buffer, stamp)
     }
@@ -111,8 +125,13 @@ impl Copier {
         for _ in 0..times {
             // SAFETY: `fill` asks for
             // - a live stream: `self` keeps it;
-            // - a range that is valid until the fill is done: the block is borrowed here and kept for the stream above.
-            unsafe { self.gpu.backend().fill(self.stream.raw(), block.address(), byte, block.bytes()) }?;
+            // - a range that is valid until the fill is done: the block is borrowed here and kept
+            //   for the stream above.
+            unsafe {
+                self.gpu
+                    .backend()
+                    .fill(self.stream.raw(), block.address(), byte, block.bytes())
+            }?;
         }
         Ok(())
     }
@@ -129,7 +148,8 @@ impl Copier {
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        // A copy may still be queued that uses the buffer. If the stream cannot be waited for, the buffer is leaked.
+        // A copy may still be queued that uses the buffer. If the stream cannot be waited for, the
+        // buffer is leaked.
         if self.settle().is_err() {
             std::mem::forget(std::mem::take(&mut self.buffer));
         }

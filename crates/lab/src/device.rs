@@ -25,7 +25,10 @@ pub fn choose(choice: BackendChoice) -> Result<Gpu, String> {
 /// Finds a device by its identity, as another process named it.
 pub fn find(kind: BackendKind, uuid: &str) -> Result<Gpu, String> {
     let found = detect_only(kind).map_err(|error| explain(&error))?;
-    let gpu = found.gpus().iter().find(|gpu| gpu.uuid().to_string() == uuid);
+    let gpu = found
+        .gpus()
+        .iter()
+        .find(|gpu| gpu.uuid().to_string() == uuid);
     gpu.cloned().ok_or_else(|| match found.missing().first() {
         Some((_, error)) => explain(error),
         None => format!("the parent's {kind} device is not visible in a child process; check CUDA_VISIBLE_DEVICES"),
@@ -54,13 +57,26 @@ mod tests {
 
     #[test]
     fn an_error_is_taken_apart_with_its_cause() {
-        let unavailable = Error::Unavailable { backend: BackendKind::Hip, why: "a; b".into(), remedy: "c" };
+        let unavailable = Error::Unavailable {
+            backend: BackendKind::Hip,
+            why: "a; b".into(),
+            remedy: "c",
+        };
         assert_eq!(remedy_of(&unavailable), ("a; b".into(), Some("c".into())));
         let system = Error::system("open", "close files", std::io::Error::from_raw_os_error(24));
         let (what, remedy) = remedy_of(&system);
-        assert!(what.starts_with("open failed: ") && what.contains("os error 24"), "{what}");
+        assert!(
+            what.starts_with("open failed: ") && what.contains("os error 24"),
+            "{what}"
+        );
         assert_eq!(remedy.as_deref(), Some("close files"));
-        assert_eq!(remedy_of(&Error::Forked { what: "x" }).1.as_deref(), Some("open a new one in the child"));
-        assert_eq!(explain(&system), "open failed; close files: Too many open files (os error 24)");
+        assert_eq!(
+            remedy_of(&Error::Forked { what: "x" }).1.as_deref(),
+            Some("open a new one in the child")
+        );
+        assert_eq!(
+            explain(&system),
+            "open failed; close files: Too many open files (os error 24)"
+        );
     }
 }

@@ -1,11 +1,12 @@
 //! Benchmarks, torture and the steady state of the program `gpu-ipc`.
 //!
-//! 1. `torture`: kills processes at random and checks that nothing is lost or freed early; with wrong controls.
+//! 1. `torture`: kills processes at random and checks that nothing is lost or freed early; with
+//!    wrong controls.
 //! 2. `bench`: measures what sharing costs beside the raw driver calls.
 //! 3. `steady`: does everything millions of times in one process, and finds what grows.
-//! 4. What they and the program's other commands share: `args`, `device` (which one), `child` (this program in other
-//!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks), `rng` (chance from a
-//!    seed), `vitals` (what a process takes), `output`, `size`.
+//! 4. What they and the program's other commands share: `args`, `device` (which one), `child` (this
+//!    program in other processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents
+//!    of blocks), `rng` (chance from a seed), `vitals` (what a process takes), `output`, `size`.
 //!
 //! Not a part of the library: only the program uses it.
 

@@ -7,14 +7,17 @@ use serde_json::json;
 
 use crate::Outcome;
 
-/// Writes a text and a line end to standard output. A reader that went away is seen at the last line: [`conclude`].
+/// Writes a text and a line end to standard output. A reader that went away is seen at the last
+/// line: [`conclude`].
 ///
 /// # Errors
 ///
 /// What the system says when the output is there and takes nothing: a full disk.
 pub fn print(text: &str) -> Result<(), String> {
     match write(text) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("standard output: {error}")),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(format!("standard output: {error}"))
+        }
         _ => Ok(()),
     }
 }
@@ -30,7 +33,8 @@ pub fn complain(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Makes one JSON object: whether all is well, and the fields of a report, which are strings and numbers.
+/// Makes one JSON object: whether all is well, and the fields of a report, which are strings and
+/// numbers.
 pub fn judged(ok: bool, report: &impl Serialize) -> String {
     #[derive(Serialize)]
     struct Judged<'a, R: Serialize> {
@@ -55,10 +59,13 @@ pub fn judged_run(ok: bool, report: &impl Serialize, shortfalls: Vec<String>) ->
 /// Lists what was done less often than its floor: what it is, how often it was done, and the floor.
 pub fn below<'a>(floors: impl IntoIterator<Item = (&'a str, u64, u64)>) -> Vec<String> {
     let short = floors.into_iter().filter(|(_, done, floor)| done < floor);
-    short.map(|(what, done, floor)| format!("{done} {what}, not {floor}")).collect()
+    short
+        .map(|(what, done, floor)| format!("{done} {what}, not {floor}"))
+        .collect()
 }
 
-/// Writes the last thing that a command says and ends it. A good end that nobody read is [`Outcome::Unread`].
+/// Writes the last thing that a command says and ends it. A good end that nobody read is
+/// [`Outcome::Unread`].
 pub fn conclude(text: &str, outcome: Outcome) -> Outcome {
     match write(text) {
         Ok(()) => outcome,
@@ -76,8 +83,8 @@ pub fn conclude(text: &str, outcome: Outcome) -> Outcome {
     }
 }
 
-/// Ends a command that could not do its work: with the reason on standard error, or as one JSON object on standard
-/// output.
+/// Ends a command that could not do its work: with the reason on standard error, or as one JSON
+/// object on standard output.
 pub fn fail(why: &str, json: bool, outcome: Outcome) -> Outcome {
     if json {
         conclude(&json!({ "ok": false, "error": why }).to_string(), outcome)

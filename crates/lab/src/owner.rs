@@ -36,7 +36,12 @@ impl Owner {
         made.map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
         let device = format!("{}:{}", gpu.kind().name(), gpu.device().0);
         let more = more.iter().map(|&word| word.to_owned()).collect();
-        let mut owner = Owner { keeper: None, dir, device, more };
+        let mut owner = Owner {
+            keeper: None,
+            dir,
+            device,
+            more,
+        };
         owner.start_keeper()?;
         Ok(owner)
     }
@@ -47,9 +52,24 @@ impl Owner {
     ///
     /// When the process cannot be started.
     pub fn start_keeper(&mut self) -> Result<(), String> {
-        let program = std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
-        let (program, dir) = (program.to_string_lossy().into_owned(), self.dir.to_string_lossy().into_owned());
-        let keep = ["keep", "--dir", &dir, "--", &program, "broker", "--dir", &dir, "--device", &self.device];
+        let program =
+            std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
+        let (program, dir) = (
+            program.to_string_lossy().into_owned(),
+            self.dir.to_string_lossy().into_owned(),
+        );
+        let keep = [
+            "keep",
+            "--dir",
+            &dir,
+            "--",
+            &program,
+            "broker",
+            "--dir",
+            &dir,
+            "--device",
+            &self.device,
+        ];
         let words = keep.into_iter().chain(self.more.iter().map(String::as_str));
         self.keeper = Some(Child::start(words, PATIENCE)?);
         Ok(())
@@ -62,7 +82,9 @@ impl Owner {
 
     /// Returns the keeper's process.
     pub fn keeper(&self) -> Option<Pid> {
-        self.keeper.as_ref().and_then(|keeper| Pid::from_raw(keeper.id().cast_signed()))
+        self.keeper
+            .as_ref()
+            .and_then(|keeper| Pid::from_raw(keeper.id().cast_signed()))
     }
 
     /// Kills the keeper. Its broker lives on.
@@ -71,7 +93,9 @@ impl Owner {
     ///
     /// When it does not die.
     pub fn kill_keeper(&mut self) -> Result<(), String> {
-        self.keeper.take().map_or(Ok(()), |mut keeper| keeper.kill())
+        self.keeper
+            .take()
+            .map_or(Ok(()), |mut keeper| keeper.kill())
     }
 
     /// Returns the broker's process, if one holds the directory's lock.
@@ -85,11 +109,16 @@ impl Owner {
     fn brokers(&self) -> Vec<Pid> {
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        numbers.filter(|&pid| self.is_broker(pid)).filter_map(Pid::from_raw).collect()
+        numbers
+            .filter(|&pid| self.is_broker(pid))
+            .filter_map(Pid::from_raw)
+            .collect()
     }
 
     fn is_broker(&self, pid: i32) -> bool {
-        let Ok(command) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+        let Ok(command) = std::fs::read(format!("/proc/{pid}/cmdline")) else {
+            return false;
+        };
         let dir = self.dir.as_os_str().as_encoded_bytes();
         let has = |what: &[u8]| command.split(|byte| *byte == 0).any(|word| word == what);
         has(b"broker") && has(dir)
@@ -108,7 +137,8 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         let _ = self.kill_keeper();
-        // A broker outlives its keeper, and so does one that waits for the lock or is only starting.
+        // A broker outlives its keeper, and so does one that waits for the lock or is only
+        // starting.
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
             let brokers = self.brokers();

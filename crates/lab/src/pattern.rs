@@ -1,6 +1,7 @@
 //! What a block contains, so that wrong contents show.
 
-/// Makes the word at a place from a stamp: every block of every generation has other contents in every word.
+/// Makes the word at a place from a stamp: every block of every generation has other contents in
+/// every word.
 fn word(stamp: u64, index: u64) -> u64 {
     // splitmix64 (Steele, Lea, Flood 2014): a bijection that scatters neighbours.
     let mut z = stamp.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -50,6 +51,11 @@ mod tests {
         assert!(!matches(&buffer, 8));
         buffer[63] ^= 1;
         assert!(!matches(&buffer, 7));
-        assert_eq!(differences(&buffer, 7).map(|(index, _)| index).collect::<Vec<_>>(), [7]);
+        assert_eq!(
+            differences(&buffer, 7)
+                .map(|(index, _)| index)
+                .collect::<Vec<_>>(),
+            [7]
+        );
     }
 }

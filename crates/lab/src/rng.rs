@@ -34,7 +34,11 @@ impl Dice {
 
     /// Takes one of several; `None` of none.
     pub fn one_of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
-        if all.is_empty() { None } else { all.get(self.below(all.len() as u64) as usize) }
+        if all.is_empty() {
+            None
+        } else {
+            all.get(self.below(all.len() as u64) as usize)
+        }
     }
 }
 

@@ -8,9 +8,15 @@ pub fn parse(text: &str) -> Result<u64, String> {
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
         "GiB" => 1 << 30,
-        other => return Err(format!("the unit is {other}, but must be B, KiB, MiB or GiB")),
+        other => {
+            return Err(format!(
+                "the unit is {other}, but must be B, KiB, MiB or GiB"
+            ));
+        }
     };
-    let number: u64 = digits.parse().map_err(|_| format!("{digits:?} is not a number of bytes"))?;
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| format!("{digits:?} is not a number of bytes"))?;
     match number.checked_mul(unit) {
         Some(bytes) if bytes >= 8 && bytes % 8 == 0 => Ok(bytes),
         Some(_) => Err(format!("{text} is not a multiple of 8 bytes of at least 8")),
@@ -26,7 +32,11 @@ pub fn show(bytes: u64) -> String {
             // In tenths, rounded down: what is free is never said to be more than it is.
             let tenths = (u128::from(bytes) * 10) >> shift;
             let (whole, rest) = (tenths / 10, tenths % 10);
-            if rest == 0 { format!("{whole} {unit}") } else { format!("{whole}.{rest} {unit}") }
+            if rest == 0 {
+                format!("{whole} {unit}")
+            } else {
+                format!("{whole}.{rest} {unit}")
+            }
         }
         None => format!("{bytes} B"),
     }
@@ -45,7 +55,10 @@ mod tests {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         let too_much = "99999999999GiB is more than any device has";
-        assert_eq!(parse("99999999999GiB").expect_err("more than 64 bits"), too_much);
+        assert_eq!(
+            parse("99999999999GiB").expect_err("more than 64 bits"),
+            too_much
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The Python module `gpu_ipc`: share any tensor with another process in two lines.
 //!
-//! Each folder imports from those above it in this table alone, and each file from those above it in its row.
+//! Each folder imports from those above it in this table alone, and each file from those above it
+//! in its row.
 //!
 //! | folder | files | what |
 //! |---|---|---|
@@ -14,9 +15,12 @@
 //!
 //! Three rules hold everywhere:
 //!
-//! - No call into the library is made with the interpreter's lock held if it can wait or reach the driver.
-//! - No lock of this crate is held while the interpreter's lock is waited for, or while a Python reference is dropped.
-//! - No thread of the library touches a reference count: what it gives up goes through the `keeper`'s queue.
+//! - No call into the library is made with the interpreter's lock held if it can wait or reach the
+//!   driver.
+//! - No lock of this crate is held while the interpreter's lock is waited for, or while a Python
+//!   reference is dropped.
+//! - No thread of the library touches a reference count: what it gives up goes through the
+//!   `keeper`'s queue.
 
 mod arrays;
 mod consumer;
@@ -44,7 +48,9 @@ mod _gpu_ipc {
     #[pymodule_export]
     use crate::data::notice::{Notice, SessionNotice};
     #[pymodule_export]
-    use crate::data::stats::{Collected, Holder, SessionReport, ShutdownReport, SourceUsage, Stats, inspect, sessions};
+    use crate::data::stats::{
+        Collected, Holder, SessionReport, ShutdownReport, SourceUsage, Stats, inspect, sessions,
+    };
     #[pymodule_export]
     use crate::data::stream::Stream;
     #[pymodule_export]

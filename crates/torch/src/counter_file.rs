@@ -6,7 +6,8 @@
 //! | 4..64 | unused |
 //! | 64.. | 10,000 counters of 8 bytes: 1 for what was sent and not yet let go |
 //!
-//! Who sends writes 1 *before* anybody receives; who receives subtracts 1, once, when it is done. Nobody ever adds.
+//! Who sends writes 1 *before* anybody receives; who receives subtracts 1, once, when it is done.
+//! Nobody ever adds.
 //!
 //! # Orderings
 //!
@@ -16,17 +17,19 @@
 //! | release | receiver | subtract 1 unless it is 0 or less, `AcqRel` |
 //! | collect | sender | load, Acquire |
 //!
-//! A release pairs with the load that sees it, so what the receiver did before happens before the sender's reuse. It
-//! does not order GPU work: the receiver waits for its own first. PyTorch itself subtracts without an atomic operation;
-//! on the machines where GPUs are this is one instruction on a word that nobody else writes.
+//! A release pairs with the load that sees it, so what the receiver did before happens before the
+//! sender's reuse. It does not order GPU work: the receiver waits for its own first. PyTorch itself
+//! subtracts without an atomic operation; on the machines where GPUs are this is one instruction on
+//! a word that nobody else writes.
 //!
 //! # What it does not cover
 //!
-//! A counter does not say who holds it, so what a killed receiver held stays counted. The file cannot be sealed
-//! (PyTorch's own would not be either): a process of the same user that truncates it makes everybody who touches it
-//! fault.
+//! A counter does not say who holds it, so what a killed receiver held stays counted. The file
+//! cannot be sealed (PyTorch's own would not be either): a process of the same user that truncates
+//! it makes everybody who touches it fault.
 //!
-//! Checked by the tests below, by `tests/processes`, and against PyTorch's own code by the workspace's `tests/torch`.
+//! Checked by the tests below, by `tests/processes`, and against PyTorch's own code by the
+//! workspace's `tests/torch`.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -47,8 +50,8 @@ const GRANT: Ordering = Ordering::Release;
 const RELEASE: Ordering = Ordering::AcqRel;
 const COLLECT: Ordering = Ordering::Acquire;
 
-/// The prefix of counter files' names in every release of PyTorch. Other files in shared memory are never touched, even
-/// if a message names them.
+/// The prefix of counter files' names in every release of PyTorch. Other files in shared memory are
+/// never touched, even if a message names them.
 const PREFIX: &[u8] = b"/torch_";
 
 /// The name of a counter file in shared memory: `/torch_` and then no other `/`.
@@ -60,10 +63,13 @@ impl CounterName {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for one that could name anything but a counter file in the directory of shared memory.
+    /// [`Error::Invalid`] for one that could name anything but a counter file in the directory of
+    /// shared memory.
     pub fn new(bytes: &[u8]) -> Result<CounterName> {
         let good = bytes.strip_prefix(PREFIX).is_some_and(|rest| {
-            !rest.is_empty() && rest.len() <= 240 && rest.iter().all(|&b| b.is_ascii_graphic() && b != b'/')
+            !rest.is_empty()
+                && rest.len() <= 240
+                && rest.iter().all(|&b| b.is_ascii_graphic() && b != b'/')
         });
         if !good {
             return Err(Error::Invalid {
@@ -94,11 +100,13 @@ impl fmt::Debug for CounterName {
 pub enum Released {
     /// The count went down by one.
     Yes,
-    /// It was 0 or less already: somebody released what was not theirs, or one message was opened twice.
+    /// It was 0 or less already: somebody released what was not theirs, or one message was opened
+    /// twice.
     NothingLeft,
 }
 
-/// A mapped counter file. Dropping it takes this process out of the file's count, and unlinks the file with the last.
+/// A mapped counter file. Dropping it takes this process out of the file's count, and unlinks the
+/// file with the last.
 pub struct CounterFile {
     map: MmapRaw,
     name: CounterName,
@@ -115,13 +123,18 @@ impl CounterFile {
     /// [`Error::System`] when shared memory or file descriptors have run out.
     pub fn create() -> Result<CounterFile> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let failed = |call, e: rustix::io::Errno| Error::system(call, "free /dev/shm or raise RLIMIT_NOFILE", e);
+        let failed = |call, e: rustix::io::Errno| {
+            Error::system(call, "free /dev/shm or raise RLIMIT_NOFILE", e)
+        };
         loop {
             let mut random = [0; 4];
             rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
                 .map_err(|e| failed("getrandom", e))?;
             let (pid, number) = (std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-            let name = CounterName(format!("/torch_{pid}_{}_{number}", u32::from_ne_bytes(random) >> 1));
+            let name = CounterName(format!(
+                "/torch_{pid}_{}_{number}",
+                u32::from_ne_bytes(random) >> 1
+            ));
             let flags = shm::OFlags::CREATE | shm::OFlags::EXCL | shm::OFlags::RDWR;
             let file = match shm::open(name.as_str(), flags, Mode::RUSR | Mode::WUSR) {
                 Ok(file) => file,
@@ -129,10 +142,12 @@ impl CounterFile {
                 Err(rustix::io::Errno::EXIST) => continue,
                 Err(e) => return Err(failed("shm_open of a counter file", e)),
             };
-            // Allocated, not only extended: a full /dev/shm is an error here and not a fault at the first count.
-            let sized = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, BYTES as u64)
-                .map_err(|e| failed("fallocate of a counter file", e))
-                .and_then(|()| CounterFile::map(&file, name.clone()));
+            // Allocated, not only extended: a full /dev/shm is an error here and not a fault at the
+            // first count.
+            let sized =
+                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, BYTES as u64)
+                    .map_err(|e| failed("fallocate of a counter file", e))
+                    .and_then(|()| CounterFile::map(&file, name.clone()));
             match sized {
                 Ok(mut made) => {
                     made.header().store(1, GRANT);
@@ -151,32 +166,46 @@ impl CounterFile {
     ///
     /// # Errors
     ///
-    /// [`Error::System`] when it cannot be opened: its maker ended, or its `/dev/shm` is another one or another user's.
-    /// [`Error::Invalid`] when it is no counter file or its last user is leaving it.
+    /// [`Error::System`] when it cannot be opened: its maker ended, or its `/dev/shm` is another
+    /// one or another user's. [`Error::Invalid`] when it is no counter file or its last user is
+    /// leaving it.
     pub fn attach(name: &CounterName) -> Result<CounterFile> {
         let remedy = "let the sender live until everything was received, and share /dev/shm and the user between both";
         // Where the directory is everybody's, so is a link in it.
         let flags = shm::OFlags::RDWR | shm::OFlags::from_bits_retain(OFlags::NOFOLLOW.bits());
         let file = shm::open(name.as_str(), flags, Mode::empty())
             .map_err(|e| Error::system("shm_open of PyTorch's counter file", remedy, e))?;
-        let stat = rustix::fs::fstat(&file).map_err(|e| Error::system("fstat of PyTorch's counter file", remedy, e))?;
+        let stat = rustix::fs::fstat(&file)
+            .map_err(|e| Error::system("fstat of PyTorch's counter file", remedy, e))?;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         if !is_file || stat.st_size < BYTES as i64 {
             let got = format!("{} bytes long", stat.st_size);
-            return Err(Error::Invalid { what: "PyTorch's counter file", got, must: "a file of 80064 bytes" });
+            return Err(Error::Invalid {
+                what: "PyTorch's counter file",
+                got,
+                must: "a file of 80064 bytes",
+            });
         }
         // Its owner can truncate it, and an access then faults.
         let (owner, ours) = (stat.st_uid, rustix::process::geteuid().as_raw());
         if owner != ours {
             let got = format!("of the user {owner}");
-            return Err(Error::Invalid { what: "PyTorch's counter file", got, must: "of this process' own user" });
+            return Err(Error::Invalid {
+                what: "PyTorch's counter file",
+                got,
+                must: "of this process' own user",
+            });
         }
         let mut file = CounterFile::map(&file, name.clone())?;
         let before = file.header().fetch_add(1, RELEASE);
         if before <= 0 || before == i32::MAX {
             file.header().fetch_sub(1, RELEASE);
             let got = format!("mapped by {before} processes");
-            return Err(Error::Invalid { what: "PyTorch's counter file", got, must: "mapped by its maker at least" });
+            return Err(Error::Invalid {
+                what: "PyTorch's counter file",
+                got,
+                must: "mapped by its maker at least",
+            });
         }
         file.joined = true;
         Ok(file)
@@ -184,8 +213,8 @@ impl CounterFile {
 
     /// Leaves the file's count, as PyTorch does after each decrease, and keeps the mapping.
     ///
-    /// Who stayed in the count and were killed would leave the file behind for good. Who has it mapped does not need
-    /// its name.
+    /// Who stayed in the count and were killed would leave the file behind for good. Who has it
+    /// mapped does not need its name.
     #[must_use]
     pub fn leave(mut self) -> CounterFile {
         self.end();
@@ -204,11 +233,19 @@ impl CounterFile {
     }
 
     fn map(file: &OwnedFd, name: CounterName) -> Result<CounterFile> {
-        let map = MmapOptions::new()
-            .len(BYTES)
-            .map_raw(file)
-            .map_err(|e| Error::system("mmap of a counter file", "raise RLIMIT_AS or vm.max_map_count", e))?;
-        Ok(CounterFile { map, name, pid: std::process::id(), joined: false })
+        let map = MmapOptions::new().len(BYTES).map_raw(file).map_err(|e| {
+            Error::system(
+                "mmap of a counter file",
+                "raise RLIMIT_AS or vm.max_map_count",
+                e,
+            )
+        })?;
+        Ok(CounterFile {
+            map,
+            name,
+            pid: std::process::id(),
+            joined: false,
+        })
     }
 
     fn header(&self) -> &AtomicI32 {
@@ -221,13 +258,14 @@ impl CounterFile {
 
     fn word(&self, slot: u32) -> &AtomicI64 {
         assert!(slot < SLOTS, "a slot is checked where it comes in");
-        // SAFETY: `add` asks for an offset inside the mapping: `HEADER + 8 * slot + 8 <= BYTES` for every such slot.
+        // SAFETY: `add` asks for an offset inside the mapping: `HEADER + 8 * slot + 8 <= BYTES` for
+        // every such slot.
         let at = unsafe { self.map.as_mut_ptr().add(HEADER + slot as usize * 8) };
         // SAFETY: `AtomicI64::from_ptr` asks for
         // - alignment: a page, 64 and a multiple of 8;
         // - eight bytes valid for as long as the reference: as above, and `self.map` is borrowed;
-        // - no data race: we touch it with atomic operations alone. PyTorch subtracts by one instruction of its own,
-        //   another process' access, which the language does not see.
+        // - no data race: we touch it with atomic operations alone. PyTorch subtracts by one
+        //   instruction of its own, another process' access, which the language does not see.
         unsafe { AtomicI64::from_ptr(at.cast()) }
     }
 
@@ -273,7 +311,10 @@ impl Drop for CounterFile {
 
 impl fmt::Debug for CounterFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CounterFile").field("name", &self.name).field("users", &self.users()).finish()
+        f.debug_struct("CounterFile")
+            .field("name", &self.name)
+            .field("users", &self.users())
+            .finish()
     }
 }
 
@@ -288,7 +329,10 @@ mod tests {
     #[test]
     fn a_name_names_one_file_of_shared_memory_or_is_refused() {
         for good in ["/torch_1_2_3", "/torch_1_2"] {
-            assert_eq!(CounterName::new(good.as_bytes()).expect("good").as_str(), good);
+            assert_eq!(
+                CounterName::new(good.as_bytes()).expect("good").as_str(),
+                good
+            );
         }
         for bad in [
             "",
@@ -338,7 +382,9 @@ mod tests {
     fn who_left_still_counts_down_and_is_missed_by_nobody() {
         let file = CounterFile::create().expect("room");
         file.grant(7);
-        let other = CounterFile::attach(file.name()).expect("it is there").leave();
+        let other = CounterFile::attach(file.name())
+            .expect("it is there")
+            .leave();
         assert_eq!(file.users(), 1);
         let name = file.name().clone();
         assert_eq!((other.release(7), file.count(7)), (Released::Yes, 0));
@@ -372,11 +418,15 @@ mod tests {
     #[test]
     fn a_link_is_not_followed() {
         let file = CounterFile::create().expect("room");
-        let name = CounterName::new(format!("{}_link", file.name().as_str()).as_bytes()).expect("good");
+        let name =
+            CounterName::new(format!("{}_link", file.name().as_str()).as_bytes()).expect("good");
         std::os::unix::fs::symlink(path(file.name()), path(&name)).expect("room");
         let attached = CounterFile::attach(&name);
         std::fs::remove_file(path(&name)).expect("it is there");
-        assert!(matches!(attached, Err(Error::System { .. })), "{attached:?}");
+        assert!(
+            matches!(attached, Err(Error::System { .. })),
+            "{attached:?}"
+        );
         assert_eq!(file.users(), 1);
     }
 
@@ -384,21 +434,30 @@ mod tests {
     fn another_users_file_is_refused() {
         let file = CounterFile::create().expect("room");
         if let Err(error) = std::os::unix::fs::chown(path(file.name()), Some(65_534), None) {
-            eprintln!("ignored: only who may give files away can make one of another user's: {error}");
+            eprintln!(
+                "ignored: only who may give files away can make one of another user's: {error}"
+            );
             return;
         }
         let attached = CounterFile::attach(file.name());
-        assert!(matches!(attached, Err(Error::Invalid { .. })), "{attached:?}");
+        assert!(
+            matches!(attached, Err(Error::Invalid { .. })),
+            "{attached:?}"
+        );
         assert_eq!(file.users(), 1);
     }
 
     #[test]
     fn a_short_file_is_refused() {
         let file = CounterFile::create().expect("room");
-        let name = CounterName::new(format!("{}_short", file.name().as_str()).as_bytes()).expect("good");
+        let name =
+            CounterName::new(format!("{}_short", file.name().as_str()).as_bytes()).expect("good");
         std::fs::write(path(&name), [1; 100]).expect("room");
         let attached = CounterFile::attach(&name);
         std::fs::remove_file(path(&name)).expect("it is there");
-        assert!(matches!(attached, Err(Error::Invalid { .. })), "{attached:?}");
+        assert!(
+            matches!(attached, Err(Error::Invalid { .. })),
+            "{attached:?}"
+        );
     }
 }

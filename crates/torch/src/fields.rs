@@ -5,7 +5,8 @@ use gpu_api::{DeviceUuid, Error, EventHandle, Result};
 use crate::counter_file::{CounterName, SLOTS};
 use crate::segment_handle::SegmentHandle;
 
-/// The tuple of `UntypedStorage._share_cuda_()`, field for field, as it came: nothing is checked yet.
+/// The tuple of `UntypedStorage._share_cuda_()`, field for field, as it came: nothing is checked
+/// yet.
 ///
 /// | | Python | here |
 /// |---|---|---|
@@ -18,7 +19,8 @@ use crate::segment_handle::SegmentHandle;
 /// | 6 | event handle, or `None` | `event_handle` |
 /// | 7 | whether to wait for the event, or `None` | `event_sync_required` |
 ///
-/// HIP's tuple has the same fields: field 7 is false and field 6 all zeros, because the sender has synchronised.
+/// HIP's tuple has the same fields: field 7 is false and field 6 all zeros, because the sender has
+/// synchronised.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Fields {
     /// The device's number in the process that sent it.
@@ -63,7 +65,8 @@ pub struct Place {
     pub len: u64,
     /// The counter to decrease.
     pub counter: Counter,
-    /// The event to wait for first; `None` when the sender has waited for its work itself (HIP always does).
+    /// The event to wait for first; `None` when the sender has waited for its work itself (HIP
+    /// always does).
     pub event: Option<EventHandle>,
 }
 
@@ -81,22 +84,38 @@ impl Fields {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a field out of its bounds or one that lacks another, [`Error::Mismatch`] for a segment
-    /// handle of an unknown version.
+    /// [`Error::Invalid`] for a field out of its bounds or one that lacks another,
+    /// [`Error::Mismatch`] for a segment handle of an unknown version.
     pub fn decode(&self) -> Result<SharedStorage> {
-        let device = u32::try_from(self.device).ok().filter(|&device| device <= i8::MAX as u32).ok_or_else(|| {
-            Error::Invalid { what: "PyTorch's device number", got: self.device.to_string(), must: "between 0 and 127" }
-        })?;
+        let device = u32::try_from(self.device)
+            .ok()
+            .filter(|&device| device <= i8::MAX as u32)
+            .ok_or_else(|| Error::Invalid {
+                what: "PyTorch's device number",
+                got: self.device.to_string(),
+                must: "between 0 and 127",
+            })?;
         let Some(handle) = &self.handle else {
             if self.size_bytes != 0 {
                 let got = format!("absent for {} bytes", self.size_bytes);
-                return Err(Error::Invalid { what: "PyTorch's segment handle", got, must: "there" });
+                return Err(Error::Invalid {
+                    what: "PyTorch's segment handle",
+                    got,
+                    must: "there",
+                });
             }
-            return Ok(SharedStorage { device, uuid: None, place: None });
+            return Ok(SharedStorage {
+                device,
+                uuid: None,
+                place: None,
+            });
         };
         let segment = SegmentHandle::decode(handle)?;
         let limit = i64::MAX.cast_unsigned();
-        if self.size_bytes > limit || self.offset_bytes > limit || self.offset_bytes + self.size_bytes > limit {
+        if self.size_bytes > limit
+            || self.offset_bytes > limit
+            || self.offset_bytes + self.size_bytes > limit
+        {
             return Err(Error::Invalid {
                 what: "PyTorch's storage",
                 got: format!("{} bytes at offset {}", self.size_bytes, self.offset_bytes),
@@ -106,17 +125,40 @@ impl Fields {
         if let SegmentHandle::Expandable(chunks) = &segment
             && self.offset_bytes + self.size_bytes > chunks.len()
         {
-            let got = format!("{} bytes at offset {} of {}", self.size_bytes, self.offset_bytes, chunks.len());
-            return Err(Error::Invalid { what: "PyTorch's storage", got, must: "inside the chunks that came with it" });
+            let got = format!(
+                "{} bytes at offset {} of {}",
+                self.size_bytes,
+                self.offset_bytes,
+                chunks.len()
+            );
+            return Err(Error::Invalid {
+                what: "PyTorch's storage",
+                got,
+                must: "inside the chunks that came with it",
+            });
         }
         let Some(name) = &self.ref_counter_handle else {
-            return Err(Error::Invalid { what: "PyTorch's counter file", got: "absent".into(), must: "named" });
+            return Err(Error::Invalid {
+                what: "PyTorch's counter file",
+                got: "absent".into(),
+                must: "named",
+            });
         };
-        let slot = u32::try_from(self.ref_counter_offset).ok().filter(|&slot| slot < SLOTS).ok_or_else(|| {
-            let got = self.ref_counter_offset.to_string();
-            Error::Invalid { what: "PyTorch's counter", got, must: "below 10000, the counters of a file" }
-        })?;
-        let counter = Counter { file: CounterName::new(name)?, slot };
+        let slot = u32::try_from(self.ref_counter_offset)
+            .ok()
+            .filter(|&slot| slot < SLOTS)
+            .ok_or_else(|| {
+                let got = self.ref_counter_offset.to_string();
+                Error::Invalid {
+                    what: "PyTorch's counter",
+                    got,
+                    must: "below 10000, the counters of a file",
+                }
+            })?;
+        let counter = Counter {
+            file: CounterName::new(name)?,
+            slot,
+        };
         let event = match (&self.event_handle, self.event_sync_required) {
             (_, false) => None,
             (Some(bytes), true) => {
@@ -143,12 +185,17 @@ impl Fields {
             counter,
             event,
         };
-        Ok(SharedStorage { device, uuid: None, place: Some(place) })
+        Ok(SharedStorage {
+            device,
+            uuid: None,
+            place: Some(place),
+        })
     }
 }
 
 impl SharedStorage {
-    /// Notes the identity of the device, which the tuple lacks: opening on another device is then refused.
+    /// Notes the identity of the device, which the tuple lacks: opening on another device is then
+    /// refused.
     #[must_use]
     pub fn on(mut self, uuid: DeviceUuid) -> SharedStorage {
         self.uuid = Some(uuid);
@@ -203,15 +250,34 @@ mod tests {
         handle.extend(4096u64.to_ne_bytes());
         handle.extend(2u64.to_ne_bytes());
         handle.extend([5, 0, 0, 0, 6, 0, 0, 0]);
-        let fields = Fields { handle: Some(handle), size_bytes: 8000, offset_bytes: 192, ..cuda() };
+        let fields = Fields {
+            handle: Some(handle),
+            size_bytes: 8000,
+            offset_bytes: 192,
+            ..cuda()
+        };
         assert_eq!(fields.decode().expect("good").len(), 8000);
-        assert!(Fields { offset_bytes: 193, ..fields }.decode().is_err());
+        assert!(
+            Fields {
+                offset_bytes: 193,
+                ..fields
+            }
+            .decode()
+            .is_err()
+        );
     }
 
     #[test]
     fn hips_tuple_has_no_event() {
-        let fields = Fields { event_handle: Some(vec![0; 64]), event_sync_required: false, ..cuda() };
-        assert_eq!(fields.decode().expect("good").place.expect("a place").event, None);
+        let fields = Fields {
+            event_handle: Some(vec![0; 64]),
+            event_sync_required: false,
+            ..cuda()
+        };
+        assert_eq!(
+            fields.decode().expect("good").place.expect("a place").event,
+            None
+        );
     }
 
     #[test]

@@ -92,7 +92,12 @@ impl Layout {
         for at in (1..shape.len()).rev() {
             strides[at - 1] = u64::saturating_mul(strides[at], shape[at].max(1));
         }
-        Layout { dtype, offset: 0, shape: shape.to_vec(), strides }
+        Layout {
+            dtype,
+            offset: 0,
+            shape: shape.to_vec(),
+            strides,
+        }
     }
 
     /// Counts the elements; `None` when 64 bits do not hold the number.
@@ -100,10 +105,13 @@ impl Layout {
         if self.shape.contains(&0) {
             return Some(0);
         }
-        self.shape.iter().try_fold(1u64, |all, &extent| all.checked_mul(extent))
+        self.shape
+            .iter()
+            .try_fold(1u64, |all, &extent| all.checked_mul(extent))
     }
 
-    /// Returns the bytes up to the end of the last element; `None` when 64 bits do not hold the number.
+    /// Returns the bytes up to the end of the last element; `None` when 64 bits do not hold the
+    /// number.
     pub fn end(&self) -> Option<u64> {
         let mut last = self.offset;
         if self.elements()? == 0 {
@@ -123,8 +131,16 @@ impl Layout {
     pub fn check(&self, storage_bytes: u64) -> Result<()> {
         let what = "a tensor's layout";
         if self.shape.len() != self.strides.len() || self.shape.len() > MAX_DIMENSIONS {
-            let got = format!("{} extents and {} strides", self.shape.len(), self.strides.len());
-            return Err(Error::Invalid { what, got, must: "as many of one as of the other, 64 at most" });
+            let got = format!(
+                "{} extents and {} strides",
+                self.shape.len(),
+                self.strides.len()
+            );
+            return Err(Error::Invalid {
+                what,
+                got,
+                must: "as many of one as of the other, 64 at most",
+            });
         }
         match self.end() {
             Some(end) if end <= storage_bytes => Ok(()),
@@ -133,7 +149,11 @@ impl Layout {
             end => {
                 let end = end.map_or("beyond 64 bits".into(), |end| end.to_string());
                 let got = format!("up to byte {end} of a storage of {storage_bytes}");
-                Err(Error::Invalid { what, got, must: "inside its storage" })
+                Err(Error::Invalid {
+                    what,
+                    got,
+                    must: "inside its storage",
+                })
             }
         }
     }
@@ -150,19 +170,42 @@ mod tests {
         for &dtype in Dtype::ALL {
             assert_eq!(Dtype::from_byte(dtype as u8), Some(dtype));
         }
-        assert_eq!((0..=u8::MAX).filter_map(Dtype::from_byte).count(), Dtype::ALL.len());
+        assert_eq!(
+            (0..=u8::MAX).filter_map(Dtype::from_byte).count(),
+            Dtype::ALL.len()
+        );
     }
 
     #[test]
     fn views_end_where_their_last_element_does() {
         // x[:, 1] of 3 by 4 floats.
-        let column = Layout { dtype: Dtype::F32, offset: 1, shape: vec![3], strides: vec![4] };
+        let column = Layout {
+            dtype: Dtype::F32,
+            offset: 1,
+            shape: vec![3],
+            strides: vec![4],
+        };
         assert_eq!(column.end(), Some(40));
-        let scalar = Layout { dtype: Dtype::F64, offset: 2, shape: vec![], strides: vec![] };
+        let scalar = Layout {
+            dtype: Dtype::F64,
+            offset: 2,
+            shape: vec![],
+            strides: vec![],
+        };
         assert_eq!((scalar.elements(), scalar.end()), (Some(1), Some(24)));
-        let expanded = Layout { dtype: Dtype::U8, offset: 0, shape: vec![1 << 40], strides: vec![0] };
+        let expanded = Layout {
+            dtype: Dtype::U8,
+            offset: 0,
+            shape: vec![1 << 40],
+            strides: vec![0],
+        };
         assert_eq!(expanded.end(), Some(1));
-        let nothing = Layout { dtype: Dtype::U8, offset: 5, shape: vec![0, 7], strides: vec![7, 1] };
+        let nothing = Layout {
+            dtype: Dtype::U8,
+            offset: 5,
+            shape: vec![0, 7],
+            strides: vec![7, 1],
+        };
         assert!(nothing.check(0).is_ok());
     }
 

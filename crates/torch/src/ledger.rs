@@ -11,7 +11,8 @@ use ipc_rc::SentBlock;
 use crate::counter_file::{CounterFile, SLOTS};
 use crate::recipient::{Process, Recipient};
 
-/// How many sends each send looks at on the way, so that one who never collects does not keep everything.
+/// How many sends each send looks at on the way, so that one who never collects does not keep
+/// everything.
 const LOOK: usize = 4;
 
 /// Numbers a send of a sender; never used again there.
@@ -87,7 +88,8 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Takes the next counter, in a file of its own after each 10,000, and sets it before anybody can know of it.
+    /// Takes the next counter, in a file of its own after each 10,000, and sets it before anybody
+    /// can know of it.
     pub fn count(
         &mut self,
         block: &Arc<SentBlock>,
@@ -107,7 +109,15 @@ impl Ledger {
         let id = self.next;
         self.next += 1;
         let (block, since) = (block.clone(), Instant::now());
-        let sent = Sent { file: file.clone(), slot, block, event, process: to.named(), since, kept };
+        let sent = Sent {
+            file: file.clone(),
+            slot,
+            block,
+            event,
+            process: to.named(),
+            since,
+            kept,
+        };
         self.sent.insert(id, sent);
         Ok((SendId(id), file, slot))
     }
@@ -119,27 +129,42 @@ impl Ledger {
 
     /// Lists the next few sends, in turn.
     pub fn few(&mut self) -> Vec<u64> {
-        let ids: Vec<u64> = self.sent.range(self.cursor..).map(|(&id, _)| id).take(LOOK).collect();
-        self.cursor = if ids.len() < LOOK { 0 } else { ids[LOOK - 1] + 1 };
+        let ids: Vec<u64> = self
+            .sent
+            .range(self.cursor..)
+            .map(|(&id, _)| id)
+            .take(LOOK)
+            .collect();
+        self.cursor = if ids.len() < LOOK {
+            0
+        } else {
+            ids[LOOK - 1] + 1
+        };
         ids
     }
 
-    /// Takes out those of these sends that nobody holds any more: released, or sent to a process that has been gone
-    /// for the quarantine.
+    /// Takes out those of these sends that nobody holds any more: released, or sent to a process
+    /// that has been gone for the quarantine.
     pub fn take_ended(&mut self, ids: &[u64], quarantine: Duration) -> (Collected, Vec<Sent>) {
         let mut collected = Collected::default();
         let mut ended = Vec::new();
         // Asked once each, however much was sent to one process.
         let mut gone: Vec<(Arc<Process>, bool)> = Vec::new();
         for id in ids {
-            let Some(sent) = self.sent.get(id) else { continue };
+            let Some(sent) = self.sent.get(id) else {
+                continue;
+            };
             let released = sent.file.count(sent.slot) <= 0;
             let abandoned = !released
                 && sent.process.as_ref().is_some_and(|process| {
-                    if let Some((_, gone)) = gone.iter().find(|(known, _)| Arc::ptr_eq(known, process)) {
+                    if let Some((_, gone)) =
+                        gone.iter().find(|(known, _)| Arc::ptr_eq(known, process))
+                    {
                         return *gone;
                     }
-                    let is = process.gone_since().is_some_and(|since| since.elapsed() >= quarantine);
+                    let is = process
+                        .gone_since()
+                        .is_some_and(|since| since.elapsed() >= quarantine);
                     gone.push((process.clone(), is));
                     is
                 });
@@ -176,7 +201,10 @@ impl Ledger {
             pid: sent.process.as_ref().map(|process| process.pid()),
             bytes: sent.block.len(),
             age: sent.since.elapsed(),
-            gone: sent.process.as_ref().is_some_and(|process| process.gone_since().is_some()),
+            gone: sent
+                .process
+                .as_ref()
+                .is_some_and(|process| process.gone_since().is_some()),
         };
         self.sent.iter().map(describe).collect()
     }

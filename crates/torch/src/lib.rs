@@ -1,8 +1,8 @@
 //! Share GPU memory with an unmodified PyTorch, both ways, by PyTorch's own protocol.
 //!
-//! PyTorch shares a CUDA or HIP tensor as eight plain values (`UntypedStorage._share_cuda_()`), among them a driver's
-//! handle and one counter in a file of shared memory. This crate reads and writes those values, so no Python extension
-//! is needed: any transport that carries them will do.
+//! PyTorch shares a CUDA or HIP tensor as eight plain values (`UntypedStorage._share_cuda_()`),
+//! among them a driver's handle and one counter in a file of shared memory. This crate reads and
+//! writes those values, so no Python extension is needed: any transport that carries them will do.
 //!
 //! In reading order:
 //!

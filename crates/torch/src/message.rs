@@ -48,7 +48,8 @@ impl TensorMessage {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for fields or a layout that no message can carry, such as a negative device.
+    /// [`Error::Invalid`] for fields or a layout that no message can carry, such as a negative
+    /// device.
     ///
     /// # Examples
     ///
@@ -68,18 +69,36 @@ impl TensorMessage {
         let handle = fields.handle.as_ref().unwrap_or(&empty);
         let name = fields.ref_counter_handle.as_ref().unwrap_or(&empty);
         let event = fields.event_handle.as_ref().unwrap_or(&empty);
-        let unfit =
-            |what, len: usize| Error::Invalid { what, got: format!("{len} bytes"), must: "as PyTorch writes it" };
+        let unfit = |what, len: usize| Error::Invalid {
+            what,
+            got: format!("{len} bytes"),
+            must: "as PyTorch writes it",
+        };
         let short = |what, len: usize| u16::try_from(len).map_err(|_| unfit(what, len));
-        let mut bytes = Vec::with_capacity(HEADER + 16 * self.layout.shape.len() + handle.len() + name.len() + 64);
+        let mut bytes = Vec::with_capacity(
+            HEADER + 16 * self.layout.shape.len() + handle.len() + name.len() + 64,
+        );
         bytes.extend(MAGIC);
-        let flags =
-            if self.uuid.is_some() { HAS_UUID } else { 0 } | if fields.event_sync_required { HAS_EVENT } else { 0 };
-        bytes.extend([VERSION, self.layout.dtype as u8, self.layout.shape.len() as u8, flags]);
+        let flags = if self.uuid.is_some() { HAS_UUID } else { 0 }
+            | if fields.event_sync_required {
+                HAS_EVENT
+            } else {
+                0
+            };
+        bytes.extend([
+            VERSION,
+            self.layout.dtype as u8,
+            self.layout.shape.len() as u8,
+            flags,
+        ]);
         bytes.extend(self.uuid.map_or([0; 16], |uuid| uuid.0));
         bytes.extend((fields.device as u32).to_le_bytes());
         bytes.extend((handle.len() as u32).to_le_bytes());
-        for number in [fields.size_bytes, fields.offset_bytes, fields.ref_counter_offset] {
+        for number in [
+            fields.size_bytes,
+            fields.offset_bytes,
+            fields.ref_counter_offset,
+        ] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(short("the name of PyTorch's counter file", name.len())?.to_le_bytes());
@@ -93,17 +112,21 @@ impl TensorMessage {
         Ok(bytes)
     }
 
-    /// Reads the bytes and checks everything that can be checked without opening. Total: any bytes give a message or an
-    /// error.
+    /// Reads the bytes and checks everything that can be checked without opening. Total: any bytes
+    /// give a message or an error.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] and [`Error::Mismatch`], as [`Fields::decode`] and [`Layout::check`] give them.
+    /// [`Error::Invalid`] and [`Error::Mismatch`], as [`Fields::decode`] and [`Layout::check`] give
+    /// them.
     pub fn decode(bytes: &[u8]) -> Result<TensorMessage> {
         let what = "a tensor's message";
         let invalid = |got: String, must| Error::Invalid { what, got, must };
         let Some((header, mut rest)) = bytes.split_first_chunk::<HEADER>() else {
-            return Err(invalid(format!("{} bytes", bytes.len()), "at least 72 bytes"));
+            return Err(invalid(
+                format!("{} bytes", bytes.len()),
+                "at least 72 bytes",
+            ));
         };
         if header[..4] != MAGIC {
             return Err(invalid("of another kind".into(), "beginning with GPTM"));
@@ -116,10 +139,12 @@ impl TensorMessage {
                 remedy: "build both sides from one version",
             });
         }
-        let short = |at: usize| usize::from(u16::from_le_bytes(std::array::from_fn(|i| header[at + i])));
+        let short =
+            |at: usize| usize::from(u16::from_le_bytes(std::array::from_fn(|i| header[at + i])));
         let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-        let (dimensions, flags, handle_len) = (usize::from(header[6]), header[7], number(28) as usize);
+        let (dimensions, flags, handle_len) =
+            (usize::from(header[6]), header[7], number(28) as usize);
         let Some(dtype) = Dtype::from_byte(header[5]) else {
             return Err(invalid(format!("of type {}", header[5]), "of a known type"));
         };
@@ -128,13 +153,17 @@ impl TensorMessage {
             || number(60) != 0
             || handle_len > MAX_BYTES
         {
-            let got = format!("{dimensions} dimensions, flags {flags:#x}, {handle_len} bytes of handle");
+            let got =
+                format!("{dimensions} dimensions, flags {flags:#x}, {handle_len} bytes of handle");
             return Err(invalid(got, "within the limits of version 1"));
         }
         let (name_len, event_len) = (short(56), short(58));
         let expected = 16 * dimensions + handle_len + name_len + event_len;
         if rest.len() != expected {
-            return Err(invalid(format!("{} bytes after its first 72", rest.len()), "as long as its lengths say"));
+            return Err(invalid(
+                format!("{} bytes after its first 72", rest.len()),
+                "as long as its lengths say",
+            ));
         }
         let mut take = |len: usize| {
             let (taken, left) = rest.split_at(len);
@@ -143,14 +172,18 @@ impl TensorMessage {
         };
         let mut numbers = || {
             let (numbers, _) = take(8 * dimensions).as_chunks::<8>();
-            numbers.iter().map(|&number| u64::from_le_bytes(number)).collect::<Vec<u64>>()
+            numbers
+                .iter()
+                .map(|&number| u64::from_le_bytes(number))
+                .collect::<Vec<u64>>()
         };
         let (shape, strides) = (numbers(), numbers());
         let mut some = |len: usize| {
             let taken = take(len);
             (!taken.is_empty()).then(|| taken.to_vec())
         };
-        let (handle, ref_counter_handle, event_handle) = (some(handle_len), some(name_len), some(event_len));
+        let (handle, ref_counter_handle, event_handle) =
+            (some(handle_len), some(name_len), some(event_len));
         let fields = Fields {
             device: i64::from(number(24)),
             handle,
@@ -162,13 +195,26 @@ impl TensorMessage {
             event_sync_required: flags & HAS_EVENT != 0,
         };
         if flags & HAS_UUID == 0 && header[8..24] != [0; 16] {
-            return Err(invalid("with a uuid that is said to be unknown".into(), "without one"));
+            return Err(invalid(
+                "with a uuid that is said to be unknown".into(),
+                "without one",
+            ));
         }
-        let uuid = (flags & HAS_UUID != 0).then(|| DeviceUuid(std::array::from_fn(|i| header[8 + i])));
-        let layout = Layout { dtype, offset: long(64), shape, strides };
+        let uuid =
+            (flags & HAS_UUID != 0).then(|| DeviceUuid(std::array::from_fn(|i| header[8 + i])));
+        let layout = Layout {
+            dtype,
+            offset: long(64),
+            shape,
+            strides,
+        };
         fields.decode()?;
         layout.check(fields.size_bytes)?;
-        Ok(TensorMessage { fields, uuid, layout })
+        Ok(TensorMessage {
+            fields,
+            uuid,
+            layout,
+        })
     }
 }
 
@@ -188,23 +234,38 @@ mod tests {
             proptest::option::of(any::<u8>()),
             "/torch_[0-9]{1,6}_[0-9]{1,9}_[0-9]{1,4}",
         );
-        let view = (proptest::collection::vec((0..4u64, 0..9u64), 0..5), 0..50u64, 0..Dtype::ALL.len());
-        (place, view, proptest::option::of(any::<[u8; 16]>())).prop_map(|(place, (dims, offset, dtype), uuid)| {
-            let (handle, device, extra, offset_bytes, ref_counter_offset, event, name) = place;
-            let (shape, strides) = dims.into_iter().unzip();
-            let layout = Layout { dtype: Dtype::ALL[dtype], offset, shape, strides };
-            let fields = Fields {
-                device,
-                handle: Some([&[2, b'c'][..], &handle, &handle].concat()),
-                size_bytes: layout.end().expect("small") + extra,
-                offset_bytes,
-                ref_counter_handle: Some(name.into_bytes()),
-                ref_counter_offset,
-                event_handle: Some(vec![event.unwrap_or(0); 64]),
-                event_sync_required: event.is_some(),
-            };
-            TensorMessage { fields, uuid: uuid.map(DeviceUuid), layout }
-        })
+        let view = (
+            proptest::collection::vec((0..4u64, 0..9u64), 0..5),
+            0..50u64,
+            0..Dtype::ALL.len(),
+        );
+        (place, view, proptest::option::of(any::<[u8; 16]>())).prop_map(
+            |(place, (dims, offset, dtype), uuid)| {
+                let (handle, device, extra, offset_bytes, ref_counter_offset, event, name) = place;
+                let (shape, strides) = dims.into_iter().unzip();
+                let layout = Layout {
+                    dtype: Dtype::ALL[dtype],
+                    offset,
+                    shape,
+                    strides,
+                };
+                let fields = Fields {
+                    device,
+                    handle: Some([&[2, b'c'][..], &handle, &handle].concat()),
+                    size_bytes: layout.end().expect("small") + extra,
+                    offset_bytes,
+                    ref_counter_handle: Some(name.into_bytes()),
+                    ref_counter_offset,
+                    event_handle: Some(vec![event.unwrap_or(0); 64]),
+                    event_sync_required: event.is_some(),
+                };
+                TensorMessage {
+                    fields,
+                    uuid: uuid.map(DeviceUuid),
+                    layout,
+                }
+            },
+        )
     }
 
     #[test]
@@ -219,14 +280,29 @@ mod tests {
             event_handle: Some(vec![9; 64]),
             event_sync_required: true,
         };
-        let layout = Layout { dtype: Dtype::F32, offset: 1, shape: vec![3], strides: vec![4] };
-        let bytes = TensorMessage { fields, uuid: Some(DeviceUuid([8; 16])), layout }.encode().expect("good");
+        let layout = Layout {
+            dtype: Dtype::F32,
+            offset: 1,
+            shape: vec![3],
+            strides: vec![4],
+        };
+        let bytes = TensorMessage {
+            fields,
+            uuid: Some(DeviceUuid([8; 16])),
+            layout,
+        }
+        .encode()
+        .expect("good");
         let mut expected = b"GPTM\x01\x08\x01\x03".to_vec();
         expected.extend([8; 16]);
         expected.extend([3, 0, 0, 0, 64, 0, 0, 0]);
-        expected.extend([0, 0x10, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
+        expected.extend([
+            0, 0x10, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0,
+        ]);
         expected.extend([12, 0, 64, 0, 0, 0, 0, 0]);
-        expected.extend([1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]);
+        expected.extend([
+            1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0,
+        ]);
         expected.extend([7; 64]);
         expected.extend(b"/torch_1_2_3");
         expected.extend([9; 64]);

@@ -15,8 +15,9 @@ use crate::releases::{Held, ReceiverStats, Releases, same_gpu};
 
 /// Opens the storages that PyTorch processes share, on one device.
 ///
-/// Cheap to clone. It has one thread, which gives back what was dropped once the GPU is done with it, and which ends
-/// when the receiver and all its storages are gone and everything was given back.
+/// Cheap to clone. It has one thread, which gives back what was dropped once the GPU is done with
+/// it, and which ends when the receiver and all its storages are gone and everything was given
+/// back.
 ///
 /// In a forked child every call gives [`Error::Forked`] and every drop does nothing.
 ///
@@ -54,7 +55,12 @@ impl Receiver {
     /// [`Error::System`] when no thread can be made.
     pub fn new(gpu: Gpu) -> Result<Receiver> {
         let releases = Releases::start(gpu.clone())?;
-        Ok(Receiver(Arc::new(Inner { gpu, releases, files: Mutex::default(), pid: std::process::id() })))
+        Ok(Receiver(Arc::new(Inner {
+            gpu,
+            releases,
+            files: Mutex::default(),
+            pid: std::process::id(),
+        })))
     }
 
     /// Returns the device.
@@ -62,28 +68,37 @@ impl Receiver {
         &self.0.gpu
     }
 
-    /// Opens a storage: waits for the sender's work in the way that `wait` says, and maps the storage's segment unless
-    /// another storage has it mapped. The stream of [`Wait::Stream`] counts as used.
+    /// Opens a storage: waits for the sender's work in the way that `wait` says, and maps the
+    /// storage's segment unless another storage has it mapped. The stream of [`Wait::Stream`]
+    /// counts as used.
     ///
-    /// With [`Wait::None`] nobody waits: right for a storage whose `event` is `None`, and otherwise the caller's own
-    /// concern.
+    /// With [`Wait::None`] nobody waits: right for a storage whose `event` is `None`, and otherwise
+    /// the caller's own concern.
     ///
     /// # Portability
     ///
-    /// The event is the sender's. If the sender dies before its work is done, a stream that waits for it waits for ever
-    /// (measured on CUDA). [`Wait::Host`] with a timeout does not.
+    /// The event is the sender's. If the sender dies before its work is done, a stream that waits
+    /// for it waits for ever (measured on CUDA). [`Wait::Host`] with a timeout does not.
     ///
     /// # Errors
     ///
-    /// - [`Error::Mismatch`] for a storage of another device, where its uuid is known, and for a stream of another.
-    /// - [`Error::Invalid`] for a storage beyond its segment's end, a counter that stands for nothing more, or a file
-    ///   that is no counter file.
-    /// - [`Error::Unsupported`] for an expandable segment that cannot be opened, with what to change in the sender.
+    /// - [`Error::Mismatch`] for a storage of another device, where its uuid is known, and for a
+    ///   stream of another.
+    /// - [`Error::Invalid`] for a storage beyond its segment's end, a counter that stands for
+    ///   nothing more, or a file that is no counter file.
+    /// - [`Error::Unsupported`] for an expandable segment that cannot be opened, with what to
+    ///   change in the sender.
     /// - [`Error::Deadline`] when the sender's work was not done in time, with [`Wait::Host`].
     /// - [`Error::System`], [`Error::Driver`], [`Error::Capturing`], [`Error::Forked`].
     ///
-    /// After an error the storage is still counted: open it again, or [`decline`](Receiver::decline) it.
-    pub fn open(&self, storage: &SharedStorage, wait: Wait<'_>, timeout: Option<Duration>) -> Result<ReceivedStorage> {
+    /// After an error the storage is still counted: open it again, or
+    /// [`decline`](Receiver::decline) it.
+    pub fn open(
+        &self,
+        storage: &SharedStorage,
+        wait: Wait<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<ReceivedStorage> {
         self.check_process()?;
         let gpu = &self.0.gpu;
         if let Some(uuid) = storage.uuid
@@ -108,9 +123,18 @@ impl Receiver {
         match self.map(place, wait, timeout) {
             Ok((ptr, mapped)) => {
                 desk.opened.fetch_add(1, Ordering::Relaxed);
-                let held = Held { file, slot: place.counter.slot, mapped };
-                let opened =
-                    Opened { receiver: self.clone(), ptr, len: place.len, held: Some(held), used_on: Mutex::default() };
+                let held = Held {
+                    file,
+                    slot: place.counter.slot,
+                    mapped,
+                };
+                let opened = Opened {
+                    receiver: self.clone(),
+                    ptr,
+                    len: place.len,
+                    held: Some(held),
+                    used_on: Mutex::default(),
+                };
                 let received = ReceivedStorage(Arc::new(opened));
                 if let Wait::Stream(stream) = wait
                     && !stream.raw().is_per_thread()
@@ -133,15 +157,24 @@ impl Receiver {
     /// As [`open`](Receiver::open) gives for the counter.
     pub fn decline(&self, storage: &SharedStorage) -> Result<()> {
         self.check_process()?;
-        let Some(place) = &storage.place else { return Ok(()) };
+        let Some(place) = &storage.place else {
+            return Ok(());
+        };
         let file = self.file(&place.counter)?;
         self.0.releases.desk().hold(&file, place.counter.slot)?;
-        self.0.releases.after(Held { file, slot: place.counter.slot, mapped: None }, &[]);
+        self.0.releases.after(
+            Held {
+                file,
+                slot: place.counter.slot,
+                mapped: None,
+            },
+            &[],
+        );
         Ok(())
     }
 
-    /// Waits until everything dropped so far was given back, and says whether it was: before the process ends, so that
-    /// no sender keeps what nobody holds.
+    /// Waits until everything dropped so far was given back, and says whether it was: before the
+    /// process ends, so that no sender keeps what nobody holds.
     pub fn wait_released(&self, timeout: Duration) -> bool {
         self.0.releases.settle(timeout)
     }
@@ -152,7 +185,13 @@ impl Receiver {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.0.pid == std::process::id() { Ok(()) } else { Err(Error::Forked { what: "this receiver" }) }
+        if self.0.pid == std::process::id() {
+            Ok(())
+        } else {
+            Err(Error::Forked {
+                what: "this receiver",
+            })
+        }
     }
 
     /// Maps a counter file, or shares its mapping.
@@ -181,11 +220,22 @@ impl Receiver {
         }
         let desk = self.0.releases.desk();
         let mapped = desk.segments.acquire(place)?;
-        if place.offset.checked_add(place.len).is_none_or(|end| end > mapped.len) {
-            let got = format!("{} bytes at offset {} of {}", place.len, place.offset, mapped.len);
+        if place
+            .offset
+            .checked_add(place.len)
+            .is_none_or(|end| end > mapped.len)
+        {
+            let got = format!(
+                "{} bytes at offset {} of {}",
+                place.len, place.offset, mapped.len
+            );
             // An error leaves it mapped, which the table of segments knows.
             let _ = desk.segments.release(mapped);
-            return Err(Error::Invalid { what: "PyTorch's storage", got, must: "inside its segment" });
+            return Err(Error::Invalid {
+                what: "PyTorch's storage",
+                got,
+                must: "inside its segment",
+            });
         }
         Ok((mapped.base.offset(place.offset), Some(mapped)))
     }
@@ -200,11 +250,13 @@ impl Receiver {
         }
         let event = backend.open_event(self.0.gpu.device(), handle)?;
         let waited = match wait {
-            // SAFETY: `stream_wait_event` asks for a live event and stream: just opened, and kept by `stream`.
+            // SAFETY: `stream_wait_event` asks for a live event and stream: just opened, and kept
+            // by `stream`.
             Wait::Stream(stream) => unsafe { backend.stream_wait_event(stream.raw(), event) },
             _ => self.wait_here(event, timeout),
         };
-        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards; a queued wait stays good.
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards; a queued wait
+        // stays good.
         let destroyed = unsafe { backend.destroy_event(event) };
         waited.and(destroyed)
     }
@@ -218,7 +270,9 @@ impl Receiver {
                 return Ok(());
             }
             if timeout.is_some_and(|timeout| start.elapsed() >= timeout) {
-                return Err(Error::Deadline { what: "the work of the process that shared the storage" });
+                return Err(Error::Deadline {
+                    what: "the work of the process that shared the storage",
+                });
             }
             thread::sleep(pause);
             pause = Duration::from_millis(1).min(pause * 2);
@@ -228,8 +282,9 @@ impl Receiver {
 
 /// A storage of PyTorch's, mapped in this process.
 ///
-/// Cheap to clone. When the last clone is dropped, the counter goes down once everything is done that was queued, up to
-/// that moment, on the streams named with [`used_on`](ReceivedStorage::used_on). The drop itself never blocks.
+/// Cheap to clone. When the last clone is dropped, the counter goes down once everything is done
+/// that was queued, up to that moment, on the streams named with
+/// [`used_on`](ReceivedStorage::used_on). The drop itself never blocks.
 #[derive(Clone, Debug)]
 pub struct ReceivedStorage(Arc<Opened>);
 
@@ -244,15 +299,22 @@ struct Opened {
 
 impl Opened {
     fn empty(receiver: Receiver) -> Opened {
-        Opened { receiver, ptr: DevicePtr(0), len: 0, held: None, used_on: Mutex::default() }
+        Opened {
+            receiver,
+            ptr: DevicePtr(0),
+            len: 0,
+            held: None,
+            used_on: Mutex::default(),
+        }
     }
 }
 
 impl ReceivedStorage {
     /// Returns the address of its first byte in this process; 0 for a storage of no bytes.
     ///
-    /// Work that touches it on a stream not named with [`used_on`](ReceivedStorage::used_on) races with the sender's
-    /// next use of the memory. So does work through an address kept beyond the last clone.
+    /// Work that touches it on a stream not named with [`used_on`](ReceivedStorage::used_on) races
+    /// with the sender's next use of the memory. So does work through an address kept beyond the
+    /// last clone.
     pub fn device_ptr(&self) -> DevicePtr {
         self.0.ptr
     }
@@ -267,21 +329,26 @@ impl ReceivedStorage {
         self.0.len == 0
     }
 
-    /// Copies its first bytes until `bytes` is full, after the work that is queued on the stream, and returns when the
-    /// copy has finished.
+    /// Copies its first bytes until `bytes` is full, after the work that is queued on the stream,
+    /// and returns when the copy has finished.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for more bytes than the storage has, [`Error::Mismatch`] for a stream of another device,
-    /// [`Error::Capturing`], [`Error::Forked`], and the driver's error: then the storage is kept until the process
-    /// ends, since nobody knows whether the copy still runs. After an error `bytes` are as they were.
+    /// [`Error::Invalid`] for more bytes than the storage has, [`Error::Mismatch`] for a stream of
+    /// another device, [`Error::Capturing`], [`Error::Forked`], and the driver's error: then the
+    /// storage is kept until the process ends, since nobody knows whether the copy still runs.
+    /// After an error `bytes` are as they were.
     pub fn read(&self, stream: &Stream, bytes: &mut [u8]) -> Result<()> {
         self.0.receiver.check_process()?;
         same_gpu(stream, self.0.receiver.gpu())?;
         stream.refuse_capture("copy before the capture begins or after it ended")?;
         if bytes.len() as u64 > self.len() {
             let got = format!("{} bytes of {}", bytes.len(), self.len());
-            return Err(Error::Invalid { what: "the bytes to read", got, must: "no more than the storage has" });
+            return Err(Error::Invalid {
+                what: "the bytes to read",
+                got,
+                must: "no more than the storage has",
+            });
         }
         if bytes.is_empty() {
             return Ok(());
@@ -289,10 +356,15 @@ impl ReceivedStorage {
         let mut staged = vec![0; bytes.len()].into_boxed_slice();
         // SAFETY: `copy_to_host` asks for
         // - a live stream: the caller keeps it;
-        // - ranges that are valid until the copy has finished: `staged` and the storage are freed after the stream said
-        //   that it has, or never, and the lengths were compared.
+        // - ranges that are valid until the copy has finished: `staged` and the storage are freed
+        //   after the stream said that it has, or never, and the lengths were compared.
         let queued = unsafe {
-            stream.gpu().backend().copy_to_host(stream.raw(), staged.as_mut_ptr(), self.device_ptr(), staged.len())
+            stream.gpu().backend().copy_to_host(
+                stream.raw(),
+                staged.as_mut_ptr(),
+                self.device_ptr(),
+                staged.len(),
+            )
         };
         match queued.and_then(|()| stream.synchronize()) {
             Ok(()) => {
@@ -307,13 +379,14 @@ impl ReceivedStorage {
         }
     }
 
-    /// Queues a fill: sets every byte of the storage to `byte`, after the work that is queued on the stream, and
-    /// returns at once. The stream counts as [used](ReceivedStorage::used_on), so the counter goes down after the fill.
+    /// Queues a fill: sets every byte of the storage to `byte`, after the work that is queued on
+    /// the stream, and returns at once. The stream counts as [used](ReceivedStorage::used_on), so
+    /// the counter goes down after the fill.
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] for a stream of another device, [`Error::Invalid`] for the per-thread default stream (handle
-    /// 2), [`Error::Capturing`], [`Error::Forked`], and the driver's error.
+    /// [`Error::Mismatch`] for a stream of another device, [`Error::Invalid`] for the per-thread
+    /// default stream (handle 2), [`Error::Capturing`], [`Error::Forked`], and the driver's error.
     pub fn fill(&self, stream: &Stream, byte: u8) -> Result<()> {
         self.0.receiver.check_process()?;
         same_gpu(stream, self.0.receiver.gpu())?;
@@ -325,22 +398,34 @@ impl ReceivedStorage {
         self.used_on(stream)?;
         // SAFETY: `fill` asks for
         // - a live stream: the caller keeps it;
-        // - a range that is valid until the fill has finished: the storage is borrowed, and its last drop waits for the
-        //   streams that were named before it unmaps.
-        unsafe { stream.gpu().backend().fill(stream.raw(), self.device_ptr(), byte, self.len()) }
+        // - a range that is valid until the fill has finished: the storage is borrowed, and its
+        //   last drop waits for the streams that were named before it unmaps.
+        unsafe {
+            stream
+                .gpu()
+                .backend()
+                .fill(stream.raw(), self.device_ptr(), byte, self.len())
+        }
     }
 
     /// Names a stream whose queued work touches the storage.
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] for a stream of another device, [`Error::Invalid`] for the per-thread default stream (handle
-    /// 2): the thread that drops the storage may be another.
+    /// [`Error::Mismatch`] for a stream of another device, [`Error::Invalid`] for the per-thread
+    /// default stream (handle 2): the thread that drops the storage may be another.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
         stream.refuse_per_thread()?;
         same_gpu(stream, self.0.receiver.gpu())?;
-        let mut used = self.0.used_on.lock().unwrap_or_else(PoisonError::into_inner);
-        if !used.iter().any(|known| known.identity() == stream.identity()) {
+        let mut used = self
+            .0
+            .used_on
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !used
+            .iter()
+            .any(|known| known.identity() == stream.identity())
+        {
             used.push(stream.clone());
         }
         Ok(())
@@ -355,7 +440,11 @@ impl Drop for Opened {
             std::mem::forget(held);
             return;
         }
-        let used = std::mem::take(self.used_on.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let used = std::mem::take(
+            self.used_on
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
         self.receiver.0.releases.after(held, &used);
     }
 }

@@ -1,9 +1,12 @@
-//! Giving back: once the GPU is done with a storage, its segment is unmapped and its counter decreased.
+//! Giving back: once the GPU is done with a storage, its segment is unmapped and its counter
+//! decreased.
 //!
-//! A drop records an event on each stream that used the storage and hands the rest to a thread, so it neither blocks
-//! nor delays a stream. The thread polls: 50 us rising to 10 ms while something is unfinished, and it sleeps otherwise.
+//! A drop records an event on each stream that used the storage and hands the rest to a thread, so
+//! it neither blocks nor delays a stream. The thread polls: 50 us rising to 10 ms while something
+//! is unfinished, and it sleeps otherwise.
 //!
-//! The order is PyTorch's: the mapping goes before the count, because at zero the sender may free the segment.
+//! The order is PyTorch's: the mapping goes before the count, because at zero the sender may free
+//! the segment.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -47,16 +50,18 @@ pub struct ReceiverStats {
     pub released: u64,
     /// Storages dropped whose GPU work is not known to be done.
     pub pending: u64,
-    /// Storages that stay counted until this process ends, because an error or a graph left their work unknown.
+    /// Storages that stay counted until this process ends, because an error or a graph left their
+    /// work unknown.
     pub kept: u64,
-    /// Releases that found their counter at nothing: the sender or another receiver counted wrongly.
+    /// Releases that found their counter at nothing: the sender or another receiver counted
+    /// wrongly.
     pub over_released: u64,
     /// Segments mapped.
     pub segments: u64,
 }
 
-/// How many of a process' storages each counter stands for. It is the process' and no receiver's: two receivers of one
-/// process open one message once. A forked child begins with none of its own.
+/// How many of a process' storages each counter stands for. It is the process' and no receiver's:
+/// two receivers of one process open one message once. A forked child begins with none of its own.
 type HeldHere = HashMap<(u32, CounterName, u32), i64>;
 
 fn held_here() -> MutexGuard<'static, HeldHere> {
@@ -144,10 +149,18 @@ impl Desk {
         if let Some(mapped) = mapped
             && let Err(error) = self.segments.release(mapped)
         {
-            self.keep(Held { file, slot, mapped: None }, &error.to_string());
+            self.keep(
+                Held {
+                    file,
+                    slot,
+                    mapped: None,
+                },
+                &error.to_string(),
+            );
             return;
         }
-        // Before the count, so that who is told of zero and sends again at once is not refused here.
+        // Before the count, so that who is told of zero and sends again at once is not refused
+        // here.
         self.unhold(&file, slot);
         match file.release(slot) {
             Released::Yes => self.released.fetch_add(1, Ordering::Relaxed),
@@ -175,7 +188,11 @@ impl Releases {
             over_released: AtomicU64::new(0),
         });
         let (queue, incoming) = mpsc::channel();
-        let worker = Worker { desk: desk.clone(), incoming, pending: Vec::new() };
+        let worker = Worker {
+            desk: desk.clone(),
+            incoming,
+            pending: Vec::new(),
+        };
         thread::Builder::new()
             .name("gpu-ipc-torch".into())
             .spawn(move || worker.run())
@@ -204,7 +221,11 @@ impl Releases {
                 Err(_) => unmarked.push(stream.clone()),
             }
         }
-        *self.desk.pending.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *self
+            .desk
+            .pending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) += 1;
         let pending = Pending { held, events };
         if unmarked.is_empty() {
             hand_over(&self.desk, &self.queue, pending)
@@ -213,20 +234,26 @@ impl Releases {
         }
     }
 
-    /// Waits for streams on which no event could be recorded, on a thread of its own, before the rest.
+    /// Waits for streams on which no event could be recorded, on a thread of its own, before the
+    /// rest.
     fn synchronize(&self, pending: Pending, streams: Vec<Stream>) {
         let (desk, queue) = (self.desk.clone(), self.queue.clone());
         // Kept aside: a thread that cannot be started takes its closure with it.
         let waits = Arc::new(Mutex::new(Some(pending)));
         let theirs = waits.clone();
-        let spawned = thread::Builder::new().name("gpu-ipc-torch-wait".into()).spawn(move || {
-            let passed = streams.iter().try_for_each(Stream::synchronize);
-            let Some(pending) = theirs.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-            match passed {
-                Ok(()) => hand_over(&desk, &queue, pending),
-                Err(error) => give_up(&desk, pending, &error.to_string()),
-            }
-        });
+        let spawned = thread::Builder::new()
+            .name("gpu-ipc-torch-wait".into())
+            .spawn(move || {
+                let passed = streams.iter().try_for_each(Stream::synchronize);
+                let Some(pending) = theirs.lock().unwrap_or_else(PoisonError::into_inner).take()
+                else {
+                    return;
+                };
+                match passed {
+                    Ok(()) => hand_over(&desk, &queue, pending),
+                    Err(error) => give_up(&desk, pending, &error.to_string()),
+                }
+            });
         if let Err(error) = spawned
             && let Some(pending) = waits.lock().unwrap_or_else(PoisonError::into_inner).take()
         {
@@ -238,8 +265,8 @@ impl Releases {
         stream.refuse_capture("drop the storage after the capture")?;
         let backend = self.desk.gpu.backend();
         let event = backend.create_event(self.desk.gpu.device(), EventKind::Local)?;
-        // SAFETY: `record_event` asks for a live event and stream of one device: just made, kept by `stream`, and
-        // `used_on` took only streams of this device.
+        // SAFETY: `record_event` asks for a live event and stream of one device: just made, kept by
+        // `stream`, and `used_on` took only streams of this device.
         if let Err(error) = unsafe { backend.record_event(event, stream.raw()) } {
             destroy(&self.desk.gpu, event);
             return Err(error);
@@ -250,10 +277,21 @@ impl Releases {
     /// Waits until everything dropped so far was given back, and says whether it was.
     pub(crate) fn settle(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
-        let mut pending = self.desk.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self
+            .desk
+            .pending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         while *pending > 0 {
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return false };
-            pending = self.desk.settled.wait_timeout(pending, left).unwrap_or_else(PoisonError::into_inner).0;
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+                return false;
+            };
+            pending = self
+                .desk
+                .settled
+                .wait_timeout(pending, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         true
     }
@@ -261,7 +299,9 @@ impl Releases {
 
 impl fmt::Debug for Releases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Releases").field("stats", &self.desk.stats()).finish()
+        f.debug_struct("Releases")
+            .field("stats", &self.desk.stats())
+            .finish()
     }
 }
 
@@ -283,8 +323,8 @@ fn give_up(desk: &Arc<Desk>, pending: Pending, why: &str) {
     desk.settled.notify_all();
 }
 
-/// Refuses a stream that the backend of `gpu` must not be given: what names a stream here may name nothing, or another
-/// one, elsewhere.
+/// Refuses a stream that the backend of `gpu` must not be given: what names a stream here may name
+/// nothing, or another one, elsewhere.
 pub(crate) fn same_gpu(stream: &Stream, gpu: &Gpu) -> Result<()> {
     if stream.gpu() == gpu {
         return Ok(());
@@ -299,8 +339,8 @@ pub(crate) fn same_gpu(stream: &Stream, gpu: &Gpu) -> Result<()> {
 }
 
 fn destroy(gpu: &Gpu, event: RawEvent) {
-    // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: its number is dropped. An error leaks
-    // it.
+    // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: its number is
+    // dropped. An error leaks it.
     let _ = unsafe { gpu.backend().destroy_event(event) };
 }
 
@@ -315,7 +355,9 @@ impl Worker {
         let mut pause = SHORTEST;
         loop {
             let next = if self.pending.is_empty() {
-                self.incoming.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                self.incoming
+                    .recv()
+                    .map_err(|_| RecvTimeoutError::Disconnected)
             } else {
                 self.incoming.recv_timeout(pause)
             };
@@ -328,7 +370,11 @@ impl Worker {
                 Err(RecvTimeoutError::Disconnected) if self.pending.is_empty() => return,
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(pause),
             }
-            pause = if self.turn() { SHORTEST } else { LONGEST.min(pause * 2) };
+            pause = if self.turn() {
+                SHORTEST
+            } else {
+                LONGEST.min(pause * 2)
+            };
         }
     }
 
@@ -339,7 +385,8 @@ impl Worker {
             let backend = self.desk.gpu.backend();
             let mut failed = None;
             pending.events.retain(|&event| {
-                // SAFETY: `query_event` asks for a live event: it is destroyed only where it is taken out.
+                // SAFETY: `query_event` asks for a live event: it is destroyed only where it is
+                // taken out.
                 match unsafe { backend.query_event(event) } {
                     Ok(false) => true,
                     Ok(true) => {
@@ -363,7 +410,11 @@ impl Worker {
             ended += 1;
         }
         if ended > 0 {
-            *self.desk.pending.lock().unwrap_or_else(PoisonError::into_inner) -= ended;
+            *self
+                .desk
+                .pending
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) -= ended;
             self.desk.settled.notify_all();
         }
         ended > 0

@@ -69,8 +69,8 @@ impl SegmentHandle {
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] for a version that this library does not know, [`Error::Invalid`] for bytes that are no
-    /// handle.
+    /// [`Error::Mismatch`] for a version that this library does not know, [`Error::Invalid`] for
+    /// bytes that are no handle.
     ///
     /// # Examples
     ///
@@ -83,7 +83,11 @@ impl SegmentHandle {
     /// # Ok::<(), gpu_api::Error>(())
     /// ```
     pub fn decode(bytes: &[u8]) -> Result<SegmentHandle> {
-        let invalid = |got: String, must| Error::Invalid { what: "a PyTorch segment handle", got, must };
+        let invalid = |got: String, must| Error::Invalid {
+            what: "a PyTorch segment handle",
+            got,
+            must,
+        };
         if bytes.len() > MAX_BYTES {
             return Err(invalid(format!("{} bytes", bytes.len()), "at most 1 MiB"));
         }
@@ -91,12 +95,20 @@ impl SegmentHandle {
             return Ok(SegmentHandle::Plain(MemHandle(raw)));
         }
         let [version, kind, rest @ ..] = bytes else {
-            return Err(invalid(format!("{} bytes", bytes.len()), "a version, a kind and a handle"));
+            return Err(invalid(
+                format!("{} bytes", bytes.len()),
+                "a version, a kind and a handle",
+            ));
         };
         let newest = match kind {
             b'c' => NEWEST_PLAIN,
             b'e' => VERSION,
-            _ => return Err(invalid(format!("of kind {kind:#04x}"), "of kind 'c' or 'e'")),
+            _ => {
+                return Err(invalid(
+                    format!("of kind {kind:#04x}"),
+                    "of kind 'c' or 'e'",
+                ));
+            }
         };
         if !(1..=newest).contains(version) {
             return Err(Error::Mismatch {
@@ -109,7 +121,10 @@ impl SegmentHandle {
         if *kind == b'c' {
             return match <[u8; RAW]>::try_from(rest) {
                 Ok(raw) => Ok(SegmentHandle::Plain(MemHandle(raw))),
-                Err(_) => Err(invalid(format!("{} bytes after its kind", rest.len()), "64 bytes after its kind")),
+                Err(_) => Err(invalid(
+                    format!("{} bytes after its kind", rest.len()),
+                    "64 bytes after its kind",
+                )),
             };
         }
         ExpandableSegment::decode(rest).map(SegmentHandle::Expandable)
@@ -126,7 +141,8 @@ impl ExpandableSegment {
         self.chunk_bytes.saturating_mul(count as u64)
     }
 
-    /// Writes the bytes that PyTorch from 2.5 on reads. A fabric handle's bytes are not kept: such chunks are left out.
+    /// Writes the bytes that PyTorch from 2.5 on reads. A fabric handle's bytes are not kept: such
+    /// chunks are left out.
     ///
     /// # Examples
     ///
@@ -153,35 +169,66 @@ impl ExpandableSegment {
     }
 
     fn decode(bytes: &[u8]) -> Result<ExpandableSegment> {
-        let invalid = |got: String, must| Error::Invalid { what: "a PyTorch expandable segment", got, must };
+        let invalid = |got: String, must| Error::Invalid {
+            what: "a PyTorch expandable segment",
+            got,
+            must,
+        };
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
-            return Err(invalid(format!("{} bytes", bytes.len()), "at least 24 bytes after its kind"));
+            return Err(invalid(
+                format!("{} bytes", bytes.len()),
+                "at least 24 bytes after its kind",
+            ));
         };
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| header[at + i]));
         let pid = i32::from_ne_bytes(std::array::from_fn(|i| header[i]));
         let (chunk_bytes, count) = (word(8), word(16));
         let Some(pid) = u32::try_from(pid).ok().filter(|&pid| pid > 0) else {
-            return Err(invalid(format!("of process {pid}"), "of a process with a positive number"));
+            return Err(invalid(
+                format!("of process {pid}"),
+                "of a process with a positive number",
+            ));
         };
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        if count == 0 || count > MAX_BYTES || chunk_bytes == 0 || chunk_bytes.checked_mul(count as u64).is_none() {
-            return Err(invalid(format!("{count} chunks of {chunk_bytes} bytes"), "a size that fits in 64 bits"));
+        if count == 0
+            || count > MAX_BYTES
+            || chunk_bytes == 0
+            || chunk_bytes.checked_mul(count as u64).is_none()
+        {
+            return Err(invalid(
+                format!("{count} chunks of {chunk_bytes} bytes"),
+                "a size that fits in 64 bits",
+            ));
         }
         let chunks = if rest.len() == count * 4 {
             let (numbers, _) = rest.as_chunks::<4>();
-            let numbers: Option<Vec<u32>> =
-                numbers.iter().map(|&number| u32::try_from(i32::from_ne_bytes(number)).ok()).collect();
+            let numbers: Option<Vec<u32>> = numbers
+                .iter()
+                .map(|&number| u32::try_from(i32::from_ne_bytes(number)).ok())
+                .collect();
             match numbers {
                 Some(numbers) => Chunks::Descriptors(numbers),
-                None => return Err(invalid("a negative file descriptor".into(), "numbers of open file descriptors")),
+                None => {
+                    return Err(invalid(
+                        "a negative file descriptor".into(),
+                        "numbers of open file descriptors",
+                    ));
+                }
             }
         } else if rest.len() == count * RAW {
             Chunks::Fabric(count)
         } else {
             let got = format!("{} bytes for {count} chunks", rest.len());
-            return Err(invalid(got, "4 bytes for each, or 64 for each fabric handle"));
+            return Err(invalid(
+                got,
+                "4 bytes for each, or 64 for each fabric handle",
+            ));
         };
-        Ok(ExpandableSegment { pid, chunk_bytes, chunks })
+        Ok(ExpandableSegment {
+            pid,
+            chunk_bytes,
+            chunks,
+        })
     }
 }
 
@@ -192,7 +239,13 @@ mod tests {
     use super::*;
 
     /// What `_share_cuda_` writes for an expandable segment, chunk for chunk.
-    pub(crate) fn expandable(version: u8, pid: i32, chunk: u64, count: u64, tail: &[u8]) -> Vec<u8> {
+    pub(crate) fn expandable(
+        version: u8,
+        pid: i32,
+        chunk: u64,
+        count: u64,
+        tail: &[u8],
+    ) -> Vec<u8> {
         let mut bytes = vec![version, b'e'];
         bytes.extend(pid.to_ne_bytes());
         bytes.extend([0; 4]);
@@ -211,7 +264,10 @@ mod tests {
         let expected = SegmentHandle::Plain(MemHandle([9; 64]));
         assert_eq!(SegmentHandle::decode(&[9; 64]).expect("raw"), expected);
         for version in 1..=3 {
-            assert_eq!(SegmentHandle::decode(&plain(version, b'c', &[9; 64])).expect("known"), expected);
+            assert_eq!(
+                SegmentHandle::decode(&plain(version, b'c', &[9; 64])).expect("known"),
+                expected
+            );
         }
     }
 
@@ -222,7 +278,9 @@ mod tests {
             (plain(4, b'c', &[9; 64]), "4 of kind 'c'"),
             (expandable(3, 7, 1 << 21, 1, &[3, 0, 0, 0]), "3 of kind 'e'"),
         ] {
-            let text = SegmentHandle::decode(&bytes).expect_err("unknown").to_string();
+            let text = SegmentHandle::decode(&bytes)
+                .expect_err("unknown")
+                .to_string();
             assert!(text.contains(theirs) && text.contains("1 to"), "{text}");
         }
     }
@@ -230,11 +288,23 @@ mod tests {
     #[test]
     fn an_expandable_segment_gives_its_descriptors() {
         let bytes = expandable(2, 4321, 2 << 20, 2, &[5, 0, 0, 0, 6, 0, 0, 0]);
-        let Ok(SegmentHandle::Expandable(segment)) = SegmentHandle::decode(&bytes) else { panic!("{bytes:?}") };
-        assert_eq!((segment.pid, segment.chunk_bytes, segment.len()), (4321, 2 << 20, 4 << 20));
+        let Ok(SegmentHandle::Expandable(segment)) = SegmentHandle::decode(&bytes) else {
+            panic!("{bytes:?}")
+        };
+        assert_eq!(
+            (segment.pid, segment.chunk_bytes, segment.len()),
+            (4321, 2 << 20, 4 << 20)
+        );
         assert_eq!(segment.chunks, Chunks::Descriptors(vec![5, 6]));
-        let fabric = SegmentHandle::decode(&expandable(2, 4321, 2 << 20, 2, &[0; 128])).expect("fabric");
-        assert!(matches!(fabric, SegmentHandle::Expandable(ExpandableSegment { chunks: Chunks::Fabric(2), .. })));
+        let fabric =
+            SegmentHandle::decode(&expandable(2, 4321, 2 << 20, 2, &[0; 128])).expect("fabric");
+        assert!(matches!(
+            fabric,
+            SegmentHandle::Expandable(ExpandableSegment {
+                chunks: Chunks::Fabric(2),
+                ..
+            })
+        ));
     }
 
     #[test]
@@ -255,7 +325,11 @@ mod tests {
             expandable(2, 5, 1, 1, &[0xff; 4]),
             vec![2; MAX_BYTES + 1],
         ] {
-            assert!(SegmentHandle::decode(&bytes).is_err(), "{} bytes", bytes.len());
+            assert!(
+                SegmentHandle::decode(&bytes).is_err(),
+                "{} bytes",
+                bytes.len()
+            );
         }
     }
 

@@ -1,4 +1,5 @@
-//! What of other processes' memory this process has mapped: each segment once, however many storages lie in it.
+//! What of other processes' memory this process has mapped: each segment once, however many
+//! storages lie in it.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,9 +17,9 @@ const OFF: &str = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the 
 
 /// The segments that this process has open on one device.
 ///
-/// An entry is the driver's from the first opening to the last release. Both ends of that are calls of the driver, made
-/// without the lock: other threads find the entry busy and wait for it, so no handle is ever opened while it
-/// is being closed.
+/// An entry is the driver's from the first opening to the last release. Both ends of that are calls
+/// of the driver, made without the lock: other threads find the entry busy and wait for it, so no
+/// handle is ever opened while it is being closed.
 #[derive(Debug)]
 pub(crate) struct Segments {
     gpu: Gpu,
@@ -48,7 +49,11 @@ pub(crate) struct Mapped {
 
 impl Segments {
     pub(crate) fn new(gpu: Gpu) -> Segments {
-        Segments { gpu, entries: Mutex::default(), changed: Condvar::new() }
+        Segments {
+            gpu,
+            entries: Mutex::default(),
+            changed: Condvar::new(),
+        }
     }
 
     fn entries(&self) -> MutexGuard<'_, HashMap<Vec<u8>, SegmentUse>> {
@@ -62,22 +67,34 @@ impl Segments {
 
     /// Opens a segment, or takes part in its being open.
     pub(crate) fn acquire(&self, place: &Place) -> Result<Mapped> {
-        // A plain segment is the driver's handle whatever version came before it. File descriptors are numbers that are
-        // used again, but not while one of the segment's storages is counted, and each user of an entry is counted. A
-        // process number can be another's while an entry lives, a counter file's name cannot: part of it is random.
+        // A plain segment is the driver's handle whatever version came before it. File descriptors
+        // are numbers that are used again, but not while one of the segment's storages is counted,
+        // and each user of an entry is counted. A process number can be another's while an entry
+        // lives, a counter file's name cannot: part of it is random.
         let key = match &place.segment {
             SegmentHandle::Plain(handle) => handle.0.to_vec(),
-            SegmentHandle::Expandable(_) => {
-                [place.segment_bytes.as_slice(), place.counter.file.as_str().as_bytes()].concat()
-            }
+            SegmentHandle::Expandable(_) => [
+                place.segment_bytes.as_slice(),
+                place.counter.file.as_str().as_bytes(),
+            ]
+            .concat(),
         };
         let mut entries = self.entries();
         loop {
             match entries.get_mut(&key) {
-                Some(SegmentUse::Busy) => entries = self.changed.wait(entries).unwrap_or_else(PoisonError::into_inner),
+                Some(SegmentUse::Busy) => {
+                    entries = self
+                        .changed
+                        .wait(entries)
+                        .unwrap_or_else(PoisonError::into_inner)
+                }
                 Some(SegmentUse::Open { base, len, users }) => {
                     *users += 1;
-                    return Ok(Mapped { base: *base, len: *len, key });
+                    return Ok(Mapped {
+                        base: *base,
+                        len: *len,
+                        key,
+                    });
                 }
                 None => break,
             }
@@ -87,7 +104,14 @@ impl Segments {
         let opened = self.open(&place.segment);
         let mut entries = self.entries();
         match &opened {
-            Ok((base, len)) => entries.insert(key.clone(), SegmentUse::Open { base: *base, len: *len, users: 1 }),
+            Ok((base, len)) => entries.insert(
+                key.clone(),
+                SegmentUse::Open {
+                    base: *base,
+                    len: *len,
+                    users: 1,
+                },
+            ),
             Err(_) => entries.remove(&key),
         };
         drop(entries);
@@ -95,7 +119,8 @@ impl Segments {
         opened.map(|(base, len)| Mapped { key, base, len })
     }
 
-    /// Ends one use; the last one closes the segment, which may block. After an error it stays mapped for good.
+    /// Ends one use; the last one closes the segment, which may block. After an error it stays
+    /// mapped for good.
     pub(crate) fn release(&self, mapped: Mapped) -> Result<()> {
         let mut entries = self.entries();
         match entries.get_mut(&mapped.key) {
@@ -108,15 +133,23 @@ impl Segments {
         }
         drop(entries);
         // SAFETY: `close` asks
-        // - that `base` was opened and is not closed: the entry says so, and it was this call that made it busy;
-        // - that no work of this process touches it: each user gave its use back when its work was done, and this was
-        //   the last one.
+        // - that `base` was opened and is not closed: the entry says so, and it was this call that
+        //   made it busy;
+        // - that no work of this process touches it: each user gave its use back when its work was
+        //   done, and this was the last one.
         let closed = unsafe { self.gpu.backend().close(mapped.base) };
         let mut entries = self.entries();
         match &closed {
             Ok(()) => entries.remove(&mapped.key),
             // Mapped for all that anybody knows: with a user that never ends.
-            Err(_) => entries.insert(mapped.key, SegmentUse::Open { base: mapped.base, len: mapped.len, users: 1 }),
+            Err(_) => entries.insert(
+                mapped.key,
+                SegmentUse::Open {
+                    base: mapped.base,
+                    len: mapped.len,
+                    users: 1,
+                },
+            ),
         };
         drop(entries);
         self.changed.notify_all();
@@ -132,15 +165,20 @@ impl Segments {
             let fd = fds.next().expect("there is one")?;
             return backend.import_fd(device, fd.as_fd(), segment.chunk_bytes, Access::ReadWrite);
         }
-        backend.import_fds(device, &mut fds, segment.chunk_bytes, Access::ReadWrite).map_err(|error| match error {
-            // The backend's own, who did not ask for a single descriptor.
-            Error::Unsupported { why, .. } if fds.len() == count => Error::Unsupported {
-                what: OPENING,
-                why: format!("the storage lies in {count} chunks of {} bytes: {why}", segment.chunk_bytes),
-                remedy: OFF,
-            },
-            error => error,
-        })
+        backend
+            .import_fds(device, &mut fds, segment.chunk_bytes, Access::ReadWrite)
+            .map_err(|error| match error {
+                // The backend's own, who did not ask for a single descriptor.
+                Error::Unsupported { why, .. } if fds.len() == count => Error::Unsupported {
+                    what: OPENING,
+                    why: format!(
+                        "the storage lies in {count} chunks of {} bytes: {why}",
+                        segment.chunk_bytes
+                    ),
+                    remedy: OFF,
+                },
+                error => error,
+            })
     }
 
     fn open(&self, segment: &SegmentHandle) -> Result<(DevicePtr, u64)> {
@@ -150,9 +188,15 @@ impl Segments {
             SegmentHandle::Expandable(segment) => self.import(segment)?,
         };
         match backend.address_range(base) {
-            Ok(range) => Ok((base, range.len.saturating_sub(base.0.saturating_sub(range.base.0)))),
+            Ok(range) => Ok((
+                base,
+                range
+                    .len
+                    .saturating_sub(base.0.saturating_sub(range.base.0)),
+            )),
             Err(error) => {
-                // SAFETY: `close` asks for an open mapping that nothing uses: it was opened above. An error leaks it.
+                // SAFETY: `close` asks for an open mapping that nothing uses: it was opened above.
+                // An error leaks it.
                 let _ = unsafe { backend.close(base) };
                 Err(error)
             }
@@ -161,12 +205,18 @@ impl Segments {
 }
 
 /// Takes the file descriptors of a segment out of the process that made it, one after the other.
-fn descriptors_of(segment: &ExpandableSegment) -> Result<impl ExactSizeIterator<Item = Result<OwnedFd>>> {
+fn descriptors_of(
+    segment: &ExpandableSegment,
+) -> Result<impl ExactSizeIterator<Item = Result<OwnedFd>>> {
     let numbers = match &segment.chunks {
         Chunks::Descriptors(numbers) => numbers,
         Chunks::Fabric(_) => {
             let why = "it is shared by fabric handles".into();
-            return Err(Error::Unsupported { what: OPENING, why, remedy: OFF });
+            return Err(Error::Unsupported {
+                what: OPENING,
+                why,
+                remedy: OFF,
+            });
         }
     };
     let number = segment.pid;
@@ -174,20 +224,26 @@ fn descriptors_of(segment: &ExpandableSegment) -> Result<impl ExactSizeIterator<
         // The last two are how filters of system calls say it.
         Errno::PERM | Errno::ACCESS | Errno::NOSYS => Error::Unsupported {
             what: OPENING,
-            why: format!("the system does not let this process take a file descriptor of process {number}"),
+            why: format!(
+                "the system does not let this process take a file descriptor of process {number}"
+            ),
             remedy: "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the sender, or permit it: the same user, \
                      and prctl(PR_SET_PTRACER) in the sender or CAP_SYS_PTRACE here",
         },
         e => {
-            let gone = "let the sender live, in the same pid namespace, until everything was received";
+            let gone =
+                "let the sender live, in the same pid namespace, until everything was received";
             Error::system("pidfd_getfd of the segment, from its sender", gone, e)
         }
     };
-    let pid = RawPid::try_from(number).ok().and_then(Pid::from_raw).ok_or_else(|| Error::Invalid {
-        what: "a PyTorch expandable segment",
-        got: format!("of process {number}"),
-        must: "of a process with a positive number",
-    })?;
+    let pid = RawPid::try_from(number)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or_else(|| Error::Invalid {
+            what: "a PyTorch expandable segment",
+            got: format!("of process {number}"),
+            must: "of a process with a positive number",
+        })?;
     let process = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
     Ok(numbers.iter().map(move |&fd| {
         // One that no process can have is one that this process has not.

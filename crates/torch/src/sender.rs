@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_api::{
-    AddressRange, BackendKind, DevicePtr, DeviceUuid, Error, EventHandle, EventKind, Export, Gpu, RawEvent, Region,
-    Result, Sharing,
+    AddressRange, BackendKind, DevicePtr, DeviceUuid, Error, EventHandle, EventKind, Export, Gpu,
+    RawEvent, Region, Result, Sharing,
 };
 use ipc_rc::{After, SentBlock, Stream};
 
@@ -17,8 +17,9 @@ use crate::recipient::Recipient;
 use crate::releases::same_gpu;
 use crate::segment_handle::{Chunks, ExpandableSegment};
 
-/// How many sends may have an event of their own; those beyond wait for their stream, as PyTorch's do. Drivers give out
-/// a few thousand (3,896 on an H200, driver 580), PyTorch in the same process among the takers.
+/// How many sends may have an event of their own; those beyond wait for their stream, as PyTorch's
+/// do. Drivers give out a few thousand (3,896 on an H200, driver 580), PyTorch in the same process
+/// among the takers.
 const MAX_EVENTS: usize = 1000;
 
 /// What was sent: what the receiver needs, by any transport.
@@ -43,15 +44,17 @@ struct Name {
 
 /// Sends blocks to PyTorch processes.
 ///
-/// A send keeps a clone of the block's [`Arc`] while its counter is above 0; [`collect`](Sender::collect) finds those
-/// that came back. A block that was dropped meanwhile then goes back to its session.
+/// A send keeps a clone of the block's [`Arc`] while its counter is above 0;
+/// [`collect`](Sender::collect) finds those that came back. A block that was dropped meanwhile then
+/// goes back to its session.
 ///
-/// Here PyTorch's rules hold. A counter stands for one opening of one message: send once for each receiver. It does not
-/// say who holds it, so a receiver that is killed leaves it as it is; [`Recipient`] says what then. The memory lives
-/// no longer than this process. [`Sender`] has no thread: something must collect.
+/// Here PyTorch's rules hold. A counter stands for one opening of one message: send once for each
+/// receiver. It does not say who holds it, so a receiver that is killed leaves it as it is;
+/// [`Recipient`] says what then. The memory lives no longer than this process. [`Sender`] has no
+/// thread: something must collect.
 ///
-/// Dropping a sender never takes memory from a receiver: what is still counted stays allocated until the process ends,
-/// and no file stays behind.
+/// Dropping a sender never takes memory from a receiver: what is still counted stays allocated
+/// until the process ends, and no file stays behind.
 ///
 /// # Examples
 ///
@@ -91,7 +94,12 @@ pub struct Sender {
 impl Sender {
     /// Makes a sender for blocks of a device.
     pub fn new(gpu: Gpu) -> Sender {
-        Sender { gpu, ledger: Mutex::default(), quarantine: Duration::from_millis(100), pid: std::process::id() }
+        Sender {
+            gpu,
+            ledger: Mutex::default(),
+            quarantine: Duration::from_millis(100),
+            pid: std::process::id(),
+        }
     }
 
     /// Sets how long after a recipient's end its GPU work may still run; 100 ms unless set.
@@ -107,22 +115,26 @@ impl Sender {
 
     /// Sends a block: counts it, and returns what one receiver needs to open it once.
     ///
-    /// With [`After::Stream`] the receiver's stream waits for what is queued on that stream at this moment, by an
-    /// event, and the stream counts as one that the block was [used on](SentBlock::used_on). On HIP, and beyond 1,000
-    /// sends with events, this call waits for the stream instead.
+    /// With [`After::Stream`] the receiver's stream waits for what is queued on that stream at this
+    /// moment, by an event, and the stream counts as one that the block was [used
+    /// on](SentBlock::used_on). On HIP, and beyond 1,000 sends with events, this call waits for the
+    /// stream instead.
     ///
     /// # Errors
     ///
-    /// - [`Error::Unsupported`] for a block that cannot be shared, and on HIP for one that is shared by file
-    ///   descriptor: open its session with [`Sharing::Handle`]. Likewise for a block across pieces of unequal lengths,
-    ///   of an arena that grows in place: PyTorch's chunks are equal.
+    /// - [`Error::Unsupported`] for a block that cannot be shared, and on HIP for one that is
+    ///   shared by file descriptor: open its session with [`Sharing::Handle`]. Likewise for a block
+    ///   across pieces of unequal lengths, of an arena that grows in place: PyTorch's chunks are
+    ///   equal.
     /// - [`Error::Mismatch`] for a block or a stream of another device.
     /// - [`Error::Capturing`], [`Error::Forked`], [`Error::System`], [`Error::Driver`].
     ///
     /// After an error nothing is counted.
     pub fn send(&self, block: &Arc<SentBlock>, to: Recipient, after: After<'_>) -> Result<Sending> {
         if self.pid != std::process::id() {
-            return Err(Error::Forked { what: "this sender" });
+            return Err(Error::Forked {
+                what: "this sender",
+            });
         }
         self.look();
         let backend = self.gpu.backend();
@@ -163,7 +175,9 @@ impl Sender {
                 });
             }
         };
-        let counted = self.ledger().count(block, to, event.map(|(event, _)| event), kept);
+        let counted = self
+            .ledger()
+            .count(block, to, event.map(|(event, _)| event), kept);
         let (id, file, slot) = match counted {
             Ok(counted) => counted,
             Err(error) => {
@@ -181,29 +195,47 @@ impl Sender {
             event_handle: Some(event.map_or_else(|| vec![0; 64], |(_, handle)| handle.0.to_vec())),
             event_sync_required: event.is_some(),
         };
-        Ok(Sending { id, fields, uuid: self.gpu.uuid() })
+        Ok(Sending {
+            id,
+            fields,
+            uuid: self.gpu.uuid(),
+        })
     }
 
-    /// Names a region as PyTorch does: by the driver's handle, or as an expandable segment of one chunk, by the number
-    /// of a descriptor that stays open while a send of it is counted.
+    /// Names a region as PyTorch does: by the driver's handle, or as an expandable segment of one
+    /// chunk, by the number of a descriptor that stays open while a send of it is counted.
     fn name(&self, range: AddressRange, sharing: Option<Sharing>) -> Result<Name> {
         let base = range.base;
         match sharing {
             // The driver's handle alone: every version of PyTorch reads that.
             Some(Sharing::Handle) => {
                 let handle = self.gpu.backend().export_handle(base)?.0.to_vec();
-                Ok(Name { handle, base, kept: Kept::Nothing })
+                Ok(Name {
+                    handle,
+                    base,
+                    kept: Kept::Nothing,
+                })
             }
             Some(Sharing::Fd) if self.gpu.kind() != BackendKind::Hip => {
                 let fd = self.descriptor(range)?;
                 let numbers = vec![fd.as_raw_fd().cast_unsigned()];
                 let chunks = Chunks::Descriptors(numbers);
-                let handle = ExpandableSegment { pid: self.pid, chunk_bytes: range.len, chunks }.encode();
-                Ok(Name { handle, base, kept: Kept::Descriptor(fd) })
+                let handle = ExpandableSegment {
+                    pid: self.pid,
+                    chunk_bytes: range.len,
+                    chunks,
+                }
+                .encode();
+                Ok(Name {
+                    handle,
+                    base,
+                    kept: Kept::Descriptor(fd),
+                })
             }
             _ => Err(Error::Unsupported {
                 what: "sending this block to PyTorch",
-                why: "it is not shared in a way in which PyTorch opens memory of this device".into(),
+                why: "it is not shared in a way in which PyTorch opens memory of this device"
+                    .into(),
                 remedy: "open its session with `.sharing(Sharing::Handle)`",
             }),
         }
@@ -231,14 +263,28 @@ impl Sender {
             }),
         };
         let chunks = Chunks::Descriptors(regions.iter().map(number).collect::<Result<_>>()?);
-        let handle = ExpandableSegment { pid: self.pid, chunk_bytes, chunks }.encode();
-        Ok(Name { handle, base, kept: Kept::Pieces(regions) })
+        let handle = ExpandableSegment {
+            pid: self.pid,
+            chunk_bytes,
+            chunks,
+        }
+        .encode();
+        Ok(Name {
+            handle,
+            base,
+            kept: Kept::Pieces(regions),
+        })
     }
 
     /// Returns the descriptor of a region; exports it if no send of it is counted.
     fn descriptor(&self, range: AddressRange) -> Result<Arc<OwnedFd>> {
         // A region with a counted send has a block that lives, so its base is no other's.
-        if let Some(fd) = self.ledger().exports.get(&range.base.0).and_then(Weak::upgrade) {
+        if let Some(fd) = self
+            .ledger()
+            .exports
+            .get(&range.base.0)
+            .and_then(Weak::upgrade)
+        {
             return Ok(fd);
         }
         let fd = Arc::new(self.gpu.backend().export_fd(range.base)?);
@@ -260,7 +306,8 @@ impl Sender {
         }
         let event = backend.create_event(self.gpu.device(), EventKind::Interprocess)?;
         self.ledger().events += 1;
-        // SAFETY: `record_event` asks for a live event and stream of one device: just made, kept by `stream`, compared.
+        // SAFETY: `record_event` asks for a live event and stream of one device: just made, kept by
+        // `stream`, compared.
         let recorded = unsafe { backend.record_event(event, stream.raw()) };
         let handle = recorded.and_then(|()| {
             // SAFETY: `event_handle` asks for a live event: made above.
@@ -277,8 +324,9 @@ impl Sender {
 
     fn destroy(&self, event: Option<RawEvent>) {
         let Some(event) = event else { return };
-        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: `order` made it, and the caller
-        // has taken it out of the ledger. A receiver has opened it already, or never will. An error leaks it.
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: `order` made
+        // it, and the caller has taken it out of the ledger. A receiver has opened it already, or
+        // never will. An error leaks it.
         let _ = unsafe { self.gpu.backend().destroy_event(event) };
         self.ledger().events -= 1;
     }
@@ -302,15 +350,17 @@ impl Sender {
 
     fn take_back(&self, ids: &[u64]) -> Collected {
         let (collected, ended) = self.ledger().take_ended(ids, self.quarantine);
-        // Without the lock: a block's end calls its session and perhaps an allocator, a file's end unlinks.
+        // Without the lock: a block's end calls its session and perhaps an allocator, a file's end
+        // unlinks.
         for sent in ended {
             self.destroy(sent.event);
         }
         collected
     }
 
-    /// Says which process has a send of [`Recipient::Unknown`], so that its death brings the memory back; whether the
-    /// send is outstanding. With [`Recipient::Unknown`] the send is held until [`Sender::reclaim`] again.
+    /// Says which process has a send of [`Recipient::Unknown`], so that its death brings the memory
+    /// back; whether the send is outstanding. With [`Recipient::Unknown`] the send is held until
+    /// [`Sender::reclaim`] again.
     pub fn sent_to(&self, id: SendId, to: Recipient) -> bool {
         self.pid == std::process::id() && self.ledger().sent_to(id, to)
     }
@@ -319,8 +369,8 @@ impl Sender {
     ///
     /// # Safety
     ///
-    /// No process has the storage open or opens it later: the message was lost, or who had it is dead with all its
-    /// children.
+    /// No process has the storage open or opens it later: the message was lost, or who had it is
+    /// dead with all its children.
     pub unsafe fn reclaim(&self, id: SendId) -> bool {
         if self.pid != std::process::id() {
             return false;
@@ -368,7 +418,11 @@ impl Drop for Sender {
             self.take_back(&ids);
         }
         // Without the lock: in a forked child it may be held for good.
-        let sent = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner).take_all();
+        let sent = self
+            .ledger
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take_all();
         if !sent.is_empty() && is_own {
             tracing::warn!(
                 sends = sent.len(),

@@ -24,7 +24,8 @@ enum Look {
     Copy(Vec<u64>),
 }
 
-/// What an engine answers: the least and the greatest word of all weights. They differ if the weights are a mix.
+/// What an engine answers: the least and the greatest word of all weights. They differ if the
+/// weights are a mix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answer {
     /// The least.
@@ -45,19 +46,40 @@ impl Engine {
             BackendKind::Cuda => Look::Graph(Box::new(Graph::capture(client, &stream, &weights)?)),
             _ => Look::Copy(Vec::new()),
         };
-        Ok((Engine { stream, weights, look }, took))
+        Ok((
+            Engine {
+                stream,
+                weights,
+                look,
+            },
+            took,
+        ))
     }
 
     /// Answers, from the addresses that it has had from the start.
     pub fn answer(&mut self) -> Result<Answer, Box<dyn Error>> {
         match &mut self.look {
             Look::Graph(graph) => graph.answer(&self.stream),
-            Look::Copy(buffer) => look_at(self.weights.layout().parts().iter().map(|part| &*part.spec.name), |name| {
-                buffer.clear();
-                let bytes = self.weights.read(name)?;
-                buffer.extend(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))));
-                Ok((buffer.iter().copied().min().unwrap_or(u64::MAX), buffer.iter().copied().max().unwrap_or(0)))
-            }),
+            Look::Copy(buffer) => look_at(
+                self.weights
+                    .layout()
+                    .parts()
+                    .iter()
+                    .map(|part| &*part.spec.name),
+                |name| {
+                    buffer.clear();
+                    let bytes = self.weights.read(name)?;
+                    buffer.extend(
+                        bytes
+                            .chunks_exact(8)
+                            .map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))),
+                    );
+                    Ok((
+                        buffer.iter().copied().min().unwrap_or(u64::MAX),
+                        buffer.iter().copied().max().unwrap_or(0),
+                    ))
+                },
+            ),
         }
     }
 
@@ -68,7 +90,11 @@ impl Engine {
         if (answer.lowest, answer.highest) == (must, must) {
             return Ok(answer);
         }
-        Err(format!("epoch {} is {must:#x}, but the answer was {answer:x?}", self.weights.epoch()).into())
+        Err(format!(
+            "epoch {} is {must:#x}, but the answer was {answer:x?}",
+            self.weights.epoch()
+        )
+        .into())
     }
 
     /// Moves to the newest epoch, at the same addresses.
@@ -83,7 +109,12 @@ impl Engine {
 
     /// Returns the stamp of the epoch that is mapped.
     pub fn stamp(&self) -> Result<u8, Box<dyn Error>> {
-        Ok(*self.weights.layout().user().first().ok_or("weights without a stamp")?)
+        Ok(*self
+            .weights
+            .layout()
+            .user()
+            .first()
+            .ok_or("weights without a stamp")?)
     }
 }
 
@@ -92,10 +123,16 @@ fn look_at<'a>(
     parts: impl Iterator<Item = &'a str>,
     mut look: impl FnMut(&str) -> Result<(u64, u64), Box<dyn Error>>,
 ) -> Result<Answer, Box<dyn Error>> {
-    let mut answer = Answer { lowest: u64::MAX, highest: 0 };
+    let mut answer = Answer {
+        lowest: u64::MAX,
+        highest: 0,
+    };
     for part in parts {
         let (lowest, highest) = look(part)?;
-        answer = Answer { lowest: answer.lowest.min(lowest), highest: answer.highest.max(highest) };
+        answer = Answer {
+            lowest: answer.lowest.min(lowest),
+            highest: answer.highest.max(highest),
+        };
     }
     Ok(answer)
 }
@@ -104,8 +141,16 @@ fn look_at<'a>(
 pub fn memory_taken(gpu: &Gpu) -> Result<u64, Box<dyn Error>> {
     if gpu.kind() == BackendKind::Host {
         let text = std::fs::read_to_string("/proc/self/smaps_rollup")?;
-        let line = text.lines().find(|line| line.starts_with("Pss_Shmem:")).ok_or("smaps_rollup without Pss_Shmem")?;
-        return Ok(line.split_whitespace().nth(1).ok_or("a line without a number")?.parse::<u64>()? << 10);
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("Pss_Shmem:"))
+            .ok_or("smaps_rollup without Pss_Shmem")?;
+        return Ok(line
+            .split_whitespace()
+            .nth(1)
+            .ok_or("a line without a number")?
+            .parse::<u64>()?
+            << 10);
     }
     let memory = gpu.backend().memory_info(gpu.device())?;
     Ok(memory.total_bytes - memory.free_bytes)

@@ -5,7 +5,10 @@
 //! 3. `weights`: an object of many parts, and who fills it.
 //! 4. `engine`: who reads it; on an NVIDIA GPU by the captured graph of `graph`.
 
-#![allow(dead_code, reason = "each example is a program of its own and uses a part of this")]
+#![allow(
+    dead_code,
+    reason = "each example is a program of its own and uses a part of this"
+)]
 
 pub mod engine;
 mod graph;

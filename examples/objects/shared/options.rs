@@ -23,7 +23,13 @@ pub struct Options {
 impl Options {
     /// Reads the arguments of `example`.
     pub fn parse(example: &str, args: &[String]) -> Result<Options, Box<dyn Error>> {
-        let mut options = Options { backend: "host".into(), bytes: 16 << 20, parts: 50, rounds: 6, every: 1_000 };
+        let mut options = Options {
+            backend: "host".into(),
+            bytes: 16 << 20,
+            parts: 50,
+            rounds: 6,
+            every: 1_000,
+        };
         for pair in args.chunks(2) {
             match pair {
                 [name, value] if name == "--backend" => options.backend.clone_from(value),
@@ -40,7 +46,10 @@ impl Options {
                 }
             }
         }
-        if !BackendKind::ALL.iter().any(|kind| kind.name() == options.backend) {
+        if !BackendKind::ALL
+            .iter()
+            .any(|kind| kind.name() == options.backend)
+        {
             return Err(format!("no backend is named {}", options.backend).into());
         }
         if options.parts == 0 || options.bytes / options.parts < 4096 {
@@ -57,7 +66,9 @@ impl Options {
 
 /// Opens the first device of a backend.
 pub fn open(backend: &str) -> Result<Gpu, Box<dyn Error>> {
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
+    let kind = BackendKind::ALL
+        .into_iter()
+        .find(|kind| kind.name() == backend);
     let kind = kind.ok_or_else(|| format!("no backend is named {backend}"))?;
     Ok(detect_only(kind)?.first(kind)?)
 }
@@ -65,9 +76,14 @@ pub fn open(backend: &str) -> Result<Gpu, Box<dyn Error>> {
 /// Reads a number of bytes, with KiB, MiB or GiB behind it.
 fn bytes(text: &str) -> Result<u64, Box<dyn Error>> {
     let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
-    let (number, shift) =
-        units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift))).unwrap_or((text, 0));
-    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    let (number, shift) = units
+        .iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)))
+        .unwrap_or((text, 0));
+    let bytes = number
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift));
     bytes.ok_or_else(|| format!("{text} is not a number of bytes").into())
 }
 

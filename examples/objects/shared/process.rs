@@ -1,4 +1,5 @@
-//! This program in other processes: lines in, lines out. And two of them that own memory: a keeper and its broker.
+//! This program in other processes: lines in, lines out. And two of them that own memory: a keeper
+//! and its broker.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -38,7 +39,12 @@ pub struct Process {
 
 impl Process {
     /// Starts this program in a role, for a broker's directory, with more to tell it.
-    pub fn start(role: &str, dir: &Path, backend: &str, more: &[String]) -> Result<Process, Box<dyn Error>> {
+    pub fn start(
+        role: &str,
+        dir: &Path,
+        backend: &str,
+        more: &[String],
+    ) -> Result<Process, Box<dyn Error>> {
         let since = Instant::now();
         let mut child = Command::new(std::env::current_exe()?)
             .arg(role)
@@ -50,12 +56,18 @@ impl Process {
             .spawn()?;
         let to = child.stdin.take().ok_or("a process has no input")?;
         let from = BufReader::new(child.stdout.take().ok_or("a process has no output")?);
-        Ok(Process { child, to, from, since })
+        Ok(Process {
+            child,
+            to,
+            from,
+            since,
+        })
     }
 
     /// Tells it something.
     pub fn tell(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
-        writeln!(self.to, "{line}").map_err(|e| format!("process {} is gone: {e}", self.child.id()).into())
+        writeln!(self.to, "{line}")
+            .map_err(|e| format!("process {} is gone: {e}", self.child.id()).into())
     }
 
     /// Waits for a line that begins with a word, and returns the numbers behind it.
@@ -81,7 +93,11 @@ impl Process {
         self.tell("end")?;
         let lines = self.from.by_ref().lines().collect::<Result<_, _>>()?;
         let status = self.child.wait()?;
-        if status.success() { Ok(lines) } else { Err(format!("a process ended with {status}").into()) }
+        if status.success() {
+            Ok(lines)
+        } else {
+            Err(format!("a process ended with {status}").into())
+        }
     }
 }
 
@@ -93,7 +109,8 @@ impl Drop for Process {
     }
 }
 
-/// A keeper with its broker, as `gpu-ipc keep -- gpu-ipc broker` starts them, in a directory of their own.
+/// A keeper with its broker, as `gpu-ipc keep -- gpu-ipc broker` starts them, in a directory of
+/// their own.
 pub struct Owner {
     _keeper: Process,
     dir: tempfile::TempDir,
@@ -104,7 +121,10 @@ impl Owner {
     pub fn start(backend: &str) -> Result<Owner, Box<dyn Error>> {
         let dir = tempfile::tempdir()?;
         let keeper = Process::start("keeper", dir.path(), backend, &[])?;
-        Ok(Owner { _keeper: keeper, dir })
+        Ok(Owner {
+            _keeper: keeper,
+            dir,
+        })
     }
 
     /// Returns the directory: all that readers and writers need to know.
@@ -140,7 +160,10 @@ fn keep(dir: &str, backend: &str) -> Result<(), Box<dyn Error>> {
     let mut keeper = Keeper::open(Path::new(dir), None)?;
     let status = keeper.run(|| {
         let mut command = Command::new(&program);
-        command.args(["broker", dir, backend]).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+            .args(["broker", dir, backend])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
         command
     })?;
     Err(format!("the broker ended by itself with {status}").into())
@@ -152,16 +175,28 @@ fn serve(dir: &str, backend: &str) -> Result<(), Box<dyn Error>> {
     let find = move || {
         open(&backend)
             .map(|gpu| vec![gpu])
-            .map_err(|error| gpu_ipc::Error::Refused { why: error.to_string(), remedy: "choose another backend" })
+            .map_err(|error| gpu_ipc::Error::Refused {
+                why: error.to_string(),
+                remedy: "choose another backend",
+            })
     };
     let keeper = std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from);
     let (dir, gpus) = (PathBuf::from(dir), Arc::new(find));
-    Broker::open(BrokerOptions { dir, gpus, limits: Limits::default(), allowed: Vec::new(), keeper })?.run()
+    Broker::open(BrokerOptions {
+        dir,
+        gpus,
+        limits: Limits::default(),
+        allowed: Vec::new(),
+        keeper,
+    })?
+    .run()
 }
 
 /// Has the kernel end this process with its parent, so that nobody is left over.
 pub fn die_with_parent() -> Result<(), Box<dyn Error>> {
-    Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?)
+    Ok(rustix::process::set_parent_process_death_signal(Some(
+        rustix::process::Signal::KILL,
+    ))?)
 }
 
 /// Says a line to the parent.

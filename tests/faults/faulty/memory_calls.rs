@@ -5,8 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use gpu_ipc::Result;
 use gpu_ipc::backend::groups::*;
 use gpu_ipc::backend::{
-    Access, AddressRange, Allocation, DeviceId, DevicePtr, HostMemory, HostPtr, MemHandle, PointerInfo, PoolUsage,
-    RawMemory, RawPool, RawStream, Sharing,
+    Access, AddressRange, Allocation, DeviceId, DevicePtr, HostMemory, HostPtr, MemHandle,
+    PointerInfo, PoolUsage, RawMemory, RawPool, RawStream, Sharing,
 };
 
 use super::{Faulty, Thing};
@@ -14,7 +14,10 @@ use super::{Faulty, Thing};
 // SAFETY: `GpuMemory`: the backend below keeps it; a call that fails has done nothing.
 unsafe impl<B: GpuBackend> GpuMemory for Faulty<B> {
     fn alloc(&self, device: DeviceId, len: u64, sharing: Sharing) -> Result<Allocation> {
-        let mut made = Allocation { base: DevicePtr(0), len: 0 };
+        let mut made = Allocation {
+            base: DevicePtr(0),
+            len: 0,
+        };
         self.gives("alloc", || {
             made = self.backend.alloc(device, len, sharing)?;
             Ok(Thing::Memory(made.base.0))
@@ -24,12 +27,16 @@ unsafe impl<B: GpuBackend> GpuMemory for Faulty<B> {
 
     unsafe fn free(&self, base: DevicePtr) -> Result<()> {
         // SAFETY: `free`: the caller's own promise.
-        self.takes("free", Thing::Memory(base.0), || unsafe { self.backend.free(base) })
+        self.takes("free", Thing::Memory(base.0), || unsafe {
+            self.backend.free(base)
+        })
     }
 
     unsafe fn close(&self, base: DevicePtr) -> Result<()> {
         // SAFETY: `close`: the caller's own promise.
-        self.takes("close", Thing::Mapping(base.0), || unsafe { self.backend.close(base) })
+        self.takes("close", Thing::Mapping(base.0), || unsafe {
+            self.backend.close(base)
+        })
     }
 }
 
@@ -59,7 +66,9 @@ unsafe impl<B: GpuBackend> GpuHostMemory for Faulty<B> {
 
     unsafe fn host_free(&self, ptr: HostPtr) -> Result<()> {
         // SAFETY: `host_free`: the caller's own promise.
-        self.takes("host_free", Thing::HostMemory(ptr.0), || unsafe { self.backend.host_free(ptr) })
+        self.takes("host_free", Thing::HostMemory(ptr.0), || unsafe {
+            self.backend.host_free(ptr)
+        })
     }
 }
 
@@ -88,7 +97,13 @@ unsafe impl<B: GpuBackend> GpuDescriptors for Faulty<B> {
         self.backend.export_fd(base)
     }
 
-    fn import_fd(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr> {
+    fn import_fd(
+        &self,
+        device: DeviceId,
+        fd: BorrowedFd<'_>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
         let mut made = DevicePtr(0);
         self.gives("import_fd", || {
             self.pass_gate();
@@ -117,7 +132,11 @@ unsafe impl<B: GpuBackend> GpuDescriptors for Faulty<B> {
 // SAFETY: `GpuStore`: the backend below keeps it; a call that fails has done nothing.
 unsafe impl<B: GpuBackend> GpuStore for Faulty<B> {
     fn create_memory(&self, device: DeviceId, len: u64) -> Result<RawMemory> {
-        let mut made = RawMemory { device, handle: 0, len };
+        let mut made = RawMemory {
+            device,
+            handle: 0,
+            len,
+        };
         self.gives("create_memory", || {
             made = self.backend.create_memory(device, len)?;
             Ok(Thing::Physical(made.handle))
@@ -132,7 +151,11 @@ unsafe impl<B: GpuBackend> GpuStore for Faulty<B> {
     }
 
     fn import_memory(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64) -> Result<RawMemory> {
-        let mut made = RawMemory { device, handle: 0, len };
+        let mut made = RawMemory {
+            device,
+            handle: 0,
+            len,
+        };
         self.gives("import_memory", || {
             made = self.backend.import_memory(device, fd, len)?;
             Ok(Thing::Physical(made.handle))
@@ -143,14 +166,24 @@ unsafe impl<B: GpuBackend> GpuStore for Faulty<B> {
     unsafe fn release_memory(&self, memory: RawMemory) -> Result<()> {
         let thing = Thing::Physical(memory.handle);
         // SAFETY: `release_memory`: the caller's own promise.
-        self.takes("release_memory", thing, || unsafe { self.backend.release_memory(memory) })
+        self.takes("release_memory", thing, || unsafe {
+            self.backend.release_memory(memory)
+        })
     }
 }
 
 // SAFETY: `GpuRanges`: the backend below keeps it; a call that fails has done nothing.
 unsafe impl<B: GpuBackend> GpuRanges for Faulty<B> {
-    fn reserve_range(&self, device: DeviceId, len: u64, at: Option<DevicePtr>) -> Result<AddressRange> {
-        let mut made = AddressRange { base: DevicePtr(0), len };
+    fn reserve_range(
+        &self,
+        device: DeviceId,
+        len: u64,
+        at: Option<DevicePtr>,
+    ) -> Result<AddressRange> {
+        let mut made = AddressRange {
+            base: DevicePtr(0),
+            len,
+        };
         self.gives("reserve_range", || {
             made = self.backend.reserve_range(device, len, at)?;
             Ok(Thing::Range(made.base.0))
@@ -168,13 +201,17 @@ unsafe impl<B: GpuBackend> GpuRanges for Faulty<B> {
 
     unsafe fn unmap_memory(&self, at: DevicePtr) -> Result<()> {
         // SAFETY: `unmap_memory`: the caller's own promise.
-        self.takes("unmap_memory", Thing::Piece(at.0), || unsafe { self.backend.unmap_memory(at) })
+        self.takes("unmap_memory", Thing::Piece(at.0), || unsafe {
+            self.backend.unmap_memory(at)
+        })
     }
 
     unsafe fn release_range(&self, range: AddressRange) -> Result<()> {
         let thing = Thing::Range(range.base.0);
         // SAFETY: `release_range`: the caller's own promise.
-        self.takes("release_range", thing, || unsafe { self.backend.release_range(range) })
+        self.takes("release_range", thing, || unsafe {
+            self.backend.release_range(range)
+        })
     }
 }
 
@@ -191,11 +228,16 @@ unsafe impl<B: GpuBackend> GpuPools for Faulty<B> {
 
     unsafe fn destroy_pool(&self, pool: RawPool) -> Result<()> {
         // SAFETY: `destroy_pool`: the caller's own promise.
-        self.takes("destroy_pool", Thing::Pool(pool.handle), || unsafe { self.backend.destroy_pool(pool) })
+        self.takes("destroy_pool", Thing::Pool(pool.handle), || unsafe {
+            self.backend.destroy_pool(pool)
+        })
     }
 
     unsafe fn pool_alloc(&self, pool: RawPool, stream: RawStream, len: u64) -> Result<Allocation> {
-        let mut made = Allocation { base: DevicePtr(0), len };
+        let mut made = Allocation {
+            base: DevicePtr(0),
+            len,
+        };
         self.gives("pool_alloc", || {
             // SAFETY: `pool_alloc`: the caller's own promise.
             made = unsafe { self.backend.pool_alloc(pool, stream, len) }?;
@@ -206,7 +248,9 @@ unsafe impl<B: GpuBackend> GpuPools for Faulty<B> {
 
     unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()> {
         // SAFETY: `pool_free`: the caller's own promise.
-        self.takes("pool_free", Thing::Pooled(base.0), || unsafe { self.backend.pool_free(stream, base) })
+        self.takes("pool_free", Thing::Pooled(base.0), || unsafe {
+            self.backend.pool_free(stream, base)
+        })
     }
 
     unsafe fn pool_usage(&self, pool: RawPool) -> Result<PoolUsage> {
@@ -222,7 +266,10 @@ unsafe impl<B: GpuBackend> GpuPools for Faulty<B> {
     }
 
     fn alloc_managed(&self, device: DeviceId, len: u64) -> Result<Allocation> {
-        let mut made = Allocation { base: DevicePtr(0), len };
+        let mut made = Allocation {
+            base: DevicePtr(0),
+            len,
+        };
         self.gives("alloc_managed", || {
             made = self.backend.alloc_managed(device, len)?;
             Ok(Thing::Memory(made.base.0))

@@ -1,4 +1,5 @@
-//! A backend whose n-th call fails, and that keeps a ledger of what it gave and what it was given back.
+//! A backend whose n-th call fails, and that keeps a ledger of what it gave and what it was given
+//! back.
 
 mod memory_calls;
 mod stream_calls;
@@ -49,7 +50,8 @@ struct Ledger {
     nth: u32,
     /// Its name, once it has failed.
     failed: Option<&'static str>,
-    /// What was given and not given back: how often, and whether a call that gives it back has failed.
+    /// What was given and not given back: how often, and whether a call that gives it back has
+    /// failed.
     given: BTreeMap<Thing, (u32, bool)>,
     /// What must not happen.
     faults: Vec<String>,
@@ -57,8 +59,8 @@ struct Ledger {
 
 /// Passes every call on to another backend, but for one.
 ///
-/// A call that fails has done nothing, which is the worst that a failed `free` can mean: who tries again succeeds, and
-/// is found out.
+/// A call that fails has done nothing, which is the worst that a failed `free` can mean: who tries
+/// again succeeds, and is found out.
 pub struct Faulty<B> {
     backend: Arc<B>,
     ledger: Mutex<Ledger>,
@@ -79,18 +81,32 @@ struct Gate {
 
 impl<B: fmt::Debug> fmt::Debug for Faulty<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Faulty").field("backend", &self.backend).finish_non_exhaustive()
+        f.debug_struct("Faulty")
+            .field("backend", &self.backend)
+            .finish_non_exhaustive()
     }
 }
 
 impl<B: GpuBackend> Faulty<B> {
     /// Wraps a backend, which fails at nothing yet.
     pub fn new(backend: Arc<B>) -> Arc<Faulty<B>> {
-        let (ledger, gate, opened, capture) = (Mutex::default(), Mutex::default(), Condvar::new(), Mutex::new(None));
-        Arc::new(Faulty { backend, ledger, gate, opened, capture })
+        let (ledger, gate, opened, capture) = (
+            Mutex::default(),
+            Mutex::default(),
+            Condvar::new(),
+            Mutex::new(None),
+        );
+        Arc::new(Faulty {
+            backend,
+            ledger,
+            gate,
+            opened,
+            capture,
+        })
     }
 
-    /// Does something as soon as a participant's own thread has been told that a stream is not captured.
+    /// Does something as soon as a participant's own thread has been told that a stream is not
+    /// captured.
     pub fn after_question_of_capture(&self, act: impl FnOnce(&B) + Send + 'static) {
         *self.capture.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
     }
@@ -118,7 +134,10 @@ impl<B: GpuBackend> Faulty<B> {
     fn pass_gate(&self) {
         let mut gate = self.gate();
         gate.waiting += 1;
-        gate = self.opened.wait_while(gate, |gate| gate.is_shut).unwrap_or_else(PoisonError::into_inner);
+        gate = self
+            .opened
+            .wait_while(gate, |gate| gate.is_shut)
+            .unwrap_or_else(PoisonError::into_inner);
         gate.waiting -= 1;
     }
 
@@ -138,7 +157,12 @@ impl<B: GpuBackend> Faulty<B> {
     /// Lists what was given, not given back, and did not refuse to be.
     pub fn outstanding(&self) -> Vec<Thing> {
         let ledger = self.ledger();
-        ledger.given.iter().filter(|(_, (_, refused))| !refused).map(|(&thing, _)| thing).collect()
+        ledger
+            .given
+            .iter()
+            .filter(|(_, (_, refused))| !refused)
+            .map(|(&thing, _)| thing)
+            .collect()
     }
 
     /// Lists what was done that must not be done.
@@ -153,14 +177,24 @@ impl<B: GpuBackend> Faulty<B> {
     /// Fails if it is this call's turn.
     fn turn(&self, call: &'static str) -> Result<()> {
         let mut ledger = self.ledger();
-        let Some(calls) = &mut ledger.calls else { return Ok(()) };
+        let Some(calls) = &mut ledger.calls else {
+            return Ok(());
+        };
         *calls += 1;
         if *calls != ledger.nth {
             return Ok(());
         }
         ledger.failed = Some(call);
-        let source = DriverError { backend: self.backend.kind(), code: FAULT, name: "made to fail".into() };
-        Err(Error::Driver { call, device: DeviceId(0), source })
+        let source = DriverError {
+            backend: self.backend.kind(),
+            code: FAULT,
+            name: "made to fail".into(),
+        };
+        Err(Error::Driver {
+            call,
+            device: DeviceId(0),
+            source,
+        })
     }
 
     fn gives(&self, call: &'static str, thing: impl FnOnce() -> Result<Thing>) -> Result<()> {
@@ -170,12 +204,21 @@ impl<B: GpuBackend> Faulty<B> {
         Ok(())
     }
 
-    fn takes(&self, call: &'static str, thing: Thing, take: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn takes(
+        &self,
+        call: &'static str,
+        thing: Thing,
+        take: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         {
             let mut ledger = self.ledger();
             match ledger.given.get(&thing) {
-                None => ledger.faults.push(format!("{call} of {thing:?}, which was not given or was given back")),
-                Some((_, true)) => ledger.faults.push(format!("{call} of {thing:?}, whose {call} has failed before")),
+                None => ledger.faults.push(format!(
+                    "{call} of {thing:?}, which was not given or was given back"
+                )),
+                Some((_, true)) => ledger.faults.push(format!(
+                    "{call} of {thing:?}, whose {call} has failed before"
+                )),
                 Some(_) => {}
             }
         }

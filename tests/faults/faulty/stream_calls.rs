@@ -5,8 +5,8 @@ use std::sync::PoisonError;
 use gpu_ipc::Result;
 use gpu_ipc::backend::groups::*;
 use gpu_ipc::backend::{
-    CaptureStatus, DeviceId, DevicePtr, EventHandle, EventKind, HostPtr, RawEvent, RawStream, StreamInfo, StreamOp,
-    WordPtr,
+    CaptureStatus, DeviceId, DevicePtr, EventHandle, EventKind, HostPtr, RawEvent, RawStream,
+    StreamInfo, StreamOp, WordPtr,
 };
 
 use super::{Faulty, Thing};
@@ -57,7 +57,9 @@ unsafe impl<B: GpuBackend> GpuEvents for Faulty<B> {
 
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
         // SAFETY: `destroy_event`: the caller's own promise.
-        self.takes("destroy_event", Thing::Event(event.0), || unsafe { self.backend.destroy_event(event) })
+        self.takes("destroy_event", Thing::Event(event.0), || unsafe {
+            self.backend.destroy_event(event)
+        })
     }
 }
 
@@ -74,7 +76,9 @@ unsafe impl<B: GpuBackend> GpuStreams for Faulty<B> {
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
         // SAFETY: `destroy_stream`: the caller's own promise.
-        self.takes("destroy_stream", Thing::Stream(stream.handle), || unsafe { self.backend.destroy_stream(stream) })
+        self.takes("destroy_stream", Thing::Stream(stream.handle), || unsafe {
+            self.backend.destroy_stream(stream)
+        })
     }
 
     unsafe fn query_stream(&self, stream: RawStream) -> Result<bool> {
@@ -100,14 +104,22 @@ unsafe impl<B: GpuBackend> GpuStreams for Faulty<B> {
         // SAFETY: `capture_status`: the caller's own promise.
         let status = unsafe { self.backend.capture_status(stream) };
         if std::thread::current().name() == Some("gpu-ipc-participant")
-            && let Some(act) = self.capture.lock().unwrap_or_else(PoisonError::into_inner).take()
+            && let Some(act) = self
+                .capture
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take()
         {
             act(&self.backend);
         }
         status
     }
 
-    unsafe fn host_function(&self, stream: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
+    unsafe fn host_function(
+        &self,
+        stream: RawStream,
+        function: Box<dyn FnOnce() + Send>,
+    ) -> Result<()> {
         self.turn("host_function")?;
         // SAFETY: `host_function`: the caller's own promise.
         unsafe { self.backend.host_function(stream, function) }
@@ -116,19 +128,37 @@ unsafe impl<B: GpuBackend> GpuStreams for Faulty<B> {
 
 // SAFETY: `GpuCopies`: the backend below keeps it; a call that fails has done nothing.
 unsafe impl<B: GpuBackend> GpuCopies for Faulty<B> {
-    unsafe fn copy_to_device(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_to_device(
+        &self,
+        stream: RawStream,
+        to: DevicePtr,
+        from: *const u8,
+        len: usize,
+    ) -> Result<()> {
         self.turn("copy_to_device")?;
         // SAFETY: `copy_to_device`: the caller's own promise.
         unsafe { self.backend.copy_to_device(stream, to, from, len) }
     }
 
-    unsafe fn copy_to_host(&self, stream: RawStream, to: *mut u8, from: DevicePtr, len: usize) -> Result<()> {
+    unsafe fn copy_to_host(
+        &self,
+        stream: RawStream,
+        to: *mut u8,
+        from: DevicePtr,
+        len: usize,
+    ) -> Result<()> {
         self.turn("copy_to_host")?;
         // SAFETY: `copy_to_host`: the caller's own promise.
         unsafe { self.backend.copy_to_host(stream, to, from, len) }
     }
 
-    unsafe fn copy(&self, stream: RawStream, to: DevicePtr, from: DevicePtr, len: u64) -> Result<()> {
+    unsafe fn copy(
+        &self,
+        stream: RawStream,
+        to: DevicePtr,
+        from: DevicePtr,
+        len: u64,
+    ) -> Result<()> {
         self.turn("copy")?;
         // SAFETY: `copy`: the caller's own promise.
         unsafe { self.backend.copy(stream, to, from, len) }
@@ -155,7 +185,9 @@ unsafe impl<B: GpuBackend> GpuWords for Faulty<B> {
 
     unsafe fn unregister_words(&self, start: HostPtr) -> Result<()> {
         // SAFETY: `unregister_words`: the caller's own promise.
-        self.takes("unregister_words", Thing::Words(start.0), || unsafe { self.backend.unregister_words(start) })
+        self.takes("unregister_words", Thing::Words(start.0), || unsafe {
+            self.backend.unregister_words(start)
+        })
     }
 
     unsafe fn stream_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {

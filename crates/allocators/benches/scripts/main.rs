@@ -1,5 +1,5 @@
-//! The same scripts on this allocator and on others from crates.io: `cargo bench --profile dist -p gpu-ipc-allocators
-//! --bench scripts`.
+//! The same scripts on this allocator and on others from crates.io: `cargo bench --profile dist -p
+//! gpu-ipc-allocators --bench scripts`.
 //!
 //! | script | what it does |
 //! |---|---|
@@ -10,21 +10,23 @@
 //! | bm_allocation_delayed | TensorFlow's: each goes back after 100 more; for each one of them |
 //! | threads | one, two and four do pairs, each with N live chunks of its own, on one allocator |
 //!
-//! Each figure is the least and the median over batches of 1,000 pairs (of those of the first script, the second half),
-//! or over whole replays. Waste is what the
-//! highest byte in use was, beyond what was asked for at the peak: all start from one region without end, and all do
-//! the same pairs.
+//! Each figure is the least and the median over batches of 1,000 pairs (of those of the first
+//! script, the second half), or over whole replays. Waste is what the highest byte in use was,
+//! beyond what was asked for at the peak: all start from one region without end, and all do the
+//! same pairs.
 //!
-//! `Bfc` is measured through its public calls, with its lock, its statistics and its look-up by address. The others are
-//! measured twice: as they come, which is for one thread, with nothing counted and chunks given back by what the
-//! allocation returned; and, as 'same job', behind a mutex, with a map from addresses to chunks and the same counts.
-//! 'Nothing, same job' is what mutex, map and counts take around an allocator that does nothing.
+//! `Bfc` is measured through its public calls, with its lock, its statistics and its look-up by
+//! address. The others are measured twice: as they come, which is for one thread, with nothing
+//! counted and chunks given back by what the allocation returned; and, as 'same job', behind a
+//! mutex, with a map from addresses to chunks and the same counts. 'Nothing, same job' is what
+//! mutex, map and counts take around an allocator that does nothing.
 //!
-//! Prints each figure as it comes, and in the end the tables of `docs/ALLOCATORS.md`: medians, or the least with
-//! `--least`, which is nearer to the truth on a machine that others use too.
+//! Prints each figure as it comes, and in the end the tables of `docs/ALLOCATORS.md`: medians, or
+//! the least with `--least`, which is nearer to the truth on a machine that others use too.
 //!
-//! Pass `--quick` for fewer rounds, `--ours` to leave the others out, `--live N` for pairs of one size alone, `--live
-//! 0` for everything but pairs, `--threads` for threads alone, 1,000 live each, or `--live N`.
+//! Pass `--quick` for fewer rounds, `--ours` to leave the others out, `--live N` for pairs of one
+//! size alone, `--live 0` for everything but pairs, `--threads` for threads alone, 1,000 live each,
+//! or `--live N`.
 
 mod subjects;
 mod table;
@@ -68,15 +70,28 @@ pub struct Figures {
 impl Figures {
     fn of(mut nanos: Vec<f64>, waste: Option<f64>) -> Figures {
         nanos.sort_by(f64::total_cmp);
-        Figures { least: nanos[0], median: nanos[nanos.len() / 2], waste }
+        Figures {
+            least: nanos[0],
+            median: nanos[nanos.len() / 2],
+            waste,
+        }
     }
 }
 
 /// Shows a figure as soon as it is known.
 fn report(script: &str, row: usize, figures: Figures) -> Option<Figures> {
-    let Figures { least, median, waste } = figures;
-    let waste = waste.map_or(String::new(), |waste| format!("   waste {:>5.1} %", 100.0 * waste));
-    eprintln!("{script:<24} {:<36} {least:>7.1} ns, median {median:>7.1} ns{waste}", ROWS[row]);
+    let Figures {
+        least,
+        median,
+        waste,
+    } = figures;
+    let waste = waste.map_or(String::new(), |waste| {
+        format!("   waste {:>5.1} %", 100.0 * waste)
+    });
+    eprintln!(
+        "{script:<24} {:<36} {least:>7.1} ns, median {median:>7.1} ns{waste}",
+        ROWS[row]
+    );
     Some(figures)
 }
 
@@ -102,13 +117,17 @@ impl Script for Pairs {
         let sizes: Vec<u64> = (0..live).map(|_| random.size()).collect();
         let mut asked: u64 = sizes.iter().sum();
         let mut held_sizes = sizes.clone();
-        let mut held: Vec<Option<S::Chunk>> = sizes.iter().map(|&bytes| Some(subject.alloc(bytes))).collect();
+        let mut held: Vec<Option<S::Chunk>> = sizes
+            .iter()
+            .map(|&bytes| Some(subject.alloc(bytes)))
+            .collect();
         let mut highest = held.iter().flatten().map(S::end).max().unwrap_or(0);
         let mut most_asked = asked;
         let mut nanos = Vec::with_capacity(self.batches);
         for _ in 0..self.batches {
-            let plan: Vec<(usize, u64)> =
-                (0..BATCH).map(|_| ((random.next() % live as u64) as usize, random.size())).collect();
+            let plan: Vec<(usize, u64)> = (0..BATCH)
+                .map(|_| ((random.next() % live as u64) as usize, random.size()))
+                .collect();
             let start = Instant::now();
             for &(at, bytes) in &plan {
                 if let Some(chunk) = held[at].take() {
@@ -124,11 +143,13 @@ impl Script for Pairs {
                 highest = highest.max(held[at].as_ref().map_or(0, S::end));
             }
         }
-        held.into_iter().flatten().for_each(|chunk| subject.free(chunk));
+        held.into_iter()
+            .flatten()
+            .for_each(|chunk| subject.free(chunk));
         // A heap that was just filled has hardly a hole: the first half makes them.
         let nanos = nanos.split_off(self.batches / 2);
-        // Where a batch replaces every chunk many times, the highest byte was mostly another's than what is held behind
-        // it.
+        // Where a batch replaces every chunk many times, the highest byte was mostly another's than
+        // what is held behind it.
         let waste = (live >= BATCH).then(|| highest as f64 / most_asked as f64 - 1.0);
         Figures::of(nanos, waste)
     }
@@ -205,19 +226,29 @@ impl Script for Delayed {
             start.elapsed().as_nanos() as f64 / BATCH as f64
         };
         let nanos = (0..self.batches).map(batch).collect();
-        held.into_iter().flatten().for_each(|chunk| subject.free(chunk));
+        held.into_iter()
+            .flatten()
+            .for_each(|chunk| subject.free(chunk));
         Figures::of(nanos, None)
     }
 }
 
-/// A training loop as a log: weights that stay, activations that come and go in reverse, buffers of odd sizes.
+/// A training loop as a log: weights that stay, activations that come and go in reverse, buffers of
+/// odd sizes.
 fn training_log() -> String {
     let log = Log::new(Ours::new().0, Vec::new());
-    let take = |bytes: u64| allocators::Allocator::alloc(&log, Request::new(bytes)).expect("room").address;
+    let take = |bytes: u64| {
+        allocators::Allocator::alloc(&log, Request::new(bytes))
+            .expect("room")
+            .address
+    };
     let give = |address: u64| allocators::Allocator::free(&log, address).expect("in use");
     let mut random = Sequence(7);
     let layers: Vec<u64> = (0..48).map(|at| 1 << (18 + at % 5)).collect();
-    let weights: Vec<u64> = layers.iter().flat_map(|&bytes| [take(bytes), take(bytes), take(2 * bytes)]).collect();
+    let weights: Vec<u64> = layers
+        .iter()
+        .flat_map(|&bytes| [take(bytes), take(bytes), take(2 * bytes)])
+        .collect();
     for step in 0..60 {
         let batch = 1 + step % 3;
         let mut activations = Vec::new();
@@ -294,9 +325,9 @@ fn waste_of<S: Subject>(subject: &mut S, steps: &[Step]) -> f64 {
     highest as f64 / most_asked as f64 - 1.0
 }
 
-/// Some threads on one allocator, in rounds that all begin together; the figure is the time of the thread that takes
-/// longest, for each of its pairs. It has the waits of every thread in it, which a median over short batches would
-/// hide.
+/// Some threads on one allocator, in rounds that all begin together; the figure is the time of the
+/// thread that takes longest, for each of its pairs. It has the waits of every thread in it, which
+/// a median over short batches would hide.
 fn threads(common: &dyn Common, threads: u64, live: usize, batches: usize) -> Figures {
     /// Batches of a round.
     const ROUND: usize = 10;
@@ -306,8 +337,9 @@ fn threads(common: &dyn Common, threads: u64, live: usize, batches: usize) -> Fi
         let mut held: Vec<u64> = (0..live).map(|_| common.take(random.size())).collect();
         let mut nanos = Vec::with_capacity(batches / ROUND);
         for _ in 0..batches / ROUND {
-            let plan: Vec<(usize, u64)> =
-                (0..ROUND * BATCH).map(|_| ((random.next() % live as u64) as usize, random.size())).collect();
+            let plan: Vec<(usize, u64)> = (0..ROUND * BATCH)
+                .map(|_| ((random.next() % live as u64) as usize, random.size()))
+                .collect();
             barrier.wait();
             let start = Instant::now();
             for &(at, bytes) in &plan {
@@ -321,11 +353,16 @@ fn threads(common: &dyn Common, threads: u64, live: usize, batches: usize) -> Fi
     };
     let nanos = std::thread::scope(|scope| {
         let work = &work;
-        let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        let others: Vec<_> = (1..threads)
+            .map(|thread| scope.spawn(move || work(thread)))
+            .collect();
         let mut slowest = work(0);
         for other in others {
             let nanos = other.join().expect("no panic");
-            slowest.iter_mut().zip(nanos).for_each(|(slowest, nanos)| *slowest = slowest.max(nanos));
+            slowest
+                .iter_mut()
+                .zip(nanos)
+                .for_each(|(slowest, nanos)| *slowest = slowest.max(nanos));
         }
         slowest
     });
@@ -354,7 +391,13 @@ fn compare(script: &impl Script, field: Field) -> Column {
     }
     column[4] = report(4, script.run(|| SameJob::new(Offset::new(live))));
     let nothing = script.run(|| SameJob::new(Nothing::new()));
-    column[6] = report(6, Figures { waste: None, ..nothing });
+    column[6] = report(
+        6,
+        Figures {
+            waste: None,
+            ..nothing
+        },
+    );
     column[7] = report(7, script.run(|| Offset::new(live)));
     // Its list is searched from end to end.
     if live <= 10_000 {
@@ -373,7 +416,10 @@ fn compare_threads(count: u64, batches: usize, field: Field) -> Column {
     column[0] = report(0, run(&Ours::new()));
     column[3] = report(3, run(&ByThread::new()));
     if !only_ours {
-        column[4] = report(4, run(&SameJob::new(Offset::new(2 * live * count as usize))));
+        column[4] = report(
+            4,
+            run(&SameJob::new(Offset::new(2 * live * count as usize))),
+        );
         if live <= 1000 {
             column[5] = report(5, run(&SameJob::new(Range::new())));
         }
@@ -392,7 +438,11 @@ fn grouped(number: usize) -> String {
 fn main() {
     let is_given = |wanted: &str| std::env::args().any(|argument| argument == wanted);
     let (quick, only_ours) = (is_given("--quick"), is_given("--ours"));
-    let shown = if is_given("--least") { Shown::Least } else { Shown::Median };
+    let shown = if is_given("--least") {
+        Shown::Least
+    } else {
+        Shown::Median
+    };
     let mut arguments = std::env::args().skip_while(|argument| argument != "--live");
     let only_live: Option<usize> = arguments.nth(1).and_then(|live| live.parse().ok());
     let batches = if quick { 50 } else { 500 };
@@ -402,33 +452,71 @@ fn main() {
     for live in [10, 1_000, 10_000, 100_000, 1_000_000] {
         if !only_threads && only_live.is_none_or(|only| only == live) {
             let live_too = if pairs.is_empty() { " live" } else { "" };
-            pairs.push((grouped(live) + live_too, compare(&Pairs { live, batches }, Field { only_ours, live })));
+            pairs.push((
+                grouped(live) + live_too,
+                compare(&Pairs { live, batches }, Field { only_ours, live }),
+            ));
         }
     }
     let mut others = Vec::new();
     if !only_threads && only_live.is_none_or(|only| only == 0) {
-        let field = Field { only_ours, live: 4000 };
+        let field = Field {
+            only_ours,
+            live: 4000,
+        };
         let trace: Trace = training_log().parse().expect("a log of our own");
         others = vec![
-            ("(b) `AllocAndFree`".to_owned(), compare(&AllocAndFree { batches }, field)),
-            ("(b) `AllocBatchThenFree`, 1,000".to_owned(), compare(&BatchThenFree { batches }, field)),
-            ("(b) `AllocationDelayed`, 100".to_owned(), compare(&Delayed { batches }, field)),
-            ("(d) replay, each step".to_owned(), compare(&Replay { trace: &trace, rounds: batches / 10 }, field)),
+            (
+                "(b) `AllocAndFree`".to_owned(),
+                compare(&AllocAndFree { batches }, field),
+            ),
+            (
+                "(b) `AllocBatchThenFree`, 1,000".to_owned(),
+                compare(&BatchThenFree { batches }, field),
+            ),
+            (
+                "(b) `AllocationDelayed`, 100".to_owned(),
+                compare(&Delayed { batches }, field),
+            ),
+            (
+                "(d) replay, each step".to_owned(),
+                compare(
+                    &Replay {
+                        trace: &trace,
+                        rounds: batches / 10,
+                    },
+                    field,
+                ),
+            ),
         ];
     }
     let mut beside = Vec::new();
     if only_threads || only_live.is_none_or(|only| only == 0) {
-        let heading = |count| if count == 1 { "one thread".to_owned() } else { format!("{count} threads") };
-        let field = Field { only_ours, live: only_live.filter(|&live| live > 0).unwrap_or(1000) };
-        beside = [1, 2, 4].map(|count| (heading(count), compare_threads(count, batches, field))).into();
+        let heading = |count| {
+            if count == 1 {
+                "one thread".to_owned()
+            } else {
+                format!("{count} threads")
+            }
+        };
+        let field = Field {
+            only_ours,
+            live: only_live.filter(|&live| live > 0).unwrap_or(1000),
+        };
+        beside = [1, 2, 4]
+            .map(|count| (heading(count), compare_threads(count, batches, field)))
+            .into();
     }
     let which = match shown {
         Shown::Median => "Medians",
         Shown::Least => "The least",
     };
     println!("{which} on {machine}.");
-    for (corner, columns) in [("(a) pairs: time, waste", pairs), ("", others), ("(c) threads on one allocator", beside)]
-    {
+    for (corner, columns) in [
+        ("(a) pairs: time, waste", pairs),
+        ("", others),
+        ("(c) threads on one allocator", beside),
+    ] {
         if !columns.is_empty() {
             println!("\n{}", table::markdown(corner, &columns, shown));
         }

@@ -23,7 +23,10 @@ pub struct Ours(pub Bfc<Simulated>);
 
 impl Ours {
     fn with(options: BfcOptions) -> Ours {
-        Ours(Bfc::new(options.limit(ROOM).growth(Growth::Whole), Simulated::new()))
+        Ours(Bfc::new(
+            options.limit(ROOM).growth(Growth::Whole),
+            Simulated::new(),
+        ))
     }
 
     /// As it comes: with slack below an eighth of the request.
@@ -92,7 +95,10 @@ impl Offset {
     pub fn new(live: usize) -> Offset {
         // Free chunks lie between live ones, and need numbers too.
         let numbers = (live as u32 + 16) * 3;
-        Offset(offset_allocator::Allocator::with_max_allocs((ROOM / UNIT) as u32, numbers))
+        Offset(offset_allocator::Allocator::with_max_allocs(
+            (ROOM / UNIT) as u32,
+            numbers,
+        ))
     }
 }
 
@@ -162,7 +168,8 @@ impl Subject for Nothing {
     }
 }
 
-/// What an allocator of a process does around another: a lock, chunks found by their address, and counts.
+/// What an allocator of a process does around another: a lock, chunks found by their address, and
+/// counts.
 pub struct SameJob<S: Subject> {
     shared: Mutex<Shared<S>>,
 }
@@ -178,8 +185,17 @@ struct Shared<S: Subject> {
 
 impl<S: Subject> SameJob<S> {
     pub fn new(subject: S) -> SameJob<S> {
-        let shared = Shared { subject, chunks: HashMap::new(), allocs: 0, in_use: 0, peak: 0, largest: 0 };
-        SameJob { shared: Mutex::new(shared) }
+        let shared = Shared {
+            subject,
+            chunks: HashMap::new(),
+            allocs: 0,
+            in_use: 0,
+            peak: 0,
+            largest: 0,
+        };
+        SameJob {
+            shared: Mutex::new(shared),
+        }
     }
 }
 

@@ -33,10 +33,16 @@ pub enum Shown {
 /// Says on what machine, and how busy that was before.
 pub fn machine() -> String {
     let model = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = model.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let model = model
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let model = model.map_or("a processor without a name", |(_, model)| model);
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load = load.split_whitespace().next().unwrap_or("unknown").to_owned();
+    let load = load
+        .split_whitespace()
+        .next()
+        .unwrap_or("unknown")
+        .to_owned();
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     format!("{cores} cores of {model}, load {load} before")
 }
@@ -62,11 +68,19 @@ pub fn markdown(corner: &str, columns: &[(String, Column)], shown: Shown) -> Str
 }
 
 fn cell(figures: Option<&Figures>, shown: Shown) -> String {
-    let Some(figures) = figures else { return "-".into() };
+    let Some(figures) = figures else {
+        return "-".into();
+    };
     let nanos = match shown {
         Shown::Median => figures.median,
         Shown::Least => figures.least,
     };
-    let time = if nanos < 9.95 { format!("{nanos:.1} ns") } else { format!("{nanos:.0} ns") };
-    figures.waste.map_or(time.clone(), |waste| format!("{time}, {:.1} %", 100.0 * waste))
+    let time = if nanos < 9.95 {
+        format!("{nanos:.1} ns")
+    } else {
+        format!("{nanos:.0} ns")
+    };
+    figures.waste.map_or(time.clone(), |waste| {
+        format!("{time}, {:.1} %", 100.0 * waste)
+    })
 }

@@ -13,11 +13,13 @@ const SMALL: usize = 64;
 
 /// A hash table from addresses to chunks, in buckets of one cache line.
 ///
-/// A slot holds the chunk's number and, in the bits that numbers do not need yet, a part of the address' hash, so
-/// that the chunks themselves are only read where that part fits. The address is in the chunk and nowhere else.
+/// A slot holds the chunk's number and, in the bits that numbers do not need yet, a part of the
+/// address' hash, so that the chunks themselves are only read where that part fits. The address is
+/// in the chunk and nowhere else.
 ///
-/// A chunk whose bucket is full goes to the next one with room. Each bucket counts the chunks that had to pass it, so
-/// that removing leaves no mark behind and a search ends at a bucket that nobody passed.
+/// A chunk whose bucket is full goes to the next one with room. Each bucket counts the chunks that
+/// had to pass it, so that removing leaves no mark behind and a search ends at a bucket that nobody
+/// passed.
 #[derive(Default)]
 pub(crate) struct Addresses {
     buckets: Vec<Bucket>,
@@ -37,12 +39,18 @@ struct Bucket {
 }
 const _: () = assert!(size_of::<Bucket>() == 64);
 
-const EMPTY: Bucket = Bucket { slots: [0; SLOTS], held: 0, passed: 0 };
+const EMPTY: Bucket = Bucket {
+    slots: [0; SLOTS],
+    held: 0,
+    passed: 0,
+};
 
 impl Bucket {
     /// Lists the slots that hold a chunk.
     fn held(self) -> impl Iterator<Item = u32> {
-        (0..SLOTS).filter(move |slot| self.held >> slot & 1 == 1).map(move |slot| self.slots[slot])
+        (0..SLOTS)
+            .filter(move |slot| self.held >> slot & 1 == 1)
+            .map(move |slot| self.slots[slot])
     }
 }
 
@@ -132,7 +140,8 @@ impl Addresses {
         }
     }
 
-    /// Makes room, by an eighth once a table is no longer small, and gives numbers the bits that they need.
+    /// Makes room, by an eighth once a table is no longer small, and gives numbers the bits that
+    /// they need.
     #[cold]
     fn grow(&mut self, chunks: &Chunks) {
         let old = std::mem::take(&mut self.buckets);
@@ -156,7 +165,11 @@ impl Addresses {
     }
 
     fn after(&self, bucket: usize) -> usize {
-        if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
+        if bucket + 1 == self.buckets.len() {
+            0
+        } else {
+            bucket + 1
+        }
     }
 
     fn tag(&self, hash: u64) -> u32 {

@@ -20,18 +20,21 @@ use crate::{Placed, Request, Snapshot, SubAllocator, Trim};
 
 /// Best fit with coalescing over regions from upstream.
 ///
-/// It takes the smallest free chunk that is large enough, and of several the one with the lowest address. It splits the
-/// chunk if the slack is at least 1/8 of the request, or the share that [`BfcOptions::max_slack_share`] sets. A freed
-/// chunk merges with its free neighbours at once. Regions come from a [`SubAllocator`] when they are needed.
+/// It takes the smallest free chunk that is large enough, and of several the one with the lowest
+/// address. It splits the chunk if the slack is at least 1/8 of the request, or the share that
+/// [`BfcOptions::max_slack_share`] sets. A freed chunk merges with its free neighbours at once.
+/// Regions come from a [`SubAllocator`] when they are needed.
 ///
-/// An address that was not handed out, lies inside a chunk or was freed already is an error and changes nothing.
+/// An address that was not handed out, lies inside a chunk or was freed already is an error and
+/// changes nothing.
 ///
 /// # Locks
 ///
-/// One for the chunks, held for well under a microsecond but when a table grows, a snapshot is taken, or many free
-/// chunks have to be looked through for an aligned start, and one for growth, held while upstream is called. Of what
-/// others wrote only [`SubAllocator::may_free`] and [`SubAllocator::check_owner`] run under the first. A thread that
-/// finds the first taken tries again for some 40 microseconds before it sleeps.
+/// One for the chunks, held for well under a microsecond but when a table grows, a snapshot is
+/// taken, or many free chunks have to be looked through for an aligned start, and one for growth,
+/// held while upstream is called. Of what others wrote only [`SubAllocator::may_free`] and
+/// [`SubAllocator::check_owner`] run under the first. A thread that finds the first taken tries
+/// again for some 40 microseconds before it sleeps.
 ///
 /// # Examples
 ///
@@ -52,26 +55,32 @@ pub struct Bfc<U: SubAllocator> {
 impl<U: SubAllocator> Bfc<U> {
     /// Makes an allocator that has no region yet.
     pub fn new(options: BfcOptions, upstream: U) -> Bfc<U> {
-        Bfc { core: Core::new(options, upstream) }
+        Bfc {
+            core: Core::new(options, upstream),
+        }
     }
 
     /// Allocates; grows, gives idle regions back and waits as far as it may.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`](gpu_api::Error::OutOfMemory) when there is no room after all that, with sums, a histogram
-    /// and a map of the regions; [`Error::Invalid`](gpu_api::Error::Invalid) for no bytes or an alignment that is not a
-    /// power of two; any other error of upstream.
+    /// [`Error::OutOfMemory`](gpu_api::Error::OutOfMemory) when there is no room after all that,
+    /// with sums, a histogram and a map of the regions; [`Error::Invalid`](gpu_api::Error::Invalid)
+    /// for no bytes or an alignment that is not a power of two; any other error of upstream.
     pub fn alloc(&self, request: Request) -> Result<Placed<U::Token>> {
         self.core.upstream.check_owner()?;
         let fit = self.core.fit(&request)?;
         match self.core.try_fit(&request, fit) {
             Some(placed) => Ok(placed),
-            None => self.core.alloc_slowly(&request, fit).map_err(|error| self.core.explain(error, |_| ())),
+            None => self
+                .core
+                .alloc_slowly(&request, fit)
+                .map_err(|error| self.core.explain(error, |_| ())),
         }
     }
 
-    /// Allocates from what is free at this moment, without growing or waiting; `None` when nothing fits.
+    /// Allocates from what is free at this moment, without growing or waiting; `None` when nothing
+    /// fits.
     ///
     /// # Errors
     ///
@@ -86,13 +95,19 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](gpu_api::Error::Invalid) for an address that is not handed out; nothing changes then.
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for an address that is not handed out; nothing
+    /// changes then.
     pub fn free(&self, address: u64) -> Result<()> {
         self.core.upstream.check_owner()?;
-        if self.try_free(address) { Ok(()) } else { Err(foreign(address)) }
+        if self.try_free(address) {
+            Ok(())
+        } else {
+            Err(foreign(address))
+        }
     }
 
-    /// Takes an allocation back; says `false` for an address that is not handed out. For the process that made it.
+    /// Takes an allocation back; says `false` for an address that is not handed out. For the
+    /// process that made it.
     #[inline]
     pub(crate) fn try_free(&self, address: u64) -> bool {
         self.free_in(self.core.state(), address)
@@ -103,28 +118,40 @@ impl<U: SubAllocator> Bfc<U> {
     /// # Errors
     ///
     /// As [`free`](Bfc::free), and for an address that another allocation has by now.
-    pub(crate) fn free_if(&self, address: u64, is_meant: impl FnOnce(&Placed<U::Token>) -> bool) -> Result<()> {
+    pub(crate) fn free_if(
+        &self,
+        address: u64,
+        is_meant: impl FnOnce(&Placed<U::Token>) -> bool,
+    ) -> Result<()> {
         self.core.upstream.check_owner()?;
         let state = self.core.state();
         let is_freed = match state.heap.get(address) {
             Some(handed) if is_meant(&placed(&state.heap, handed)) => self.free_in(state, address),
             _ => false,
         };
-        if is_freed { Ok(()) } else { Err(foreign(address)) }
+        if is_freed {
+            Ok(())
+        } else {
+            Err(foreign(address))
+        }
     }
 
     #[inline]
     fn free_in(&self, mut state: MutexGuard<'_, BfcState<U::Token>>, address: u64) -> bool {
-        let Some((id, handed)) = state.heap.withdraw(address) else { return false };
+        let Some((id, handed)) = state.heap.withdraw(address) else {
+            return false;
+        };
         state.counters.freed(handed.bytes, handed.asked);
         state.scopes.freed(handed.bytes);
-        // Work of an earlier owner's may be left, when its stream got the bytes before it had finished.
+        // Work of an earlier owner's may be left, when its stream got the bytes before it had
+        // finished.
         self.core.withdrawn(&mut state, id);
         self.core.wake(state);
         true
     }
 
-    /// Takes an allocation back whose bytes may be used again once `done` says so, and by `stream` at once.
+    /// Takes an allocation back whose bytes may be used again once `done` says so, and by `stream`
+    /// at once.
     ///
     /// `done` stands for the work that was queued on `stream` before this call. As
     /// [`free_after_all`](Bfc::free_after_all) otherwise.
@@ -132,7 +159,12 @@ impl<U: SubAllocator> Bfc<U> {
     /// # Errors
     ///
     /// As [`free`](Bfc::free).
-    pub fn free_after(&self, address: u64, stream: StreamIdentity, done: impl Completion) -> Result<()> {
+    pub fn free_after(
+        &self,
+        address: u64,
+        stream: StreamIdentity,
+        done: impl Completion,
+    ) -> Result<()> {
         self.free_after_all(address, vec![Work::on(stream, done)])
     }
 
@@ -140,8 +172,8 @@ impl<U: SubAllocator> Bfc<U> {
     /// [noted](Bfc::record_work) before, has finished.
     ///
     /// When a single stream's work is left, that stream may use the bytes at once, in its order
-    /// ([`Request::on`]). Nobody is woken when work finishes: allocations that find no room ask, and so do
-    /// [`settle`](Bfc::settle) and every 64th call of this for a stream.
+    /// ([`Request::on`]). Nobody is woken when work finishes: allocations that find no room ask,
+    /// and so do [`settle`](Bfc::settle) and every 64th call of this for a stream.
     ///
     /// # Errors
     ///
@@ -150,7 +182,9 @@ impl<U: SubAllocator> Bfc<U> {
         self.core.upstream.check_owner()?;
         let mut guard = self.core.state();
         let state = &mut *guard;
-        let Some((id, handed)) = state.heap.withdraw(address) else { return Err(foreign(address)) };
+        let Some((id, handed)) = state.heap.withdraw(address) else {
+            return Err(foreign(address));
+        };
         state.counters.freed(handed.bytes, handed.asked);
         state.scopes.freed(handed.bytes);
         let mut crowded = false;
@@ -166,10 +200,12 @@ impl<U: SubAllocator> Bfc<U> {
         Ok(())
     }
 
-    /// Notes work that touches an allocation, such as that of a second stream: after its free, whatever that says, its
-    /// bytes are not used again before this work has finished, but by its own stream.
+    /// Notes work that touches an allocation, such as that of a second stream: after its free,
+    /// whatever that says, its bytes are not used again before this work has finished, but by its
+    /// own stream.
     ///
-    /// To be called again after each further piece of work; for one stream the last call covers those before.
+    /// To be called again after each further piece of work; for one stream the last call covers
+    /// those before.
     ///
     /// # Errors
     ///
@@ -187,16 +223,19 @@ impl<U: SubAllocator> Bfc<U> {
         Ok(())
     }
 
-    /// Asks for the work on pending chunks and frees those whose work has finished; says how many bytes.
+    /// Asks for the work on pending chunks and frees those whose work has finished; says how many
+    /// bytes.
     pub fn settle(&self) -> u64 {
         self.core.settle()
     }
 
-    /// Returns whole regions that nobody uses and upstream may free, and says how many bytes. May block.
+    /// Returns whole regions that nobody uses and upstream may free, and says how many bytes. May
+    /// block.
     ///
     /// # Errors
     ///
-    /// The first error of upstream's; the other regions are given back all the same. What failed is leaked.
+    /// The first error of upstream's; the other regions are given back all the same. What failed is
+    /// leaked.
     pub fn trim(&self) -> Result<u64> {
         self.core.trim()
     }
@@ -204,14 +243,20 @@ impl<U: SubAllocator> Bfc<U> {
     /// Returns what is known of an allocation; `None` for an address that is not handed out.
     pub fn get(&self, address: u64) -> Option<Placed<U::Token>> {
         let state = self.core.state();
-        state.heap.get(address).map(|handed| placed(&state.heap, handed))
+        state
+            .heap
+            .get(address)
+            .map(|handed| placed(&state.heap, handed))
     }
 
-    /// Finds the allocation that an address lies in, at its start or anywhere. Looks through the chunks of a region,
-    /// with the lock held.
+    /// Finds the allocation that an address lies in, at its start or anywhere. Looks through the
+    /// chunks of a region, with the lock held.
     pub fn find(&self, address: u64) -> Option<Placed<U::Token>> {
         let state = self.core.state();
-        state.heap.covering(address).map(|handed| placed(&state.heap, handed))
+        state
+            .heap
+            .covering(address)
+            .map(|handed| placed(&state.heap, handed))
     }
 
     /// Returns what it counts.
@@ -232,7 +277,11 @@ impl<U: SubAllocator> Bfc<U> {
     /// Counts apart what is allocated and freed until the scope ends, by whatever thread.
     pub fn scope(&self) -> Scope<'_> {
         let scope = self.core.state().scopes.open();
-        Scope { close: Some(Box::new(move || -> ScopeStats { self.core.state().scopes.close(scope) })) }
+        Scope {
+            close: Some(Box::new(move || -> ScopeStats {
+                self.core.state().scopes.close(scope)
+            })),
+        }
     }
 
     /// Returns the bytes of host memory that its tables take.
@@ -250,12 +299,14 @@ impl<U: SubAllocator> Bfc<U> {
         &self.core.upstream
     }
 
-    /// Returns the bytes of regions that upstream failed to take back. They are neither used nor freed again.
+    /// Returns the bytes of regions that upstream failed to take back. They are neither used nor
+    /// freed again.
     pub fn leaked_bytes(&self) -> u64 {
         self.core.state().counters.leaked
     }
 
-    /// Adds a keeper of free memory of it, which is asked to return it before a request fails or waits.
+    /// Adds a keeper of free memory of it, which is asked to return it before a request fails or
+    /// waits.
     pub fn register_keeper(&self, keeper: Weak<dyn Trim>) {
         self.core.keepers.add(keeper);
     }
@@ -283,13 +334,21 @@ impl<U: SubAllocator> Drop for Bfc<U> {
         }
         let in_use = self.core.state().counters.in_use;
         if in_use > 0 {
-            tracing::warn!(allocator = name, in_use, "dropped while memory of it is in use");
+            tracing::warn!(
+                allocator = name,
+                in_use,
+                "dropped while memory of it is in use"
+            );
         }
         let pending = self.core.state().pending.bytes();
         if pending > 0 {
             // The work may end long after this, and a drop must not wait for it.
-            let late = Bfc { core: self.core.clone() };
-            let spawned = thread::Builder::new().name("gpu-ipc-late".into()).spawn(move || late.finish());
+            let late = Bfc {
+                core: self.core.clone(),
+            };
+            let spawned = thread::Builder::new()
+                .name("gpu-ipc-late".into())
+                .spawn(move || late.finish());
             if let Err(error) = spawned {
                 tracing::warn!(allocator = name, pending, %error, "regions are leaked: no thread waits for their work");
             }
@@ -297,11 +356,13 @@ impl<U: SubAllocator> Drop for Bfc<U> {
     }
 }
 
-/// How long the thread of a dropped allocator naps between two looks at the work, at first and at most.
+/// How long the thread of a dropped allocator naps between two looks at the work, at first and at
+/// most.
 const LATE_NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(128));
 
 impl<U: SubAllocator> Bfc<U> {
-    /// Stays until the work on what was given back has finished; then its drop gives the regions back.
+    /// Stays until the work on what was given back has finished; then its drop gives the regions
+    /// back.
     fn finish(self) {
         let mut nap = LATE_NAPS.0;
         while self.core.upstream.check_owner().is_ok() && self.core.state().pending.bytes() > 0 {

@@ -11,9 +11,18 @@ impl<U: SubAllocator> Core<U> {
     /// Counts the extents, and sums up those that upstream may not free.
     pub(crate) fn regions(&self) -> (u64, u64) {
         let state = self.state();
-        let parts = || state.heap.regions.numbers().flat_map(|number| &state.heap.regions[number].parts);
+        let parts = || {
+            state
+                .heap
+                .regions
+                .numbers()
+                .flat_map(|number| &state.heap.regions[number].parts)
+        };
         let kept = parts().filter(|(_, token)| !self.upstream.may_free(token));
-        (parts().count() as u64, kept.map(|(extent, _)| extent.len).sum())
+        (
+            parts().count() as u64,
+            kept.map(|(extent, _)| extent.len).sum(),
+        )
     }
 
     /// Lists what upstream said of the extents that these addresses of one region lie in.
@@ -33,7 +42,11 @@ impl<U: SubAllocator> Core<U> {
 
     /// Lists every region and chunk as they are at this moment. Holds the lock while it does.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        self.list(|heap, number| heap.chunks_of(number).map(|(_, chunk)| describe(chunk)).collect())
+        self.list(|heap, number| {
+            heap.chunks_of(number)
+                .map(|(_, chunk)| describe(chunk))
+                .collect()
+        })
     }
 
     fn list(&self, chunks_of: impl Fn(&Heap<U::Token>, u16) -> Vec<ChunkSnapshot>) -> Snapshot {
@@ -44,13 +57,18 @@ impl<U: SubAllocator> Core<U> {
             RegionSnapshot {
                 base: region.start * UNIT,
                 len: region.units * UNIT,
-                pinned: region.parts.iter().any(|(_, token)| !self.upstream.may_free(token)),
+                pinned: region
+                    .parts
+                    .iter()
+                    .any(|(_, token)| !self.upstream.may_free(token)),
                 chunks: chunks_of(heap, number),
             }
         });
         Snapshot {
             name: self.options.name.clone(),
-            stats: state.counters.stats(self.options.limit, heap.largest_free()),
+            stats: state
+                .counters
+                .stats(self.options.limit, heap.largest_free()),
             asked_bytes: state.counters.asked,
             pending_bytes: state.pending.bytes() + state.window.as_ref().map_or(0, Window::bytes),
             leaked_bytes: state.counters.leaked,
@@ -71,5 +89,11 @@ fn describe(chunk: &Chunk) -> ChunkSnapshot {
         ChunkState::Free => (0, 0),
         ChunkState::Used | ChunkState::Pending => (chunk.asked(), chunk.number()),
     };
-    ChunkSnapshot { address: chunk.start() * UNIT, len: chunk.bytes(), asked, number, state }
+    ChunkSnapshot {
+        address: chunk.start() * UNIT,
+        len: chunk.bytes(),
+        asked,
+        number,
+        state,
+    }
 }

@@ -125,7 +125,8 @@ impl Chunks {
         if let Some(id) = self.unused {
             let place = &mut self[id];
             let next = place.next;
-            // Field by field: a processor that has to put a wide load together from narrow stores waits for them.
+            // Field by field: a processor that has to put a wide load together from narrow stores
+            // waits for them.
             place.place = chunk.place;
             place.number = chunk.number;
             place.units = chunk.units;
@@ -144,8 +145,12 @@ impl Chunks {
             // A thirty-second at a time: doubling would leave half of it unused at its largest.
             self.chunks.reserve_exact((self.chunks.len() / 32).max(64));
         }
-        // The table of addresses has 31 bits for a number. At 32 bytes a chunk that is 64 GiB of chunks.
-        assert!(self.chunks.len() < (1 << 31) - 2, "more chunks than can be numbered");
+        // The table of addresses has 31 bits for a number. At 32 bytes a chunk that is 64 GiB of
+        // chunks.
+        assert!(
+            self.chunks.len() < (1 << 31) - 2,
+            "more chunks than can be numbered"
+        );
         let id = ChunkId(self.chunks.len() as u32);
         self.chunks.push(chunk);
         id

@@ -17,11 +17,12 @@ use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, PoisonError, lock_brie
 use crate::upstream::RoomListener;
 use crate::{Placed, Request, SubAllocator};
 
-/// How often a waiting thread asks for the work on pending chunks, which wakes nobody when it finishes.
+/// How often a waiting thread asks for the work on pending chunks, which wakes nobody when it
+/// finishes.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
-/// How much comes next. Its lock is held while upstream is called, so that one region is made at a time and the
-/// limit is kept.
+/// How much comes next. Its lock is held while upstream is called, so that one region is made at a
+/// time and the limit is kept.
 pub(crate) struct Grower {
     pub(crate) next: u64,
     /// What upstream last had no room for.
@@ -36,18 +37,24 @@ pub(crate) struct Refused {
     pub(crate) bytes: u64,
 }
 
-/// How long a refusal counts for requests that wait: nobody tells of what other processes give back.
+/// How long a refusal counts for requests that wait: nobody tells of what other processes give
+/// back.
 const REFUSED: Duration = Duration::from_millis(10);
 
 impl Grower {
     pub(crate) fn new(options: &BfcOptions) -> Grower {
-        Grower { next: options.first_region(), refused: None }
+        Grower {
+            next: options.first_region(),
+            refused: None,
+        }
     }
 
     /// Says whether upstream has just refused as much, with nothing given back since.
     pub(crate) fn has_refused(&self, room: u64, now: Instant, fit: Fit) -> bool {
         self.refused.as_ref().is_some_and(|refused| {
-            refused.room == room && refused.bytes <= fit.bytes() && now.saturating_duration_since(refused.at) < REFUSED
+            refused.room == room
+                && refused.bytes <= fit.bytes()
+                && now.saturating_duration_since(refused.at) < REFUSED
         })
     }
 }
@@ -64,7 +71,8 @@ pub(crate) struct BfcState<T> {
     pub(crate) window: Option<Window>,
     /// Rises whenever memory may have become free: a request that failed waits for it to rise.
     pub(crate) generation: u64,
-    /// How often upstream may have got room: regions went back, or could, or others gave back what they shared.
+    /// How often upstream may have got room: regions went back, or could, or others gave back what
+    /// they shared.
     pub(crate) room: u64,
     pub(crate) waiters: u32,
     /// The last request that found nothing free.
@@ -90,7 +98,9 @@ impl<T> BfcState<T> {
     pub(crate) fn dissolve_window(&mut self) -> bool {
         let window = self.window.take();
         let is_there = window.is_some();
-        window.into_iter().for_each(|window| window.dissolve(&mut self.heap));
+        window
+            .into_iter()
+            .for_each(|window| window.dissolve(&mut self.heap));
         is_there
     }
 }
@@ -127,7 +137,15 @@ impl<U: SubAllocator> Core<U> {
         let grower = Mutex::new(Grower::new(&options));
         let (state, freed, over) = (Mutex::new(state), Condvar::new(), AtomicBool::new(false));
         let keepers = Keepers::default();
-        let core = Arc::new(Core { options, upstream, grower, state, freed, over, keepers });
+        let core = Arc::new(Core {
+            options,
+            upstream,
+            grower,
+            state,
+            freed,
+            over,
+            keepers,
+        });
         let listener: Weak<dyn RoomListener> = Arc::<Core<U>>::downgrade(&core);
         core.upstream.subscribe(listener);
         core
@@ -150,7 +168,9 @@ impl<U: SubAllocator> Core<U> {
     /// Returns what it counts.
     pub(crate) fn stats(&self) -> AllocatorStats {
         let state = self.state();
-        state.counters.stats(self.options.limit, state.heap.largest_free())
+        state
+            .counters
+            .stats(self.options.limit, state.heap.largest_free())
     }
 
     /// Says whether whatever anybody gives back makes no room for so much.
@@ -158,10 +178,14 @@ impl<U: SubAllocator> Core<U> {
         bytes > self.options.limit.min(self.upstream.capacity())
     }
 
-    /// Returns the number of frees so far. A caller that reads it before trying cannot miss a free in between.
+    /// Returns the number of frees so far. A caller that reads it before trying cannot miss a free
+    /// in between.
     pub(crate) fn seen(&self) -> Seen {
         let state = self.state();
-        Seen { generation: state.generation, room: state.room }
+        Seen {
+            generation: state.generation,
+            room: state.room,
+        }
     }
 
     #[inline]
@@ -177,7 +201,10 @@ impl<U: SubAllocator> Core<U> {
         Error::OutOfMemory {
             device: self.options.device,
             asked: request.bytes,
-            free: self.options.limit.saturating_sub(self.state().counters.in_use),
+            free: self
+                .options
+                .limit
+                .saturating_sub(self.state().counters.in_use),
             hint: "no chunk is that large or so aligned, ask for less".into(),
         }
     }
@@ -210,10 +237,12 @@ impl<U: SubAllocator> Core<U> {
         Some(placed(&state.heap, handed))
     }
 
-    /// Says whether an allocation went beyond the ceiling since that was set; to be asked by who has just allocated.
+    /// Says whether an allocation went beyond the ceiling since that was set; to be asked by who
+    /// has just allocated.
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
-        // Relaxed: either this thread wrote it, or who wrote it since had the lock after this thread.
+        // Relaxed: either this thread wrote it, or who wrote it since had the lock after this
+        // thread.
         self.over.load(Ordering::Relaxed)
     }
 
@@ -233,7 +262,8 @@ impl<U: SubAllocator> Core<U> {
         }
     }
 
-    /// Asks for the work on pending chunks and frees those whose work has finished; says how many bytes.
+    /// Asks for the work on pending chunks and frees those whose work has finished; says how many
+    /// bytes.
     pub(crate) fn settle(&self) -> u64 {
         let mut settled = 0;
         if self.upstream.check_owner().is_err() {
@@ -263,7 +293,8 @@ impl<U: SubAllocator> Core<U> {
         }
     }
 
-    /// Waits until memory may have become free since `seen`, or until the deadline; says whether it may.
+    /// Waits until memory may have become free since `seen`, or until the deadline; says whether it
+    /// may.
     pub(crate) fn wait(&self, seen: Seen, deadline: Instant) -> bool {
         let mut state = self.state();
         loop {
@@ -277,7 +308,11 @@ impl<U: SubAllocator> Core<U> {
             let ask_again = !state.pending.is_empty();
             let nap = if ask_again { left.min(ASK_AGAIN) } else { left };
             state.waiters += 1;
-            state = self.freed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .freed
+                .wait_timeout(state, nap)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
             state.waiters -= 1;
             if ask_again && state.generation == seen.generation {
                 drop(state);
@@ -307,6 +342,18 @@ pub(crate) struct Seen {
 
 #[inline]
 pub(crate) fn placed<T: Clone>(heap: &Heap<T>, handed: Handed) -> Placed<T> {
-    let Handed { address, bytes, asked, number, .. } = handed;
-    Placed { address, bytes, asked, number, token: heap.token(handed) }
+    let Handed {
+        address,
+        bytes,
+        asked,
+        number,
+        ..
+    } = handed;
+    Placed {
+        address,
+        bytes,
+        asked,
+        number,
+        token: heap.token(handed),
+    }
 }

@@ -2,12 +2,13 @@
 
 use gpu_api::{Error, Result};
 
-/// Sizes are told apart from 1 MiB on, by their power of two, up to 32 GiB; what is smaller or larger goes with those.
+/// Sizes are told apart from 1 MiB on, by their power of two, up to 32 GiB; what is smaller or
+/// larger goes with those.
 const CLASSES: usize = 16;
 const FIRST: u32 = 20;
 
-/// Into how many steps sizes between two powers of two are rounded up: PyTorch's `roundup_power2_divisions`, with the
-/// same intervals.
+/// Into how many steps sizes between two powers of two are rounded up: PyTorch's
+/// `roundup_power2_divisions`, with the same intervals.
 ///
 /// # Examples
 ///
@@ -32,12 +33,15 @@ impl Divisions {
     ///
     /// [`Error::Invalid`] for any other number.
     pub fn all(divisions: u64) -> Result<Divisions> {
-        Ok(Divisions([steps(divisions, &divisions.to_string())?; CLASSES]))
+        Ok(Divisions(
+            [steps(divisions, &divisions.to_string())?; CLASSES],
+        ))
     }
 
-    /// Reads a number for all sizes, or a list: `[256:1,512:2,>:4]`. Keys are sizes in MiB, powers of two; a key stands
-    /// for sizes from there to the next power of two, the first one for smaller sizes too, and `>` for all that are
-    /// larger than the key before it. Sizes that no key stands for are not rounded.
+    /// Reads a number for all sizes, or a list: `[256:1,512:2,>:4]`. Keys are sizes in MiB, powers
+    /// of two; a key stands for sizes from there to the next power of two, the first one for
+    /// smaller sizes too, and `>` for all that are larger than the key before it. Sizes that no key
+    /// stands for are not rounded.
     ///
     /// # Errors
     ///
@@ -80,11 +84,19 @@ impl Divisions {
 }
 
 fn steps(number: u64, of: &str) -> Result<u64> {
-    if number == 0 { Ok(0) } else { power(number, of) }
+    if number == 0 {
+        Ok(0)
+    } else {
+        power(number, of)
+    }
 }
 
 fn power(number: u64, of: &str) -> Result<u64> {
-    if number.is_power_of_two() { Ok(number) } else { Err(invalid(of)) }
+    if number.is_power_of_two() {
+        Ok(number)
+    } else {
+        Err(invalid(of))
+    }
 }
 
 fn invalid(got: &str) -> Error {
@@ -102,14 +114,20 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn rounded(text: &str, bytes: u64) -> u64 {
-        Divisions::parse(text).expect("it can be read").rounded(bytes).expect("it fits")
+        Divisions::parse(text)
+            .expect("it can be read")
+            .rounded(bytes)
+            .expect("it fits")
     }
 
     #[test]
     fn sizes_between_two_powers_are_rounded_up_in_steps() {
         // The example of PyTorch's documentation: 1200 with four divisions.
         let sizes = [1024, 1200, 1280, 1281, 1536, 2000];
-        assert_eq!(sizes.map(|bytes| rounded("4", bytes)), [1024, 1280, 1280, 1536, 1536, 2048]);
+        assert_eq!(
+            sizes.map(|bytes| rounded("4", bytes)),
+            [1024, 1280, 1280, 1536, 1536, 2048]
+        );
         let four = Divisions::all(4).expect("a power of two");
         assert_eq!((four.rounded(1), four.rounded(u64::MAX)), (Some(1), None));
     }
@@ -117,22 +135,49 @@ mod tests {
     #[test]
     fn a_list_rounds_by_the_size() {
         let list = "[256:1, 512:2 ,1024:4,>:8]";
-        assert_eq!(rounded(list, 1000), 1024, "the first key stands for what is smaller");
+        assert_eq!(
+            rounded(list, 1000),
+            1024,
+            "the first key stands for what is smaller"
+        );
         assert_eq!(rounded(list, 256 * MIB + 1), 512 * MIB);
         assert_eq!(rounded(list, 512 * MIB + 1), 768 * MIB);
         assert_eq!(rounded(list, 1024 * MIB + 1), 1280 * MIB);
         assert_eq!(rounded(list, 2048 * MIB + 1), 2304 * MIB);
-        assert_eq!(rounded(list, (1 << 40) + 1), (1 << 40) + (1 << 37), "and the last for what is larger");
-        assert_eq!(rounded("[64:2,256:4]", 200 * MIB), 200 * MIB, "no key stands for 128 MiB");
-        assert_eq!(rounded("[64:2,256:4]", 600 * MIB), 600 * MIB, "nor for 512 MiB");
+        assert_eq!(
+            rounded(list, (1 << 40) + 1),
+            (1 << 40) + (1 << 37),
+            "and the last for what is larger"
+        );
+        assert_eq!(
+            rounded("[64:2,256:4]", 200 * MIB),
+            200 * MIB,
+            "no key stands for 128 MiB"
+        );
+        assert_eq!(
+            rounded("[64:2,256:4]", 600 * MIB),
+            600 * MIB,
+            "nor for 512 MiB"
+        );
         assert_eq!(rounded("[>:2]", 5), 6);
-        assert_eq!((rounded("0", 5), rounded("[256:0,>:2]", 5)), (5, 5), "0 rounds nothing");
-        assert_eq!(rounded("[1048576:2,>:4]", 3 * MIB), 3 * MIB, "keys beyond the last class are the last");
+        assert_eq!(
+            (rounded("0", 5), rounded("[256:0,>:2]", 5)),
+            (5, 5),
+            "0 rounds nothing"
+        );
+        assert_eq!(
+            rounded("[1048576:2,>:4]", 3 * MIB),
+            3 * MIB,
+            "keys beyond the last class are the last"
+        );
     }
 
     #[test]
     fn what_is_no_power_of_two_is_refused() {
-        for wrong in ["", "3", "x", "[", "[]", "[256]", "[256:3]", "[300:2]", "[256:1,]", "[256:1", "[0:1]", "[-1:2]"] {
+        for wrong in [
+            "", "3", "x", "[", "[]", "[256]", "[256:3]", "[300:2]", "[256:1,]", "[256:1", "[0:1]",
+            "[-1:2]",
+        ] {
             let error = Divisions::parse(wrong).expect_err(wrong);
             assert!(error.to_string().contains("power of two"), "{error}");
         }

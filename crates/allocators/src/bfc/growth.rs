@@ -12,15 +12,18 @@ use super::options::Growth;
 use crate::sync::{MutexGuard, PoisonError};
 use crate::{Extent, Placed, Request, Snapshot, SubAllocator, Trim};
 
-/// The most chunks of which an error shows the sizes and the places: to list them holds up everybody else.
+/// The most chunks of which an error shows the sizes and the places: to list them holds up
+/// everybody else.
 const DRAWN: usize = 1 << 16;
 
 impl<U: SubAllocator> Core<U> {
-    /// Returns whole regions that nobody uses and upstream may free, and says how many bytes. May block.
+    /// Returns whole regions that nobody uses and upstream may free, and says how many bytes. May
+    /// block.
     ///
     /// # Errors
     ///
-    /// The first error of upstream's; the other regions are given back all the same. What failed is leaked.
+    /// The first error of upstream's; the other regions are given back all the same. What failed is
+    /// leaked.
     pub(crate) fn trim(&self) -> Result<u64> {
         self.upstream.check_owner()?;
         self.settle();
@@ -49,26 +52,44 @@ impl<U: SubAllocator> Core<U> {
             grown = self.grow(&mut grower, request, fit);
         }
         if matches!(grown, Err(Error::OutOfMemory { .. })) {
-            grower.refused = Some(Refused { room, at: now, bytes: fit.bytes() });
+            grower.refused = Some(Refused {
+                room,
+                at: now,
+                bytes: fit.bytes(),
+            });
         }
         grown
     }
 
-    /// Takes a region with room for the request from upstream, and the request's bytes of it before anybody else can.
+    /// Takes a region with room for the request from upstream, and the request's bytes of it before
+    /// anybody else can.
     fn grow(&self, grower: &mut Grower, request: &Request, fit: Fit) -> Result<Placed<U::Token>> {
         let step = self.upstream.granularity().max(UNIT);
         let taken = self.state().counters.taken();
         let room = self.options.limit.saturating_sub(taken) / step * step;
-        // What merges with the last region goes on where that ends. A whole region is asked for first all the same.
-        let there = if self.upstream.merges() { self.state().heap.free_at_end(fit) } else { 0 };
-        let need = (fit.bytes() - there).checked_next_multiple_of(step).filter(|&need| need <= room);
-        let Some(need) = need else { return Err(self.out_of_memory(fit, "the limit is reached")) };
+        // What merges with the last region goes on where that ends. A whole region is asked for
+        // first all the same.
+        let there = if self.upstream.merges() {
+            self.state().heap.free_at_end(fit)
+        } else {
+            0
+        };
+        let need = (fit.bytes() - there)
+            .checked_next_multiple_of(step)
+            .filter(|&need| need <= room);
+        let Some(need) = need else {
+            return Err(self.out_of_memory(fit, "the limit is reached"));
+        };
         let (asked, next) = self.next_region(grower, fit);
         // With the bytes for a start that is not aligned, if there is room for them.
         let asked = asked.max(fit.bytes_anywhere().unwrap_or(need));
-        let asked = asked.checked_next_multiple_of(step).unwrap_or(room).min(room);
+        let asked = asked
+            .checked_next_multiple_of(step)
+            .unwrap_or(room)
+            .min(room);
         let (extent, token) = self.ask_upstream(asked, need, step, fit)?;
-        // Not before: a request that upstream has no room for would have all later ones ask for as much.
+        // Not before: a request that upstream has no room for would have all later ones ask for as
+        // much.
         grower.next = next;
         let mut state = self.state();
         match state.heap.add(extent, token, self.upstream.merges()) {
@@ -80,7 +101,9 @@ impl<U: SubAllocator> Core<U> {
                     // It lies apart from the bytes that it was to go on from, or is not aligned.
                     self.give_regions_back_quietly(grower);
                 }
-                placed.ok_or_else(|| self.out_of_memory(fit, "what upstream gave does not hold it where it lies"))
+                placed.ok_or_else(|| {
+                    self.out_of_memory(fit, "what upstream gave does not hold it where it lies")
+                })
             }
             Err((unfit, token)) => {
                 drop(state);
@@ -91,7 +114,9 @@ impl<U: SubAllocator> Core<U> {
 
     /// Says whether so much is reserved that idle regions go back before there are more.
     fn is_crowded(&self) -> bool {
-        let Some(share) = self.options.collect_from else { return false };
+        let Some(share) = self.options.collect_from else {
+            return false;
+        };
         let limit = self.options.limit.min(self.upstream.capacity());
         self.state().counters.reserved as f64 > share * limit as f64
     }
@@ -110,10 +135,18 @@ impl<U: SubAllocator> Core<U> {
     pub(crate) fn give_regions_back(&self, grower: &mut Grower) -> Result<u64> {
         let idle = {
             let mut state = self.state();
-            let may_free = |parts: &[(Extent, U::Token)]| parts.iter().all(|(_, token)| self.upstream.may_free(token));
+            let may_free = |parts: &[(Extent, U::Token)]| {
+                parts.iter().all(|(_, token)| self.upstream.may_free(token))
+            };
             let idle = state.heap.remove_idle(|region| may_free(&region.parts));
-            let tails = state.heap.remove_tails(|token| self.upstream.may_free(token));
-            let parts: Vec<_> = idle.into_iter().flat_map(|region| region.parts).chain(tails).collect();
+            let tails = state
+                .heap
+                .remove_tails(|token| self.upstream.may_free(token));
+            let parts: Vec<_> = idle
+                .into_iter()
+                .flat_map(|region| region.parts)
+                .chain(tails)
+                .collect();
             state.counters.reserved -= parts.iter().map(|(extent, _)| extent.len).sum::<u64>();
             parts
         };
@@ -147,11 +180,19 @@ impl<U: SubAllocator> Core<U> {
     fn next_region(&self, grower: &Grower, fit: Fit) -> (u64, u64) {
         let need = fit.bytes();
         if let Some(most) = self.options.max_split {
-            // A region above that would never be cut up, and one for a large request is that request's alone.
+            // A region above that would never be cut up, and one for a large request is that
+            // request's alone.
             let most = most / UNIT * UNIT;
-            let (asked, next) = (grower.next.min(most).max(UNIT), grower.next.saturating_mul(2).min(most).max(UNIT));
+            let (asked, next) = (
+                grower.next.min(most).max(UNIT),
+                grower.next.saturating_mul(2).min(most).max(UNIT),
+            );
             let is_doubling = matches!(self.options.growth, Growth::Doubling(_));
-            let next = if is_doubling && need <= most { next } else { grower.next };
+            let next = if is_doubling && need <= most {
+                next
+            } else {
+                grower.next
+            };
             return (if need > most { need } else { asked.max(need) }, next);
         }
         match self.options.growth {
@@ -171,7 +212,13 @@ impl<U: SubAllocator> Core<U> {
     }
 
     /// Asks for `asked` bytes, and while upstream has no room for a tenth less, down to `need`.
-    fn ask_upstream(&self, asked: u64, need: u64, step: u64, fit: Fit) -> Result<(Extent, U::Token)> {
+    fn ask_upstream(
+        &self,
+        asked: u64,
+        need: u64,
+        step: u64,
+        fit: Fit,
+    ) -> Result<(Extent, U::Token)> {
         let align = (fit.align_bytes()).max(UNIT);
         let mut bytes = asked;
         loop {
@@ -180,7 +227,9 @@ impl<U: SubAllocator> Core<U> {
                 Ok((extent, token)) => return Err(self.refuse(extent, token, Unfit::Small)),
                 Err(Error::OutOfMemory { hint, free, .. }) => {
                     if bytes == need {
-                        return Err(self.out_of_memory(fit, &format!("upstream has no room ({hint})")));
+                        return Err(
+                            self.out_of_memory(fit, &format!("upstream has no room ({hint})"))
+                        );
                     }
                     // Rounded down, so that it ends; the last try is for just what is needed.
                     let less = ((bytes as f64 * 0.9) as u64 / step * step).min(bytes - step);
@@ -207,27 +256,47 @@ impl<U: SubAllocator> Core<U> {
         }
     }
 
-    /// Says whether idle regions, given back, would leave room within the limit for one with this request.
+    /// Says whether idle regions, given back, would leave room within the limit for one with this
+    /// request.
     pub(crate) fn would_grow(&self, fit: Fit) -> bool {
         if !self.options.collect_regions {
             return false;
         }
         let state = self.state();
         let idle = state.heap.idle_bytes(|token| self.upstream.may_free(token));
-        idle > 0 && self.options.limit.saturating_sub(state.counters.taken() - idle) >= fit.bytes()
+        idle > 0
+            && self
+                .options
+                .limit
+                .saturating_sub(state.counters.taken() - idle)
+                >= fit.bytes()
     }
 
     /// Adds to an error where the memory lies, and what `annotate` knows of it.
     #[cold]
     pub(crate) fn explain(&self, error: Error, annotate: impl FnOnce(&mut Snapshot)) -> Error {
         match error {
-            Error::OutOfMemory { device, asked, free, hint } => {
+            Error::OutOfMemory {
+                device,
+                asked,
+                free,
+                hint,
+            } => {
                 let draw = self.numbers() <= DRAWN;
-                let mut snapshot = if draw { self.snapshot() } else { self.outline() };
+                let mut snapshot = if draw {
+                    self.snapshot()
+                } else {
+                    self.outline()
+                };
                 annotate(&mut snapshot);
                 self.dump(&snapshot);
                 let hint = format!("{hint}, {}", snapshot.rest_of_error(draw).trim_end());
-                Error::OutOfMemory { device, asked, free, hint }
+                Error::OutOfMemory {
+                    device,
+                    asked,
+                    free,
+                    hint,
+                }
             }
             other => other,
         }
@@ -236,11 +305,19 @@ impl<U: SubAllocator> Core<U> {
     /// Writes down what the heap looks like, when somebody wants to know.
     fn dump(&self, snapshot: &Snapshot) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let Some(prefix) = &self.options.memory_dump else { return };
+        let Some(prefix) = &self.options.memory_dump else {
+            return;
+        };
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut path = prefix.clone().into_os_string();
-        path.push(format!(".{}.{number}.json", self.options.name.replace([' ', '/'], "_")));
-        let written = snapshot.clone().json(usize::MAX).map(|json| std::fs::write(&path, json));
+        path.push(format!(
+            ".{}.{number}.json",
+            self.options.name.replace([' ', '/'], "_")
+        ));
+        let written = snapshot
+            .clone()
+            .json(usize::MAX)
+            .map(|json| std::fs::write(&path, json));
         match written {
             Some(Ok(())) => tracing::info!(?path, "the heap of a failed request"),
             Some(Err(error)) => tracing::warn!(?path, %error, "the heap cannot be written down"),
@@ -262,7 +339,10 @@ impl<U: SubAllocator> Core<U> {
             free,
             hint: format!(
                 "{}: {why}; {limit}, reserved {}, in use {}, largest free piece {}",
-                self.options.name, stats.bytes_reserved, stats.bytes_in_use, stats.largest_free_block_bytes
+                self.options.name,
+                stats.bytes_reserved,
+                stats.bytes_in_use,
+                stats.largest_free_block_bytes
             ),
         }
     }

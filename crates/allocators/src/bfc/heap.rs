@@ -7,7 +7,8 @@ use super::index::{Cursor, Index};
 use super::region::{Region, Regions};
 use crate::Extent;
 
-/// How many chunks that might be aligned by luck are looked at before one that is large enough whatever its address.
+/// How many chunks that might be aligned by luck are looked at before one that is large enough
+/// whatever its address.
 const LUCK: u32 = 64;
 
 /// Of a share. A power of two, so that a multiplication is a shift.
@@ -23,15 +24,19 @@ pub(crate) struct Fit {
 }
 
 impl Fit {
-    /// Rounds `bytes` for a request of `asked` up to units; `None` when no chunk can hold them. `align` is a power of
-    /// two.
+    /// Rounds `bytes` for a request of `asked` up to units; `None` when no chunk can hold them.
+    /// `align` is a power of two.
     #[inline]
     pub(crate) fn new(asked: u64, bytes: u64, align: u64) -> Option<Fit> {
         if align > MAX_CHUNK {
             return None;
         }
         let units = bytes.checked_next_multiple_of(UNIT)? / UNIT;
-        Some(Fit { asked, units: u32::try_from(units).ok()?, align: (align / UNIT).max(1) })
+        Some(Fit {
+            asked,
+            units: u32::try_from(units).ok()?,
+            align: (align / UNIT).max(1),
+        })
     }
 
     pub(crate) fn units(self) -> u32 {
@@ -49,7 +54,8 @@ impl Fit {
 
     /// Returns the bytes that hold it wherever they start; `None` beyond what a number can say.
     pub(crate) fn bytes_anywhere(self) -> Option<u64> {
-        self.bytes().checked_add((self.align - 1).checked_mul(UNIT)?)
+        self.bytes()
+            .checked_add((self.align - 1).checked_mul(UNIT)?)
     }
 }
 
@@ -103,7 +109,9 @@ impl<T> Heap<T> {
             // Slack has 32 bits in a chunk.
             max_slack: max_slack.clamp(UNIT, u64::from(u32::MAX) - 2 * UNIT),
             max_share: (max_share.clamp(0.0, 1.0) * WHOLE as f64) as u64,
-            max_split: max_split.and_then(|bytes| u32::try_from(bytes / UNIT).ok()).unwrap_or(u32::MAX),
+            max_split: max_split
+                .and_then(|bytes| u32::try_from(bytes / UNIT).ok())
+                .unwrap_or(u32::MAX),
         }
     }
 
@@ -115,7 +123,11 @@ impl<T> Heap<T> {
     /// Adds what upstream gave, merged with the region before it when `merges`.
     pub(crate) fn add(&mut self, extent: Extent, token: T, merges: bool) -> Result<(), (Unfit, T)> {
         let start = extent.base.div_ceil(UNIT);
-        let Some(end) = extent.base.checked_add(extent.len).filter(|&end| end <= MAX_ADDRESS).map(|end| end / UNIT)
+        let Some(end) = extent
+            .base
+            .checked_add(extent.len)
+            .filter(|&end| end <= MAX_ADDRESS)
+            .map(|end| end / UNIT)
         else {
             return Err((Unfit::Far, token));
         };
@@ -127,7 +139,9 @@ impl<T> Heap<T> {
             return Err((Unfit::Overlap, token));
         }
         let whole = extent.base.is_multiple_of(UNIT);
-        let before = (merges && whole).then(|| self.regions.ends_at(start)).flatten();
+        let before = (merges && whole)
+            .then(|| self.regions.ends_at(start))
+            .flatten();
         let number = match before {
             Some(number) => {
                 let region = &mut self.regions[number];
@@ -137,7 +151,13 @@ impl<T> Heap<T> {
             }
             None => {
                 let (first, last) = (ChunkId::NONE, ChunkId::NONE);
-                let region = Region { start, units, first, last, parts: vec![(extent, token)] };
+                let region = Region {
+                    start,
+                    units,
+                    first,
+                    last,
+                    parts: vec![(extent, token)],
+                };
                 match self.regions.insert(region) {
                     Ok(number) => number,
                     Err(mut region) => {
@@ -167,7 +187,8 @@ impl<T> Heap<T> {
         }
         if prefix > 0 {
             let rest = self.cut(id, prefix);
-            self.index.replace_at(cursor, FreeChunk::of(id, &self.chunks[id]));
+            self.index
+                .replace_at(cursor, FreeChunk::of(id, &self.chunks[id]));
             id = rest;
             if self.is_wasted(self.chunks[id].units, fit.units) {
                 let rest = self.cut(id, fit.units);
@@ -175,20 +196,22 @@ impl<T> Heap<T> {
             }
         } else if self.is_wasted(entry.units(), fit.units) {
             let rest = self.cut(id, fit.units);
-            self.index.replace_at(cursor, FreeChunk::of(rest, &self.chunks[rest]));
+            self.index
+                .replace_at(cursor, FreeChunk::of(rest, &self.chunks[rest]));
         } else {
             self.index.remove_at(cursor);
         }
         Some(self.hand_out(id, fit.asked))
     }
 
-    /// Says whether a chunk that is in no index holds a request where it starts, with nothing to cut off.
+    /// Says whether a chunk that is in no index holds a request where it starts, with nothing to
+    /// cut off.
     pub(crate) fn fits_whole(&self, entry: FreeChunk, fit: Fit) -> bool {
         entry.start().is_multiple_of(fit.align) && !self.is_wasted(entry.units(), fit.units)
     }
 
-    /// Says whether a chunk that is too large to be cut up serves a request: one that is that large itself, and not
-    /// much smaller than the chunk (PyTorch: 20 MiB).
+    /// Says whether a chunk that is too large to be cut up serves a request: one that is that large
+    /// itself, and not much smaller than the chunk (PyTorch: 20 MiB).
     #[cold]
     fn is_for_large(&self, units: u32, needed: u32) -> bool {
         const SPARE: u32 = ((20 << 20) / UNIT) as u32;
@@ -211,12 +234,13 @@ impl<T> Heap<T> {
         let chunk = &mut self.chunks[id];
         chunk.hand_out(number, asked);
         let handed = handed(chunk);
-        self.addresses.insert(&self.chunks, id, handed.address / UNIT);
+        self.addresses
+            .insert(&self.chunks, id, handed.address / UNIT);
         handed
     }
 
-    /// Takes the chunk at an address out of use, without making it free; `None` for an address that was not handed
-    /// out, or was given back.
+    /// Takes the chunk at an address out of use, without making it free; `None` for an address that
+    /// was not handed out, or was given back.
     #[inline]
     pub(crate) fn withdraw(&mut self, address: u64) -> Option<(ChunkId, Handed)> {
         if !address.is_multiple_of(UNIT) {
@@ -293,7 +317,9 @@ impl<T> Heap<T> {
     pub(crate) fn covering(&self, address: u64) -> Option<Handed> {
         let unit = address / UNIT;
         let region = self.regions.covering(unit)?;
-        let (_, chunk) = self.chunks_of(region).find(|(_, chunk)| unit < chunk.start() + u64::from(chunk.units))?;
+        let (_, chunk) = self
+            .chunks_of(region)
+            .find(|(_, chunk)| unit < chunk.start() + u64::from(chunk.units))?;
         (chunk.standing() == Standing::Used).then(|| handed(chunk))
     }
 
@@ -319,13 +345,18 @@ impl<T> Heap<T> {
     where
         T: Clone,
     {
-        let Some(region) = self.regions.covering(start / UNIT) else { return Vec::new() };
+        let Some(region) = self.regions.covering(start / UNIT) else {
+            return Vec::new();
+        };
         let parts = self.regions[region].parts.iter();
-        parts.filter(|(extent, _)| extent.base < end && start < extent.end()).map(|(_, token)| token.clone()).collect()
+        parts
+            .filter(|(extent, _)| extent.base < end && start < extent.end())
+            .map(|(_, token)| token.clone())
+            .collect()
     }
 
-    /// Returns the bytes that [`remove_idle`](Heap::remove_idle) and [`remove_tails`](Heap::remove_tails) would take
-    /// out.
+    /// Returns the bytes that [`remove_idle`](Heap::remove_idle) and
+    /// [`remove_tails`](Heap::remove_tails) would take out.
     pub(crate) fn idle_bytes(&self, may_go: impl Fn(&T) -> bool) -> u64 {
         let of_region = |number| {
             let region = &self.regions[number];
@@ -333,21 +364,34 @@ impl<T> Heap<T> {
                 return region.reserved();
             }
             let last = &self.chunks[region.last];
-            let is_free = |extent: &Extent| last.standing() == Standing::Free && last.start() <= extent.base / UNIT;
+            let is_free = |extent: &Extent| {
+                last.standing() == Standing::Free && last.start() <= extent.base / UNIT
+            };
             let tail = region.parts[1..].iter().rev();
-            tail.take_while(|(extent, token)| is_free(extent) && may_go(token)).map(|(extent, _)| extent.len).sum()
+            tail.take_while(|(extent, token)| is_free(extent) && may_go(token))
+                .map(|(extent, _)| extent.len)
+                .sum()
         };
         self.regions.numbers().map(of_region).sum()
     }
 
     /// Takes out the regions that no chunk is in use of and `may_go` agrees to.
-    pub(crate) fn remove_idle(&mut self, mut may_go: impl FnMut(&Region<T>) -> bool) -> Vec<Region<T>> {
-        let idle: Vec<u16> =
-            self.regions.numbers().filter(|&number| self.is_idle(number) && may_go(&self.regions[number])).collect();
-        idle.into_iter().map(|number| self.remove_region(number)).collect()
+    pub(crate) fn remove_idle(
+        &mut self,
+        mut may_go: impl FnMut(&Region<T>) -> bool,
+    ) -> Vec<Region<T>> {
+        let idle: Vec<u16> = self
+            .regions
+            .numbers()
+            .filter(|&number| self.is_idle(number) && may_go(&self.regions[number]))
+            .collect();
+        idle.into_iter()
+            .map(|number| self.remove_region(number))
+            .collect()
     }
 
-    /// Takes out the parts at the end of merged regions that no chunk is in use of and `may_go` agrees to.
+    /// Takes out the parts at the end of merged regions that no chunk is in use of and `may_go`
+    /// agrees to.
     pub(crate) fn remove_tails(&mut self, mut may_go: impl FnMut(&T) -> bool) -> Vec<(Extent, T)> {
         let mut gone = Vec::new();
         let numbers: Vec<u16> = self.regions.numbers().collect();
@@ -362,10 +406,12 @@ impl<T> Heap<T> {
         gone
     }
 
-    /// Returns how many bytes of a request the free chunk at the very end would hold if more came behind it: fewer than
-    /// all, and none where that chunk has no aligned start.
+    /// Returns how many bytes of a request the free chunk at the very end would hold if more came
+    /// behind it: fewer than all, and none where that chunk has no aligned start.
     pub(crate) fn free_at_end(&self, fit: Fit) -> u64 {
-        let Some(number) = self.regions.numbers().last() else { return 0 };
+        let Some(number) = self.regions.numbers().last() else {
+            return 0;
+        };
         let last = &self.chunks[self.regions[number].last];
         if last.standing() != Standing::Free {
             return 0;
@@ -378,9 +424,12 @@ impl<T> Heap<T> {
     /// Returns the last of several parts of a region if it is all free.
     fn idle_tail(&self, number: u16) -> Option<(Extent, &T)> {
         let region = &self.regions[number];
-        let [_, .., (extent, token)] = &region.parts[..] else { return None };
+        let [_, .., (extent, token)] = &region.parts[..] else {
+            return None;
+        };
         let last = &self.chunks[region.last];
-        (last.standing() == Standing::Free && last.start() <= extent.base / UNIT).then_some((*extent, token))
+        (last.standing() == Standing::Free && last.start() <= extent.base / UNIT)
+            .then_some((*extent, token))
     }
 
     /// Ends a region before a unit of its last chunk, which is free.
@@ -403,7 +452,8 @@ impl<T> Heap<T> {
 
     /// Says whether no chunk of a region is in use or pending.
     pub(crate) fn is_idle(&self, number: u16) -> bool {
-        self.chunks_of(number).all(|(_, chunk)| chunk.standing() == Standing::Free)
+        self.chunks_of(number)
+            .all(|(_, chunk)| chunk.standing() == Standing::Free)
     }
 
     /// Lists a region's chunks in the order of their addresses.
@@ -418,7 +468,9 @@ impl<T> Heap<T> {
 
     /// Returns the bytes of the largest free chunk.
     pub(crate) fn largest_free(&self) -> u64 {
-        self.index.largest().map_or(0, |entry| u64::from(entry.units()) * UNIT)
+        self.index
+            .largest()
+            .map_or(0, |entry| u64::from(entry.units()) * UNIT)
     }
 
     /// Returns the bytes of host memory that the tables take.
@@ -452,11 +504,16 @@ impl<T> Heap<T> {
         }
     }
 
-    /// Cuts a chunk that is in no index, so that `units` are left; returns the rest, which is free and in no index.
+    /// Cuts a chunk that is in no index, so that `units` are left; returns the rest, which is free
+    /// and in no index.
     fn cut(&mut self, id: ChunkId, units: u32) -> ChunkId {
         let chunk = &self.chunks[id];
         let (region, next) = (chunk.region(), chunk.next);
-        let mut rest = Chunk::free(chunk.start() + u64::from(units), region, chunk.units - units);
+        let mut rest = Chunk::free(
+            chunk.start() + u64::from(units),
+            region,
+            chunk.units - units,
+        );
         (rest.prev, rest.next) = (id, next);
         let rest = self.chunks.insert(rest);
         self.relink(region, next, rest);
@@ -490,7 +547,8 @@ impl<T> Heap<T> {
             return None;
         }
         let chunk = &self.chunks[neighbour];
-        (chunk.standing() == Standing::Free && chunk.units.checked_add(units).is_some()).then_some(chunk.units)
+        (chunk.standing() == Standing::Free && chunk.units.checked_add(units).is_some())
+            .then_some(chunk.units)
     }
 
     /// Adds a free chunk at the end of a region.

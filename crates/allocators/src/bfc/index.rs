@@ -8,8 +8,8 @@ use super::tree::{Spot, Tree};
 /// Bins of an order of size: each holds a thirty-second of it.
 const BINS: usize = 32;
 
-/// Orders of size: one for up to 31 units, each of which has a bin of its own, and one for each power of two from 32
-/// on.
+/// Orders of size: one for up to 31 units, each of which has a bin of its own, and one for each
+/// power of two from 32 on.
 const ORDERS: usize = 28;
 
 /// The most entries that a bin has in one piece, and the most with which it returns to that.
@@ -18,9 +18,10 @@ const FEW: usize = 24;
 
 /// Every free chunk of a heap, sorted.
 ///
-/// Bins by size, as fine as leaves few chunks in each: finding one takes a shift and two words of bits, where a search
-/// among all chunks would take a step, and a wrong guess of the processor's, for each doubling of their number. Bins
-/// are made when the first chunk comes that belongs in their order.
+/// Bins by size, as fine as leaves few chunks in each: finding one takes a shift and two words of
+/// bits, where a search among all chunks would take a step, and a wrong guess of the processor's,
+/// for each doubling of their number. Bins are made when the first chunk comes that belongs in
+/// their order.
 #[derive(Default)]
 pub(crate) struct Index {
     orders: [Order; ORDERS],
@@ -68,7 +69,10 @@ pub(crate) struct Cursor {
 fn place_of(units: u32) -> BinPlace {
     // Without a branch: which way it goes cannot be foretold.
     let order = (units | (BINS as u32 - 1)).ilog2() as usize - 4;
-    BinPlace { order, bin: (units >> order.saturating_sub(1)) as usize % BINS }
+    BinPlace {
+        order,
+        bin: (units >> order.saturating_sub(1)) as usize % BINS,
+    }
 }
 
 /// Counts the entries below `entry`.
@@ -100,7 +104,9 @@ impl Bin {
     #[inline(always)]
     fn first(&self) -> Option<(Spot, FreeChunk)> {
         match self {
-            Bin::Few(entries) => entries.first().map(|&found| (Spot { leaf: 0, at: 0 }, found)),
+            Bin::Few(entries) => entries
+                .first()
+                .map(|&found| (Spot { leaf: 0, at: 0 }, found)),
             Bin::Many(tree) => tree.first(),
         }
     }
@@ -218,8 +224,8 @@ impl Index {
         self.replace_at(self.find(old), new);
     }
 
-    /// Puts an entry in the place of the one under a cursor: in the same bin if the order allows, which it mostly does
-    /// for the largest, from which most are cut and with which most merge.
+    /// Puts an entry in the place of the one under a cursor: in the same bin if the order allows,
+    /// which it mostly does for the largest, from which most are cut and with which most merge.
     #[inline]
     pub(crate) fn replace_at(&mut self, cursor: Cursor, new: FreeChunk) {
         let Cursor { place, spot } = cursor;
@@ -282,14 +288,22 @@ impl Index {
 
     pub(crate) fn bookkeeping(&self) -> usize {
         let bins = self.orders.iter().flat_map(|order| &order.bins);
-        size_of::<Index>() + bins.map(|bin| size_of::<Bin>() + bin.bookkeeping()).sum::<usize>()
+        size_of::<Index>()
+            + bins
+                .map(|bin| size_of::<Bin>() + bin.bookkeeping())
+                .sum::<usize>()
     }
 
     #[inline(always)]
     fn find(&self, entry: FreeChunk) -> Cursor {
         let place = place_of(entry.units());
-        let found = self.orders[place.order].bins.get(place.bin).and_then(|bin| bin.from(entry));
-        let (spot, _) = found.filter(|&(_, found)| found == entry).expect("a free chunk is in the index");
+        let found = self.orders[place.order]
+            .bins
+            .get(place.bin)
+            .and_then(|bin| bin.from(entry));
+        let (spot, _) = found
+            .filter(|&(_, found)| found == entry)
+            .expect("a free chunk is in the index");
         Cursor { place, spot }
     }
 
@@ -309,7 +323,10 @@ impl Index {
             }
             filled => (place.order, filled),
         };
-        let place = BinPlace { order, bin: filled.trailing_zeros() as usize };
+        let place = BinPlace {
+            order,
+            bin: filled.trailing_zeros() as usize,
+        };
         let (spot, entry) = self.bin(place).first()?;
         Some((Cursor { place, spot }, entry))
     }
@@ -335,11 +352,21 @@ mod tests {
 
     #[test]
     fn bins_are_in_the_order_of_size_and_within_their_tables() {
-        let sizes = (0..4096).chain((12..32).flat_map(|bits| [(1u32 << bits) - 1, 1 << bits, (1 << bits) + 1]));
+        let sizes = (0..4096)
+            .chain((12..32).flat_map(|bits| [(1u32 << bits) - 1, 1 << bits, (1 << bits) + 1]));
         let places: Vec<BinPlace> = sizes.chain([u32::MAX]).map(place_of).collect();
-        assert!(places.iter().all(|place| place.order < ORDERS && place.bin < BINS));
+        assert!(
+            places
+                .iter()
+                .all(|place| place.order < ORDERS && place.bin < BINS)
+        );
         assert!(places.is_sorted_by_key(|place| (place.order, place.bin)));
-        assert!((0..64).map(place_of).zip((1..65).map(place_of)).all(|(one, next)| one != next));
+        assert!(
+            (0..64)
+                .map(place_of)
+                .zip((1..65).map(place_of))
+                .all(|(one, next)| one != next)
+        );
     }
 
     proptest! {

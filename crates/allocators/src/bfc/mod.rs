@@ -1,14 +1,17 @@
-//! Best fit with coalescing over regions from upstream: addresses as numbers, nothing is ever read through them.
+//! Best fit with coalescing over regions from upstream: addresses as numbers, nothing is ever read
+//! through them.
 //!
 //! 1. `chunk`: the table of chunks, 32 bytes each.
 //! 2. `addresses`: from the address of a chunk in use to its number.
-//! 3. `free_chunk`, `index`, `tree`: free chunks in the order of best fit, in bins by size; bins of many.
+//! 3. `free_chunk`, `index`, `tree`: free chunks in the order of best fit, in bins by size; bins of
+//!    many.
 //! 4. `region`: what upstream gave.
 //! 5. `heap`: the four together, for one thread: find, cut, merge.
-//! 6. `pending`: work that may still touch chunks; `window`: what is kept together for a request that waits.
+//! 6. `pending`: work that may still touch chunks; `window`: what is kept together for a request
+//!    that waits.
 //! 7. `divisions`, `options`, `stats`: how it is set up, and what it counts.
-//! 8. `core`: the heap under its lock. `census`: what [`Snapshot`](crate::Snapshot) shows of it; `growth`: regions from
-//!    upstream and back; `turn`: a request that finds nothing free.
+//! 8. `core`: the heap under its lock. `census`: what [`Snapshot`](crate::Snapshot) shows of it;
+//!    `growth`: regions from upstream and back; `turn`: a request that finds nothing free.
 //! 9. `best_fit`: [`Bfc`], the front of all this.
 #![forbid(unsafe_code)]
 

@@ -23,8 +23,8 @@ impl Growth {
     /// 2 MiB first, which is what drivers round up to, then twice as many each time.
     pub const DEFAULT: Growth = Growth::Doubling(2 << 20);
 
-    /// Lets the value of an environment variable decide: `true` grows, `false` takes everything at once, anything else
-    /// changes nothing.
+    /// Lets the value of an environment variable decide: `true` grows, `false` takes everything at
+    /// once, anything else changes nothing.
     #[must_use]
     pub fn overridden(self, value: Option<&str>) -> Growth {
         match (value, self) {
@@ -35,7 +35,8 @@ impl Growth {
     }
 }
 
-/// The share of slack unless another is set: nearly the time of TensorFlow's rule, and nearly the memory of none.
+/// The share of slack unless another is set: nearly the time of TensorFlow's rule, and nearly the
+/// memory of none.
 const SLACK_SHARE: f64 = 0.125;
 
 /// How a [`Bfc`](crate::Bfc) is set up.
@@ -50,16 +51,18 @@ pub struct BfcOptions {
     pub limit: u64,
     /// How much at a time.
     pub growth: Growth,
-    /// The part of the limit from which on slack is cut off even when less than the request; 0 for 128 MiB.
+    /// The part of the limit from which on slack is cut off even when less than the request; 0 for
+    /// 128 MiB.
     pub fragmentation_fraction: f64,
     /// The most slack of a chunk; what the fraction says when `None`.
     pub max_slack: Option<u64>,
-    /// The most slack of a chunk, as a share of what is needed: from 0, which cuts everything off, to 1, which is
-    /// TensorFlow's rule.
+    /// The most slack of a chunk, as a share of what is needed: from 0, which cuts everything off,
+    /// to 1, which is TensorFlow's rule.
     pub max_slack_share: f64,
     /// Whether idle regions go back to upstream when a request does not fit otherwise.
     pub collect_regions: bool,
-    /// The largest chunk that is cut up: a smaller request never gets a larger one. PyTorch's `max_split_size`.
+    /// The largest chunk that is cut up: a smaller request never gets a larger one. PyTorch's
+    /// `max_split_size`.
     pub max_split: Option<u64>,
     /// The share of the limit from which on idle regions go back before a new one is taken.
     pub collect_from: Option<f64>,
@@ -70,8 +73,8 @@ pub struct BfcOptions {
 }
 
 impl BfcOptions {
-    /// Sets nothing but the name: no limit, growth from 2 MiB, an eighth of slack, idle regions given back when that
-    /// helps.
+    /// Sets nothing but the name: no limit, growth from 2 MiB, an eighth of slack, idle regions
+    /// given back when that helps.
     pub fn new(name: impl Into<String>) -> BfcOptions {
         BfcOptions {
             name: name.into(),
@@ -117,15 +120,17 @@ impl BfcOptions {
         self
     }
 
-    /// Cuts off slack of this many bytes or more, whatever the request: more chunks, less that nobody can use.
+    /// Cuts off slack of this many bytes or more, whatever the request: more chunks, less that
+    /// nobody can use.
     #[must_use]
     pub fn max_slack(mut self, bytes: u64) -> BfcOptions {
         self.max_slack = Some(bytes);
         self
     }
 
-    /// Cuts off slack of this share of what is needed or more: 0 cuts everything off, 1 is TensorFlow's rule, which
-    /// takes the least time and the most memory. `docs/ALLOCATORS.md` has both for several shares.
+    /// Cuts off slack of this share of what is needed or more: 0 cuts everything off, 1 is
+    /// TensorFlow's rule, which takes the least time and the most memory. `docs/ALLOCATORS.md` has
+    /// both for several shares.
     #[must_use]
     pub fn max_slack_share(mut self, share: f64) -> BfcOptions {
         self.max_slack_share = share;
@@ -139,7 +144,8 @@ impl BfcOptions {
         self
     }
 
-    /// Keeps chunks above this size whole, for requests above it, so that small ones do not break them up.
+    /// Keeps chunks above this size whole, for requests above it, so that small ones do not break
+    /// them up.
     #[must_use]
     pub fn max_split(mut self, bytes: Option<u64>) -> BfcOptions {
         self.max_split = bytes;
@@ -153,7 +159,8 @@ impl BfcOptions {
         self
     }
 
-    /// Rounds sizes up to one of several steps between two powers of two, so that more sizes are equal.
+    /// Rounds sizes up to one of several steps between two powers of two, so that more sizes are
+    /// equal.
     #[must_use]
     pub fn round_up_divisions(mut self, divisions: Option<Divisions>) -> BfcOptions {
         self.round_up_divisions = divisions;
@@ -169,7 +176,8 @@ impl BfcOptions {
 
     /// Returns the bytes to take for a request.
     pub(crate) fn rounded(&self, bytes: u64) -> Option<u64> {
-        self.round_up_divisions.map_or(Some(bytes), |divisions| divisions.rounded(bytes))
+        self.round_up_divisions
+            .map_or(Some(bytes), |divisions| divisions.rounded(bytes))
     }
 
     /// Returns the slack that is always cut off.
@@ -205,7 +213,10 @@ mod tests {
     #[test]
     fn force_allow_growth() {
         let first = |growth: Growth, value| {
-            BfcOptions::new("bfc").limit(1 << 31).growth(growth.overridden(value)).first_region()
+            BfcOptions::new("bfc")
+                .limit(1 << 31)
+                .growth(growth.overridden(value))
+                .first_region()
         };
         assert_eq!(first(Growth::DEFAULT, None), 2 << 20);
         assert_eq!(first(Growth::DEFAULT, Some("unparseable")), 2 << 20);
@@ -216,7 +227,13 @@ mod tests {
 
     #[test]
     fn the_first_region_is_never_above_the_limit() {
-        assert_eq!(BfcOptions::new("bfc").limit(1 << 20).first_region(), 1 << 20);
-        assert_eq!(BfcOptions::new("bfc").limit((1 << 20) + 255).first_region(), 1 << 20);
+        assert_eq!(
+            BfcOptions::new("bfc").limit(1 << 20).first_region(),
+            1 << 20
+        );
+        assert_eq!(
+            BfcOptions::new("bfc").limit((1 << 20) + 255).first_region(),
+            1 << 20
+        );
     }
 }

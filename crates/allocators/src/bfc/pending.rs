@@ -1,8 +1,8 @@
 //! Chunks that work on streams may still touch.
 //!
-//! Work is noted for a chunk, in use or given back, and forgotten when it is seen to have finished. A chunk that was
-//! given back is *pending* while work of it is left. Streams finish their work in order, so each has a queue of its
-//! own; work of no stream stands alone.
+//! Work is noted for a chunk, in use or given back, and forgotten when it is seen to have finished.
+//! A chunk that was given back is *pending* while work of it is left. Streams finish their work in
+//! order, so each has a queue of its own; work of no stream stands alone.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -45,18 +45,25 @@ pub struct Work {
 }
 
 impl Work {
-    /// Stands for what was queued on a stream so far. The stream itself may use the bytes again at once, in its order
-    /// ([`Request::on`](crate::Request::on)).
+    /// Stands for what was queued on a stream so far. The stream itself may use the bytes again at
+    /// once, in its order ([`Request::on`](crate::Request::on)).
     pub fn on(stream: StreamIdentity, done: impl Completion) -> Work {
-        Work { stream: Some(stream), done: Arc::new(done) }
+        Work {
+            stream: Some(stream),
+            done: Arc::new(done),
+        }
     }
 
     /// Stands for work of any kind: nobody gets the bytes before it is done.
     pub fn alone(done: impl Completion) -> Work {
-        Work { stream: None, done: Arc::new(done) }
+        Work {
+            stream: None,
+            done: Arc::new(done),
+        }
     }
 
-    /// Stands for all of this work and for what is done then, once and before anybody gets the bytes.
+    /// Stands for all of this work and for what is done then, once and before anybody gets the
+    /// bytes.
     pub(crate) fn and_then(work: Vec<Work>, then: impl FnOnce() + Send + 'static) -> Work {
         let then: Mutex<Option<Box<dyn FnOnce() + Send>>> = Mutex::new(Some(Box::new(then)));
         Work::alone(move || {
@@ -85,7 +92,9 @@ impl Work {
 
 impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Work").field("stream", &self.stream).finish_non_exhaustive()
+        f.debug_struct("Work")
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
     }
 }
 
@@ -126,7 +135,8 @@ impl Busy {
     /// Returns the stream whose order covers all that is left.
     fn only_stream(&self) -> Option<Order> {
         let first = *self.left.first()?;
-        (matches!(first, Order::Stream(_)) && self.left.iter().all(|&order| order == first)).then_some(first)
+        (matches!(first, Order::Stream(_)) && self.left.iter().all(|&order| order == first))
+            .then_some(first)
     }
 }
 
@@ -142,9 +152,9 @@ type Question = (u64, Arc<dyn Completion>);
 /// What stood for work that has finished.
 pub(crate) type Finished = Vec<Arc<dyn Completion>>;
 
-/// The most work of one stream that is asked about at a time: the lock is held while the list is made. Whenever that
-/// much more waits, it is asked about although there is room: what stands for work, an event of the driver's, is not
-/// kept for ever when nobody runs out of memory.
+/// The most work of one stream that is asked about at a time: the lock is held while the list is
+/// made. Whenever that much more waits, it is asked about although there is room: what stands for
+/// work, an event of the driver's, is not kept for ever when nobody runs out of memory.
 const QUESTIONS: usize = 64;
 
 /// All work that is not known to have finished.
@@ -161,11 +171,21 @@ impl Pending {
     #[must_use]
     pub(crate) fn add(&mut self, chunk: ChunkId, work: Work) -> bool {
         self.sequence += 1;
-        let order = work.stream.map_or(Order::Alone(self.sequence), Order::Stream);
+        let order = work
+            .stream
+            .map_or(Order::Alone(self.sequence), Order::Stream);
         self.busy.entry(chunk).or_default().left.push(order);
         let lane = self.lanes.entry(order).or_default();
-        lane.queue.push_back(Queued { sequence: self.sequence, chunk, done: work.done });
-        let waiting = if work.stream.is_some() { lane.queue.len() } else { self.lanes.len() };
+        lane.queue.push_back(Queued {
+            sequence: self.sequence,
+            chunk,
+            done: work.done,
+        });
+        let waiting = if work.stream.is_some() {
+            lane.queue.len()
+        } else {
+            self.lanes.len()
+        };
         waiting.is_multiple_of(QUESTIONS)
     }
 
@@ -177,19 +197,29 @@ impl Pending {
 
     /// Keeps a withdrawn chunk that is busy until its work has finished.
     pub(crate) fn withdraw(&mut self, chunks: &mut Chunks, id: ChunkId) {
-        let Some(busy) = self.busy.get_mut(&id) else { return };
+        let Some(busy) = self.busy.get_mut(&id) else {
+            return;
+        };
         busy.pending = true;
         let chunk = &mut chunks[id];
         chunk.set_standing(Standing::Pending);
         self.bytes += chunk.bytes();
-        if let Some(lane) = busy.only_stream().and_then(|order| self.lanes.get_mut(&order)) {
+        if let Some(lane) = busy
+            .only_stream()
+            .and_then(|order| self.lanes.get_mut(&order))
+        {
             lane.index.insert(FreeChunk::of(id, chunk));
         }
     }
 
-    /// Finds a chunk that nothing but the stream's own work is left of and that need not be cut. The work stays noted:
-    /// the next free of the chunk may not know of it.
-    pub(crate) fn reuse<T>(&mut self, heap: &Heap<T>, stream: StreamIdentity, fit: Fit) -> Option<ChunkId> {
+    /// Finds a chunk that nothing but the stream's own work is left of and that need not be cut.
+    /// The work stays noted: the next free of the chunk may not know of it.
+    pub(crate) fn reuse<T>(
+        &mut self,
+        heap: &Heap<T>,
+        stream: StreamIdentity,
+        fit: Fit,
+    ) -> Option<ChunkId> {
         let lane = self.lanes.get_mut(&Order::Stream(stream))?;
         let (cursor, entry) = lane.index.best(fit.units())?;
         if !heap.fits_whole(entry, fit) {
@@ -206,18 +236,33 @@ impl Pending {
 
     /// Lists what to ask, with no lock held.
     pub(crate) fn questions(&self) -> Questions {
-        let ask =
-            |lane: &Lane| lane.queue.iter().take(QUESTIONS).map(|work| (work.sequence, work.done.clone())).collect();
-        self.lanes.iter().map(|(&order, lane)| (order, ask(lane))).collect()
+        let ask = |lane: &Lane| {
+            lane.queue
+                .iter()
+                .take(QUESTIONS)
+                .map(|work| (work.sequence, work.done.clone()))
+                .collect()
+        };
+        self.lanes
+            .iter()
+            .map(|(&order, lane)| (order, ask(lane)))
+            .collect()
     }
 
-    /// Forgets work that has finished, and takes out the pending chunks that none is left of. What stood for the work
-    /// comes with them, to be dropped with no lock held: it is the caller's, and its drop might call back.
-    pub(crate) fn take_passed(&mut self, chunks: &Chunks, passed: &Passed) -> (Vec<ChunkId>, Finished) {
+    /// Forgets work that has finished, and takes out the pending chunks that none is left of. What
+    /// stood for the work comes with them, to be dropped with no lock held: it is the caller's, and
+    /// its drop might call back.
+    pub(crate) fn take_passed(
+        &mut self,
+        chunks: &Chunks,
+        passed: &Passed,
+    ) -> (Vec<ChunkId>, Finished) {
         let mut ready = Vec::new();
         let mut finished = Vec::new();
         for &(order, sequence) in passed {
-            let Some(lane) = self.lanes.get_mut(&order) else { continue };
+            let Some(lane) = self.lanes.get_mut(&order) else {
+                continue;
+            };
             let mut ended = Vec::new();
             let is_passed = |work: &Queued| work.sequence <= sequence;
             while lane.queue.front().is_some_and(is_passed)
@@ -229,14 +274,19 @@ impl Pending {
             for chunk in ended {
                 ready.extend(self.end(chunks, chunk, order));
             }
-            if self.lanes.get(&order).is_some_and(|lane| lane.queue.is_empty()) {
+            if self
+                .lanes
+                .get(&order)
+                .is_some_and(|lane| lane.queue.is_empty())
+            {
                 self.lanes.remove(&order);
             }
         }
         (ready, finished)
     }
 
-    /// Forgets one piece of work on a chunk; returns the chunk if it was pending and this was the last.
+    /// Forgets one piece of work on a chunk; returns the chunk if it was pending and this was the
+    /// last.
     fn end(&mut self, chunks: &Chunks, id: ChunkId, order: Order) -> Option<ChunkId> {
         let busy = self.busy.get_mut(&id)?;
         let before = busy.only_stream();
@@ -274,10 +324,14 @@ impl Pending {
     }
 }
 
-/// Asks each stream how far it has come, and stops at the first work that is not done: the rest comes after it.
+/// Asks each stream how far it has come, and stops at the first work that is not done: the rest
+/// comes after it.
 pub(crate) fn ask(questions: Questions) -> Passed {
     let answer = |(order, work): (Order, Vec<Question>)| {
-        let (sequence, _) = work.into_iter().take_while(|(_, done)| done.is_done()).last()?;
+        let (sequence, _) = work
+            .into_iter()
+            .take_while(|(_, done)| done.is_done())
+            .last()?;
         Some((order, sequence))
     };
     questions.into_iter().filter_map(answer).collect()

@@ -5,7 +5,8 @@ use std::ops::{Index, IndexMut};
 use super::chunk::ChunkId;
 use crate::Extent;
 
-/// What came from upstream: one extent, or several that lie side by side where upstream lets them merge.
+/// What came from upstream: one extent, or several that lie side by side where upstream lets them
+/// merge.
 pub(crate) struct Region<T> {
     /// Its first unit.
     pub(crate) start: u64,
@@ -37,7 +38,10 @@ pub(crate) struct Regions<T> {
 
 impl<T> Default for Regions<T> {
     fn default() -> Self {
-        Regions { regions: Vec::new(), order: Vec::new() }
+        Regions {
+            regions: Vec::new(),
+            order: Vec::new(),
+        }
     }
 }
 
@@ -63,7 +67,9 @@ impl<T> Regions<T> {
 
     pub(crate) fn remove(&mut self, number: u16) -> Region<T> {
         self.order.retain(|&other| other != number);
-        self.regions[usize::from(number)].take().expect("a number of a region that is there")
+        self.regions[usize::from(number)]
+            .take()
+            .expect("a number of a region that is there")
     }
 
     /// Returns the region that lies directly before this unit.
@@ -74,7 +80,9 @@ impl<T> Regions<T> {
 
     /// Returns the region that a unit lies in.
     pub(crate) fn covering(&self, unit: u64) -> Option<u16> {
-        let at = self.order.partition_point(|&number| self[number].start <= unit);
+        let at = self
+            .order
+            .partition_point(|&number| self[number].start <= unit);
         let number = *self.order.get(at.checked_sub(1)?)?;
         (unit < self[number].end()).then_some(number)
     }
@@ -84,7 +92,10 @@ impl<T> Regions<T> {
         let after = self.place(start);
         let before = after.checked_sub(1).map(|at| &self[self.order[at]]);
         before.is_some_and(|before| before.end() > start)
-            || self.order.get(after).is_some_and(|&after| self[after].start < start + units)
+            || self
+                .order
+                .get(after)
+                .is_some_and(|&after| self[after].start < start + units)
     }
 
     /// Lists the numbers in the order of the addresses.
@@ -93,7 +104,8 @@ impl<T> Regions<T> {
     }
 
     fn place(&self, start: u64) -> usize {
-        self.order.partition_point(|&number| self[number].start < start)
+        self.order
+            .partition_point(|&number| self[number].start < start)
     }
 }
 
@@ -101,12 +113,16 @@ impl<T> Index<u16> for Regions<T> {
     type Output = Region<T>;
 
     fn index(&self, number: u16) -> &Region<T> {
-        self.regions[usize::from(number)].as_ref().expect("a number of a region that is there")
+        self.regions[usize::from(number)]
+            .as_ref()
+            .expect("a number of a region that is there")
     }
 }
 
 impl<T> IndexMut<u16> for Regions<T> {
     fn index_mut(&mut self, number: u16) -> &mut Region<T> {
-        self.regions[usize::from(number)].as_mut().expect("a number of a region that is there")
+        self.regions[usize::from(number)]
+            .as_mut()
+            .expect("a number of a region that is there")
     }
 }

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What an allocator has done and holds, under TensorFlow's names so that dashboards need no translation.
+/// What an allocator has done and holds, under TensorFlow's names so that dashboards need no
+/// translation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AllocatorStats {
@@ -189,9 +190,14 @@ impl Scopes {
 
     /// Closes a scope; the one around it counts what it counted.
     pub(crate) fn close(&mut self, scope: u64) -> ScopeStats {
-        let Some(at) = self.open.iter().position(|&(other, _)| other == scope) else { return ScopeStats::default() };
+        let Some(at) = self.open.iter().position(|&(other, _)| other == scope) else {
+            return ScopeStats::default();
+        };
         let (_, stats) = self.open.remove(at);
-        if let Some((_, around)) = at.checked_sub(1).and_then(|around| self.open.get_mut(around)) {
+        if let Some((_, around)) = at
+            .checked_sub(1)
+            .and_then(|around| self.open.get_mut(around))
+        {
             around.absorb(stats);
         }
         stats
@@ -201,7 +207,8 @@ impl Scopes {
 /// Counts what is allocated and freed from [`Bfc::scope`](crate::Bfc::scope) or
 /// [`ThreadHeaps::scope`](crate::ThreadHeaps::scope) on until it is finished or dropped.
 ///
-/// Scopes nest: an inner one counts for itself, and the one around it counts the same once the inner one has ended.
+/// Scopes nest: an inner one counts for itself, and the one around it counts the same once the
+/// inner one has ended.
 #[must_use = "a scope counts until it is dropped"]
 pub struct Scope<'a> {
     pub(crate) close: Option<Box<dyn FnOnce() -> ScopeStats + 'a>>,
@@ -210,7 +217,9 @@ pub struct Scope<'a> {
 impl Scope<'_> {
     /// Ends it and says what it counted.
     pub fn finish(mut self) -> ScopeStats {
-        self.close.take().map_or_else(ScopeStats::default, |close| close())
+        self.close
+            .take()
+            .map_or_else(ScopeStats::default, |close| close())
     }
 }
 

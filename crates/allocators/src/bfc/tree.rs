@@ -2,7 +2,8 @@
 
 use super::free_chunk::FreeChunk;
 
-/// Entries of a leaf. Sixteen cache lines: half of them are moved by an insertion, two or three are read by a search.
+/// Entries of a leaf. Sixteen cache lines: half of them are moved by an insertion, two or three are
+/// read by a search.
 const LEAF: usize = 64;
 
 /// Entries that a search compares at once, and how many such groups a leaf has.
@@ -18,8 +19,8 @@ pub(crate) struct Spot {
 
 /// A sorted set: a B+ tree of two levels.
 ///
-/// The upper level is one sorted array of what the leaves begin with. It grows by an entry for some 45 chunks, and it
-/// is moved only where a leaf is split or merged.
+/// The upper level is one sorted array of what the leaves begin with. It grows by an entry for some
+/// 45 chunks, and it is moved only where a leaf is split or merged.
 #[derive(Default)]
 pub(crate) struct Tree {
     /// Not more than any entry of the leaf, and more than any of the leaf before it.
@@ -42,12 +43,18 @@ type Leaf = [FreeChunk; LEAF];
 
 /// Counts the entries below `entry`.
 ///
-/// Without a branch on what is compared: which way it goes cannot be foretold, and a processor that guesses wrong
-/// loses more than sixteen comparisons cost.
+/// Without a branch on what is compared: which way it goes cannot be foretold, and a processor that
+/// guesses wrong loses more than sixteen comparisons cost.
 fn rank(leaf: &Leaf, entry: FreeChunk) -> usize {
-    let groups: usize = (1..GROUP).map(|group| usize::from(leaf[group * GROUP] < entry)).sum();
+    let groups: usize = (1..GROUP)
+        .map(|group| usize::from(leaf[group * GROUP] < entry))
+        .sum();
     let (groups_of_leaf, _) = leaf.as_chunks::<GROUP>();
-    groups * GROUP + groups_of_leaf[groups].iter().map(|&other| usize::from(other < entry)).sum::<usize>()
+    groups * GROUP
+        + groups_of_leaf[groups]
+            .iter()
+            .map(|&other| usize::from(other < entry))
+            .sum::<usize>()
 }
 
 impl Tree {
@@ -89,8 +96,8 @@ impl Tree {
         }
     }
 
-    /// Puts an entry in the place of the one under a spot: where it stands if the order allows, which it mostly does
-    /// for the largest, from which most are cut and with which most merge.
+    /// Puts an entry in the place of the one under a spot: where it stands if the order allows,
+    /// which it mostly does for the largest, from which most are cut and with which most merge.
     pub(crate) fn replace_at(&mut self, spot: Spot, new: FreeChunk) {
         let Spot { leaf: upper, at } = spot;
         let place = self.places[upper];
@@ -138,7 +145,10 @@ impl Tree {
 
     /// Returns the entry after the one under a spot.
     pub(crate) fn after(&self, spot: Spot) -> Option<(Spot, FreeChunk)> {
-        self.at(Spot { at: spot.at + 1, ..spot })
+        self.at(Spot {
+            at: spot.at + 1,
+            ..spot
+        })
     }
 
     /// Finds the first entry.
@@ -148,12 +158,16 @@ impl Tree {
 
     /// Returns the last entry.
     pub(crate) fn last(&self) -> Option<FreeChunk> {
-        self.entries_of(self.places.len().wrapping_sub(1)).last().copied()
+        self.entries_of(self.places.len().wrapping_sub(1))
+            .last()
+            .copied()
     }
 
     /// Lists the entries in their order.
     pub(crate) fn entries(&self) -> impl Iterator<Item = FreeChunk> + '_ {
-        (0..self.places.len()).flat_map(|upper| self.entries_of(upper)).copied()
+        (0..self.places.len())
+            .flat_map(|upper| self.entries_of(upper))
+            .copied()
     }
 
     pub(crate) fn bookkeeping(&self) -> usize {
@@ -166,21 +180,35 @@ impl Tree {
     /// Finds the first entry that is not below this one; the spot may be behind its leaf's last.
     fn lower_bound(&self, entry: FreeChunk) -> Spot {
         let leaf = self.upper(entry);
-        Spot { leaf, at: self.places.get(leaf).map_or(0, |place| rank(&self.leaves[place.leaf as usize], entry)) }
+        Spot {
+            leaf,
+            at: self
+                .places
+                .get(leaf)
+                .map_or(0, |place| rank(&self.leaves[place.leaf as usize], entry)),
+        }
     }
 
-    /// Returns the entry under a spot, or the next leaf's first when the spot is behind its leaf's last.
+    /// Returns the entry under a spot, or the next leaf's first when the spot is behind its leaf's
+    /// last.
     fn at(&self, spot: Spot) -> Option<(Spot, FreeChunk)> {
         if let Some(&entry) = self.entries_of(spot.leaf).get(spot.at) {
             return Some((spot, entry));
         }
-        let spot = Spot { leaf: spot.leaf + 1, at: 0 };
-        self.entries_of(spot.leaf).first().map(|&entry| (spot, entry))
+        let spot = Spot {
+            leaf: spot.leaf + 1,
+            at: 0,
+        };
+        self.entries_of(spot.leaf)
+            .first()
+            .map(|&entry| (spot, entry))
     }
 
     /// Returns a leaf's entries; none for a leaf that is not there.
     fn entries_of(&self, upper: usize) -> &[FreeChunk] {
-        self.places.get(upper).map_or(&[], |place| &self.leaves[place.leaf as usize][..place.len as usize])
+        self.places.get(upper).map_or(&[], |place| {
+            &self.leaves[place.leaf as usize][..place.len as usize]
+        })
     }
 
     /// Returns the leaf that an entry belongs in.
@@ -214,7 +242,13 @@ impl Tree {
         self.leaves[to as usize][..LEAF / 2].copy_from_slice(&moved[LEAF / 2..]);
         self.places[upper].len = LEAF as u32 / 2;
         self.firsts.insert(upper + 1, moved[LEAF / 2]);
-        self.places.insert(upper + 1, LeafPlace { leaf: to, len: LEAF as u32 / 2 });
+        self.places.insert(
+            upper + 1,
+            LeafPlace {
+                leaf: to,
+                len: LEAF as u32 / 2,
+            },
+        );
     }
 
     /// Moves a leaf that is nearly empty into a neighbour that has room to spare.

@@ -11,7 +11,8 @@ use super::window::Window;
 use crate::request::end_of;
 use crate::{Placed, Request, SubAllocator};
 
-/// How often upstream is asked again for a request that waits: nobody tells of what other processes give back.
+/// How often upstream is asked again for a request that waits: nobody tells of what other processes
+/// give back.
 const ASK_UPSTREAM_AGAIN: Duration = Duration::from_millis(16);
 
 /// How often a request is woken in vain before bytes are kept together for it.
@@ -23,7 +24,9 @@ impl<U: SubAllocator> Core<U> {
         let mut turn = self.turn(request, fit);
         loop {
             let seen = self.seen();
-            let until = request.until.filter(|&until| Instant::now() < until && !self.is_hopeless(fit.bytes()));
+            let until = request
+                .until
+                .filter(|&until| Instant::now() < until && !self.is_hopeless(fit.bytes()));
             if until.is_none() {
                 turn.is_last();
             }
@@ -31,8 +34,13 @@ impl<U: SubAllocator> Core<U> {
                 Err(error @ Error::OutOfMemory { .. }) => error,
                 other => return other,
             };
-            let Some(deadline) = until else { return Err(error) };
-            if let Some(placed) = turn.wait(seen, deadline.min(end_of(Instant::now(), ASK_UPSTREAM_AGAIN))) {
+            let Some(deadline) = until else {
+                return Err(error);
+            };
+            if let Some(placed) = turn.wait(
+                seen,
+                deadline.min(end_of(Instant::now(), ASK_UPSTREAM_AGAIN)),
+            ) {
                 return Ok(placed);
             }
         }
@@ -44,7 +52,16 @@ impl<U: SubAllocator> Core<U> {
         state.tickets += 1;
         state.turns += 1;
         let (ticket, began) = (state.tickets, state.heap.last_number());
-        Turn { core: self, request: *request, fit, ticket, began, vain: 0, had_window: false, came: u64::MAX }
+        Turn {
+            core: self,
+            request: *request,
+            fit,
+            ticket,
+            began,
+            vain: 0,
+            had_window: false,
+            came: u64::MAX,
+        }
     }
 }
 
@@ -69,8 +86,8 @@ impl<U: SubAllocator> Turn<'_, U> {
         self.request.until = None;
     }
 
-    /// Looks for work that has finished, and grows; the error has only the sums, for a caller that tries again. A
-    /// request that may not wait takes what is withheld for another.
+    /// Looks for work that has finished, and grows; the error has only the sums, for a caller that
+    /// tries again. A request that may not wait takes what is withheld for another.
     pub(crate) fn try_harder(&mut self) -> Result<Placed<U::Token>> {
         let core = self.core;
         if core.settle() > 0
@@ -87,13 +104,15 @@ impl<U: SubAllocator> Turn<'_, U> {
             };
         }
         match grown {
-            Err(error @ Error::OutOfMemory { .. }) if self.request.until.is_none() => self.break_window().ok_or(error),
+            Err(error @ Error::OutOfMemory { .. }) if self.request.until.is_none() => {
+                self.break_window().ok_or(error)
+            }
             other => other,
         }
     }
 
-    /// Tries whenever memory may have become free, which costs little; returns with nothing when that time has come,
-    /// and when upstream may have room, which costs more to ask.
+    /// Tries whenever memory may have become free, which costs little; returns with nothing when
+    /// that time has come, and when upstream may have room, which costs more to ask.
     pub(crate) fn wait(&mut self, mut seen: Seen, until: Instant) -> Option<Placed<U::Token>> {
         while self.core.wait(seen, until) {
             let now = self.core.seen();
@@ -109,12 +128,17 @@ impl<U: SubAllocator> Turn<'_, U> {
         None
     }
 
-    /// Gives its window up when nothing has come to it since the last look: the holders of the rest may wait for what
-    /// is withheld.
+    /// Gives its window up when nothing has come to it since the last look: the holders of the rest
+    /// may wait for what is withheld.
     fn give_up_if_stuck(&mut self) {
         let mut state = self.core.state();
-        let own = state.window.as_ref().filter(|window| window.is_of(self.ticket));
-        let Some(bytes) = own.map(Window::bytes) else { return };
+        let own = state
+            .window
+            .as_ref()
+            .filter(|window| window.is_of(self.ticket));
+        let Some(bytes) = own.map(Window::bytes) else {
+            return;
+        };
         if bytes == self.came {
             state.dissolve_window();
             self.core.wake(state);
@@ -122,13 +146,16 @@ impl<U: SubAllocator> Turn<'_, U> {
         self.came = bytes;
     }
 
-    /// Allocates from what is free, and from the window once all of it is there; after some tries in vain opens one.
+    /// Allocates from what is free, and from the window once all of it is there; after some tries
+    /// in vain opens one.
     pub(crate) fn try_fit(&mut self) -> Option<Placed<U::Token>> {
         let mut guard = self.core.state();
         let state = &mut *guard;
         match &state.window {
             Some(window) if !window.is_of(self.ticket) => {}
-            Some(window) if !window.is_whole() => return self.core.fit_in(state, &self.request, self.fit),
+            Some(window) if !window.is_whole() => {
+                return self.core.fit_in(state, &self.request, self.fit);
+            }
             Some(_) => {
                 state.dissolve_window();
                 self.had_window = false;
@@ -167,7 +194,11 @@ impl<U: SubAllocator> Drop for Turn<'_, U> {
     fn drop(&mut self) {
         let mut state = self.core.state();
         state.turns -= 1;
-        if state.window.as_ref().is_some_and(|window| window.is_of(self.ticket)) {
+        if state
+            .window
+            .as_ref()
+            .is_some_and(|window| window.is_of(self.ticket))
+        {
             state.dissolve_window();
             self.core.wake(state);
         }

@@ -1,13 +1,14 @@
 //! Bytes that are kept together for a request that waits, so that smaller ones cannot starve it.
 //!
-//! A large request that waits needs neighbouring bytes to be free at the same moment. Small requests that come and go
-//! take pieces of what is free over and over. So a request that was woken in vain several times gets a *window*: a run
-//! of chunks with as little in use as possible. What is free of it, and what is freed in it, is withheld from others
-//! until all of it is there.
+//! A large request that waits needs neighbouring bytes to be free at the same moment. Small
+//! requests that come and go take pieces of what is free over and over. So a request that was woken
+//! in vain several times gets a *window*: a run of chunks with as little in use as possible. What
+//! is free of it, and what is freed in it, is withheld from others until all of it is there.
 //!
-//! There is one window at a time. One that nothing came to for a while is given up: the holders of the rest may wait
-//! for what is withheld. A request that may not wait, and one at its deadline, breaks it when nothing else is left:
-//! free memory is never withheld from a request that would fail without it.
+//! There is one window at a time. One that nothing came to for a while is given up: the holders of
+//! the rest may wait for what is withheld. A request that may not wait, and one at its deadline,
+//! breaks it when nothing else is left: free memory is never withheld from a request that would
+//! fail without it.
 
 use super::chunk::{Chunk, ChunkId, Standing, UNIT};
 use super::heap::Heap;
@@ -26,12 +27,25 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Chooses the run of at least `units` units with the least in use, and withholds its free chunks; `None` when no
-    /// region is large enough. Allocations up to the number `began` have outlasted the wait so far.
-    pub(crate) fn open<T>(heap: &mut Heap<T>, ticket: u64, units: u64, began: u64) -> Option<Window> {
+    /// Chooses the run of at least `units` units with the least in use, and withholds its free
+    /// chunks; `None` when no region is large enough. Allocations up to the number `began` have
+    /// outlasted the wait so far.
+    pub(crate) fn open<T>(
+        heap: &mut Heap<T>,
+        ticket: u64,
+        units: u64,
+        began: u64,
+    ) -> Option<Window> {
         let (region, start, end) = cheapest(heap, units, began)?;
         let (start, end) = narrow(heap, (region, start, end), units);
-        let mut window = Window { ticket, region, start, end, held: Vec::new(), held_units: 0 };
+        let mut window = Window {
+            ticket,
+            region,
+            start,
+            end,
+            held: Vec::new(),
+            held_units: 0,
+        };
         let is_free = |heap: &Heap<T>, id| heap.chunks[id].standing() == Standing::Free;
         let inside: Vec<ChunkId> = heap.chunks_of(region).map(|(id, _)| id).collect();
         for id in inside {
@@ -47,7 +61,8 @@ impl Window {
         self.ticket == ticket
     }
 
-    /// Says whether a chunk lies in it. Chunks lie in it wholly or not at all: none merges across its ends.
+    /// Says whether a chunk lies in it. Chunks lie in it wholly or not at all: none merges across
+    /// its ends.
     pub(crate) fn covers<T>(&self, heap: &Heap<T>, id: ChunkId) -> bool {
         let chunk = &heap.chunks[id];
         chunk.region() == self.region && (self.start..self.end).contains(&chunk.start())
@@ -85,10 +100,13 @@ fn narrow<T>(heap: &mut Heap<T>, (region, start, end): (u16, u64, u64), units: u
     let at_end = |start_of: Option<u64>, end_of: Option<u64>| {
         let is_it = |chunk: &Chunk| {
             let chunk_end = chunk.start() + u64::from(chunk.units);
-            start_of.is_none_or(|start| chunk.start() == start) && end_of.is_none_or(|end| chunk_end == end)
+            start_of.is_none_or(|start| chunk.start() == start)
+                && end_of.is_none_or(|end| chunk_end == end)
         };
         let mut chunks = heap.chunks_of(region);
-        chunks.find(|(_, chunk)| is_it(chunk) && chunk.standing() == Standing::Free).map(|(id, _)| id)
+        chunks
+            .find(|(_, chunk)| is_it(chunk) && chunk.standing() == Standing::Free)
+            .map(|(id, _)| id)
     };
     if excess == 0 {
         (start, end)
@@ -103,21 +121,28 @@ fn narrow<T>(heap: &mut Heap<T>, (region, start, end): (u16, u64, u64), units: u
     }
 }
 
-/// How much more a unit counts that has been in use for longer than the request has waited: it may stay for ever.
+/// How much more a unit counts that has been in use for longer than the request has waited: it may
+/// stay for ever.
 const OLD: u64 = 1 << 10;
 
 /// Finds the run with the least in use, as a region and its units.
 fn cheapest<T>(heap: &Heap<T>, units: u64, began: u64) -> Option<(u16, u64, u64)> {
     let mut best: Option<(u64, (u16, u64, u64))> = None;
-    for region in heap.regions.numbers().filter(|&region| heap.regions[region].units >= units) {
+    for region in heap
+        .regions
+        .numbers()
+        .filter(|&region| heap.regions[region].units >= units)
+    {
         let cost_of = |chunk: &Chunk| match chunk.standing() {
             Standing::Free => 0,
             _ if chunk.number() <= began => u64::from(chunk.units) * OLD,
             _ => u64::from(chunk.units),
         };
         // Start, units, cost.
-        let chunks: Vec<(u64, u64, u64)> =
-            heap.chunks_of(region).map(|(_, chunk)| (chunk.start(), u64::from(chunk.units), cost_of(chunk))).collect();
+        let chunks: Vec<(u64, u64, u64)> = heap
+            .chunks_of(region)
+            .map(|(_, chunk)| (chunk.start(), u64::from(chunk.units), cost_of(chunk)))
+            .collect();
         let (mut first, mut length, mut cost) = (0, 0, 0);
         for chunk in &chunks {
             length += chunk.1;

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpu_api::{DevicePtr, Error, ForkGuard, Gpu, PoolUsage, RawPool, RawStream, Result, StreamIdentity};
+use gpu_api::{
+    DevicePtr, Error, ForkGuard, Gpu, PoolUsage, RawPool, RawStream, Result, StreamIdentity,
+};
 
 use crate::bfc::Counters;
 use crate::request::foreign;
@@ -21,10 +23,12 @@ const QUESTIONS: usize = 16;
 /// How long a request that may wait naps between two looks, at first and at most.
 const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 
-/// How long the thread of a dropped allocator naps between two looks at the work, at first and at most.
+/// How long the thread of a dropped allocator naps between two looks at the work, at first and at
+/// most.
 const LATE_NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(128));
 
-/// A [`DriverPool`](super::DriverPool) but for its drop, which may have to leave it to a thread that waits for work.
+/// A [`DriverPool`](super::DriverPool) but for its drop, which may have to leave it to a thread
+/// that waits for work.
 pub(super) struct Core {
     pub(super) name: String,
     pub(super) gpu: Gpu,
@@ -87,10 +91,15 @@ impl Core {
         self.check()?;
         self.settle(QUESTIONS);
         let Some(len) = len_for(&request) else {
-            return Err(self.out_of_memory(request.bytes, "no allocation is that large or so aligned, ask for less"));
+            return Err(self.out_of_memory(
+                request.bytes,
+                "no allocation is that large or so aligned, ask for less",
+            ));
         };
         self.afford(len, &request)?;
-        let on = request.stream.and_then(|stream| self.state().streams.get(&stream).copied());
+        let on = request
+            .stream
+            .and_then(|stream| self.state().streams.get(&stream).copied());
         match self.take(len, on, &request) {
             Ok(base) => Ok(self.hand_out(Piece { base, len }, &request)),
             Err(error) => {
@@ -100,9 +109,12 @@ impl Core {
         }
     }
 
-    /// Takes bytes of the budget; where they are too few, after what is pending and everybody else has given theirs.
+    /// Takes bytes of the budget; where they are too few, after what is pending and everybody else
+    /// has given theirs.
     fn afford(&self, len: u64, request: &Request) -> Result<()> {
-        let Some(budget) = &self.budget else { return Ok(()) };
+        let Some(budget) = &self.budget else {
+            return Ok(());
+        };
         if budget.take(len).is_ok() {
             return Ok(());
         }
@@ -114,12 +126,20 @@ impl Core {
         let mut nap = NAPS.0;
         loop {
             let now = Instant::now();
-            let look = request.until.filter(|&until| now < until).map(|until| until.min(now + nap));
+            let look = request
+                .until
+                .filter(|&until| now < until)
+                .map(|until| until.min(now + nap));
             match budget.take_until(len, look) {
                 Ok(()) => return Ok(()),
                 Err(free) if look.is_none() || len > budget.limit() => {
                     let hint = format!("of a budget of {} bytes", budget.limit());
-                    return Err(Error::OutOfMemory { device: self.gpu.device(), asked: request.bytes, free, hint });
+                    return Err(Error::OutOfMemory {
+                        device: self.gpu.device(),
+                        asked: request.bytes,
+                        free,
+                        hint,
+                    });
                 }
                 // Work that finishes wakes nobody.
                 Err(_) => self.settle(usize::MAX),
@@ -148,11 +168,17 @@ impl Core {
                 relief.trim();
             }
             let asked = match self.ask(len, on) {
-                Err(Error::OutOfMemory { .. }) => self.relief.as_ref().map_or(0, |relief| relief.ask_to_unmap()),
+                Err(Error::OutOfMemory { .. }) => self
+                    .relief
+                    .as_ref()
+                    .map_or(0, |relief| relief.ask_to_unmap()),
                 other => return other,
             };
             let now = Instant::now();
-            let Some(until) = request.until.filter(|&until| now < until && len <= self.gpu.info().total_bytes) else {
+            let Some(until) = request
+                .until
+                .filter(|&until| now < until && len <= self.gpu.info().total_bytes)
+            else {
                 if asked > 0
                     && let Some(relief) = &self.relief
                 {
@@ -173,8 +199,8 @@ impl Core {
     fn ask(&self, len: u64, on: Option<RawStream>) -> Result<DevicePtr> {
         let backend = self.gpu.backend();
         let stream = on.unwrap_or(self.order);
-        // SAFETY: `pool_alloc` asks for a live pool, which it is until the drop, and a live stream of its device: our
-        // own, or one that `know_stream` has its caller's word for.
+        // SAFETY: `pool_alloc` asks for a live pool, which it is until the drop, and a live stream
+        // of its device: our own, or one that `know_stream` has its caller's word for.
         let allocation = unsafe { backend.pool_alloc(self.pool, stream, len) }?;
         if on.is_some() {
             return Ok(allocation.base);
@@ -182,7 +208,8 @@ impl Core {
         // SAFETY: `synchronize_stream` asks for a live stream: our own, until the drop.
         let passed = unsafe { backend.synchronize_stream(self.order) };
         if let Err(error) = passed {
-            // SAFETY: `pool_free` asks for memory of `pool_alloc`, once, that nothing uses: nobody has seen it yet.
+            // SAFETY: `pool_free` asks for memory of `pool_alloc`, once, that nothing uses: nobody
+            // has seen it yet.
             if let Err(error) = unsafe { backend.pool_free(self.order, allocation.base) } {
                 tracing::warn!(%error, "memory of a pool is leaked");
             }
@@ -196,8 +223,21 @@ impl Core {
         let mut state = self.state();
         state.number += 1;
         let bytes = request.bytes.next_multiple_of(GRANULE);
-        let placed = Placed { address, bytes, asked: request.bytes, number: state.number, token: () };
-        state.live.insert(address, Live { placed, piece, work: Vec::new() });
+        let placed = Placed {
+            address,
+            bytes,
+            asked: request.bytes,
+            number: state.number,
+            token: (),
+        };
+        state.live.insert(
+            address,
+            Live {
+                placed,
+                piece,
+                work: Vec::new(),
+            },
+        );
         state.counters.allocated(bytes, request.bytes);
         placed
     }
@@ -206,13 +246,20 @@ impl Core {
         self.check()?;
         let (piece, work, in_order) = {
             let mut state = self.state();
-            let live = state.live.remove(&address).ok_or_else(|| foreign(address))?;
+            let live = state
+                .live
+                .remove(&address)
+                .ok_or_else(|| foreign(address))?;
             state.counters.freed(live.placed.bytes, live.placed.asked);
             let mut all = live.work;
             all.extend(work);
             let first = all.first().and_then(Work::stream);
             let only = first.filter(|_| all.iter().all(|work| work.stream() == first));
-            (live.piece, all, only.and_then(|stream| state.streams.get(&stream).copied()))
+            (
+                live.piece,
+                all,
+                only.and_then(|stream| state.streams.get(&stream).copied()),
+            )
         };
         if let Some(stream) = in_order {
             match self.give_back(piece, stream) {
@@ -230,9 +277,10 @@ impl Core {
 
     /// Hands a piece to the driver, for reuse behind the work of a stream.
     fn give_back(&self, piece: Piece, stream: RawStream) -> Result<()> {
-        // SAFETY: `pool_free` asks for memory of `pool_alloc`, once: the table had it and it was taken out; for a live
-        // stream: our own, or one that `know_stream` has its caller's word for; and that other work on the memory has
-        // finished: all of it was asked, or is that stream's.
+        // SAFETY: `pool_free` asks for memory of `pool_alloc`, once: the table had it and it was
+        // taken out; for a live stream: our own, or one that `know_stream` has its caller's word
+        // for; and that other work on the memory has finished: all of it was asked, or is that
+        // stream's.
         let freed = unsafe { self.gpu.backend().pool_free(stream, piece.base) };
         match &freed {
             Ok(()) => self.forgo(piece.len),
@@ -266,18 +314,39 @@ impl Core {
     }
 
     fn out_of_memory(&self, asked: u64, hint: &str) -> Error {
-        Error::OutOfMemory { device: self.gpu.device(), asked, free: 0, hint: hint.into() }
+        Error::OutOfMemory {
+            device: self.gpu.device(),
+            asked,
+            free: 0,
+            hint: hint.into(),
+        }
     }
 
     /// Adds what the pool holds to an error.
     #[cold]
     fn explain(&self, error: Error) -> Error {
-        let Error::OutOfMemory { device, asked, free, hint } = error else { return error };
+        let Error::OutOfMemory {
+            device,
+            asked,
+            free,
+            hint,
+        } = error
+        else {
+            return error;
+        };
         let usage = self.usage().unwrap_or_default();
         let in_use = self.state().counters.in_use;
         let PoolUsage { reserved, used, .. } = usage;
-        let hint = format!("{hint}; {}: in use {in_use}, reserved {reserved}, of which {used} are out", self.name);
-        Error::OutOfMemory { device, asked, free, hint }
+        let hint = format!(
+            "{hint}; {}: in use {in_use}, reserved {reserved}, of which {used} are out",
+            self.name
+        );
+        Error::OutOfMemory {
+            device,
+            asked,
+            free,
+            hint,
+        }
     }
 
     /// Stays until the work on what was given back has finished.
@@ -293,8 +362,15 @@ impl Core {
 
 /// Returns the bytes to ask the driver for, with room to align.
 fn len_for(request: &Request) -> Option<u64> {
-    let slack = if request.align > GRANULE { request.align } else { 0 };
-    let len = request.bytes.checked_next_multiple_of(GRANULE)?.checked_add(slack)?;
+    let slack = if request.align > GRANULE {
+        request.align
+    } else {
+        0
+    };
+    let len = request
+        .bytes
+        .checked_next_multiple_of(GRANULE)?
+        .checked_add(slack)?;
     // The kernel half of the address space is nobody's.
     (len <= i64::MAX.cast_unsigned()).then_some(len)
 }
@@ -319,7 +395,8 @@ impl Drop for Core {
             return;
         }
         let backend = self.gpu.backend();
-        // SAFETY: `destroy_pool` asks for a live pool: this is its owner's drop. Memory of it that is in use stays.
+        // SAFETY: `destroy_pool` asks for a live pool: this is its owner's drop. Memory of it that
+        // is in use stays.
         if let Err(error) = unsafe { backend.destroy_pool(self.pool) } {
             tracing::warn!(allocator = self.name, %error, "a pool is leaked");
         }

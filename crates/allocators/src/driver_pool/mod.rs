@@ -1,7 +1,8 @@
 //! The driver's own stream-ordered pool, as an allocator (`cudaMallocAsync`, `hipMallocAsync`).
 //!
-//! The pool is this allocator's alone. It works on a stream of its own, on which nothing else is ever queued: what is
-//! allocated there is usable by anybody once that stream has passed it, which takes the host microseconds.
+//! The pool is this allocator's alone. It works on a stream of its own, on which nothing else is
+//! ever queued: what is allocated there is usable by anybody once that stream has passed it, which
+//! takes the host microseconds.
 //!
 //! ```text
 //! alloc                 ─► the own stream, passed       free                  ─► the own stream
@@ -9,8 +10,9 @@
 //!                                                       free after other work ─► pending ─ done ─► the own stream
 //! ```
 //!
-//! A stream is known once it was [named](DriverPool::know_stream). The driver's order then replaces our waiting for its
-//! work. Whatever else work is, memory of it is kept until the work says that it is done.
+//! A stream is known once it was [named](DriverPool::know_stream). The driver's order then replaces
+//! our waiting for its work. Whatever else work is, memory of it is kept until the work says that
+//! it is done.
 
 mod core;
 
@@ -22,15 +24,17 @@ use gpu_api::{ForkGuard, Gpu, PoolUsage, RawStream, Result, StreamIdentity};
 
 use self::core::Core;
 use crate::request::foreign;
-use crate::{Allocator, AllocatorStats, Budget, DeviceBytes, Memory, Placed, Relief, Request, Trim, Work};
+use crate::{
+    Allocator, AllocatorStats, Budget, DeviceBytes, Memory, Placed, Relief, Request, Trim, Work,
+};
 
 /// An allocator over a pool of the driver's own.
 ///
-/// It counts, refuses foreign addresses, keeps to a budget and waits as the other allocators do; the most that it had
-/// reserved is the driver's count, which `clear_stats` leaves. What it does not have
-/// is regions: the driver says nothing of them, so there is no snapshot, and visitors hear of none. Its memory cannot
-/// be shared with another process. For a process that shares memory or wants to see how it lies, best fit is the better
-/// choice.
+/// It counts, refuses foreign addresses, keeps to a budget and waits as the other allocators do;
+/// the most that it had reserved is the driver's count, which `clear_stats` leaves. What it does
+/// not have is regions: the driver says nothing of them, so there is no snapshot, and visitors hear
+/// of none. Its memory cannot be shared with another process. For a process that shares memory or
+/// wants to see how it lies, best fit is the better choice.
 ///
 /// # Examples
 ///
@@ -51,13 +55,14 @@ pub struct DriverPool {
 }
 
 impl DriverPool {
-    /// Makes a pool of the driver's on this device. Once it has more than `keep` bytes of the device, what nobody uses
-    /// goes back; `u64::MAX` keeps everything until it is trimmed.
+    /// Makes a pool of the driver's on this device. Once it has more than `keep` bytes of the
+    /// device, what nobody uses goes back; `u64::MAX` keeps everything until it is trimmed.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](gpu_api::Error::Unsupported) on a device without [`Caps::pools`](gpu_api::Caps::pools); what the
-    /// driver gives; [`System`](gpu_api::Error::System) when the kernel has no page for the fork guard.
+    /// [`Unsupported`](gpu_api::Error::Unsupported) on a device without
+    /// [`Caps::pools`](gpu_api::Caps::pools); what the driver gives;
+    /// [`System`](gpu_api::Error::System) when the kernel has no page for the fork guard.
     pub fn new(name: impl Into<String>, gpu: Gpu, keep: u64) -> Result<DriverPool> {
         let fork = ForkGuard::new()?;
         let pool = gpu.backend().create_pool(gpu.device(), keep)?;
@@ -68,15 +73,28 @@ impl DriverPool {
             }
         })?;
         let (name, state, bytes) = (name.into(), Mutex::default(), OnceLock::new());
-        let core = Core { name, gpu, pool, order, budget: None, relief: None, fork, state, bytes };
-        Ok(DriverPool { core: Arc::new(core) })
+        let core = Core {
+            name,
+            gpu,
+            pool,
+            order,
+            budget: None,
+            relief: None,
+            fork,
+            state,
+            bytes,
+        };
+        Ok(DriverPool {
+            core: Arc::new(core),
+        })
     }
 
     /// Hands out no more than a budget allows, at one time.
     ///
     /// # Panics
     ///
-    /// If anybody has looked for idle memory of it by now: to be called before [`relief`](DriverPool::relief).
+    /// If anybody has looked for idle memory of it by now: to be called before
+    /// [`relief`](DriverPool::relief).
     #[must_use]
     pub fn budget(mut self, budget: Arc<Budget>) -> DriverPool {
         self.own().budget = Some(budget);
@@ -100,8 +118,9 @@ impl DriverPool {
         Arc::get_mut(&mut self.core).expect("options come before anybody else knows of it")
     }
 
-    /// Names a stream, so that [`Request::on`] allocates in its order and memory that is given back after work of it
-    /// alone goes back in its order. Without that its work is waited for by what stands for the work.
+    /// Names a stream, so that [`Request::on`] allocates in its order and memory that is given back
+    /// after work of it alone goes back in its order. Without that its work is waited for by what
+    /// stands for the work.
     ///
     /// # Errors
     ///
@@ -109,8 +128,9 @@ impl DriverPool {
     ///
     /// # Safety
     ///
-    /// `stream` is alive and of this device, until [`forget_stream`](DriverPool::forget_stream) or for as long as this
-    /// allocator is used, and is not captured while memory is taken or given back in its order.
+    /// `stream` is alive and of this device, until [`forget_stream`](DriverPool::forget_stream) or
+    /// for as long as this allocator is used, and is not captured while memory is taken or given
+    /// back in its order.
     pub unsafe fn know_stream(&self, stream: RawStream) -> Result<StreamIdentity> {
         self.core.check()?;
         // SAFETY: `stream_info` asks for a live stream: our caller vouches for it.
@@ -134,14 +154,16 @@ impl DriverPool {
         self.core.usage()
     }
 
-    /// Returns the bytes that the driver failed to take back. They are neither used nor freed again.
+    /// Returns the bytes that the driver failed to take back. They are neither used nor freed
+    /// again.
     pub fn leaked_bytes(&self) -> u64 {
         self.core.state().counters.leaked
     }
 }
 
-// SAFETY: `Allocator` asks that what is handed out does not overlap: each is an allocation of the driver's of its own,
-// which goes back once. `memory` reaches it: it copies on the device that the pool lies on.
+// SAFETY: `Allocator` asks that what is handed out does not overlap: each is an allocation of the
+// driver's of its own, which goes back once. `memory` reaches it: it copies on the device that the
+// pool lies on.
 unsafe impl Allocator for DriverPool {
     fn name(&self) -> &str {
         &self.core.name
@@ -162,7 +184,10 @@ unsafe impl Allocator for DriverPool {
     fn record_work(&self, address: u64, work: Work) -> Result<()> {
         self.core.check()?;
         let mut state = self.core.state();
-        let live = state.live.get_mut(&address).ok_or_else(|| foreign(address))?;
+        let live = state
+            .live
+            .get_mut(&address)
+            .ok_or_else(|| foreign(address))?;
         live.work.push(work);
         Ok(())
     }
@@ -179,10 +204,20 @@ unsafe impl Allocator for DriverPool {
 
     fn stats(&self) -> AllocatorStats {
         // In a forked child, or when the driver does not answer, it is nothing.
-        let usage = self.core.check().and_then(|()| self.core.usage()).unwrap_or_default();
+        let usage = self
+            .core
+            .check()
+            .and_then(|()| self.core.usage())
+            .unwrap_or_default();
         let mut counters = self.core.state().counters;
         (counters.reserved, counters.peak_reserved) = (usage.reserved, usage.most_reserved);
-        counters.stats(self.core.budget.as_ref().map_or(u64::MAX, |budget| budget.limit()), 0)
+        counters.stats(
+            self.core
+                .budget
+                .as_ref()
+                .map_or(u64::MAX, |budget| budget.limit()),
+            0,
+        )
     }
 
     fn clear_stats(&self) {
@@ -198,7 +233,9 @@ unsafe impl Allocator for DriverPool {
             return Ok(Arc::<DeviceBytes>::clone(bytes));
         }
         let bytes = Arc::new(DeviceBytes::new(self.core.gpu.clone())?);
-        Ok(Arc::<DeviceBytes>::clone(self.core.bytes.get_or_init(|| bytes)))
+        Ok(Arc::<DeviceBytes>::clone(
+            self.core.bytes.get_or_init(|| bytes),
+        ))
     }
 
     fn check_owner(&self) -> Result<()> {
@@ -219,12 +256,18 @@ impl Drop for DriverPool {
         };
         let name = &self.core.name;
         if in_use > 0 {
-            tracing::warn!(allocator = name, in_use, "dropped while memory of it is in use");
+            tracing::warn!(
+                allocator = name,
+                in_use,
+                "dropped while memory of it is in use"
+            );
         }
         if is_busy {
             // The work may end long after this, and a drop must not wait for it.
             let late = self.core.clone();
-            let spawned = thread::Builder::new().name("gpu-ipc-late".into()).spawn(move || late.finish());
+            let spawned = thread::Builder::new()
+                .name("gpu-ipc-late".into())
+                .spawn(move || late.finish());
             if let Err(error) = spawned {
                 tracing::warn!(allocator = name, %error, "memory is leaked: no thread waits for its work");
             }

@@ -39,19 +39,28 @@ impl AllocatorAttributes {
     /// Asks for host memory.
     #[must_use]
     pub fn on_host(self) -> AllocatorAttributes {
-        AllocatorAttributes { on_host: true, ..self }
+        AllocatorAttributes {
+            on_host: true,
+            ..self
+        }
     }
 
     /// Asks that the device reaches it directly.
     #[must_use]
     pub fn gpu_compatible(self) -> AllocatorAttributes {
-        AllocatorAttributes { gpu_compatible: true, ..self }
+        AllocatorAttributes {
+            gpu_compatible: true,
+            ..self
+        }
     }
 
     /// Asks that a network card reaches it directly.
     #[must_use]
     pub fn nic_compatible(self) -> AllocatorAttributes {
-        AllocatorAttributes { nic_compatible: true, ..self }
+        AllocatorAttributes {
+            nic_compatible: true,
+            ..self
+        }
     }
 
     /// Puts it into a scope.
@@ -63,7 +72,10 @@ impl AllocatorAttributes {
     /// Sets what a kind of device tells apart.
     #[must_use]
     pub fn device_bits(self, device_bits: u8) -> AllocatorAttributes {
-        AllocatorAttributes { device_bits, ..self }
+        AllocatorAttributes {
+            device_bits,
+            ..self
+        }
     }
 
     /// Asks for everything that either asks for.
@@ -110,8 +122,14 @@ mod tests {
             assert!(attributes.is_equal_or_less_restrictive_than(attributes));
         }
         let scoped = host.scope(7).device_bits(1);
-        assert_eq!(merge(scoped, host.device_bits(2)), host.scope(7).device_bits(3));
-        assert!(scoped.merge(host.scope(8)).is_err(), "memory lies in one scope");
+        assert_eq!(
+            merge(scoped, host.device_bits(2)),
+            host.scope(7).device_bits(3)
+        );
+        assert!(
+            scoped.merge(host.scope(8)).is_err(),
+            "memory lies in one scope"
+        );
         assert!(!scoped.is_equal_or_less_restrictive_than(host.scope(8)));
         assert!(!gpu.is_equal_or_less_restrictive_than(nic));
         assert!(!merge(gpu, nic).is_equal_or_less_restrictive_than(gpu));

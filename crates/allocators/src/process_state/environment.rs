@@ -10,8 +10,12 @@ use crate::{Guard, NanFill, Tracking};
 
 const MIB: u64 = 1 << 20;
 
-/// Keys that the frameworks know and that have no counterpart here, since what they tune is not there.
-const TENSORFLOW_ONLY: [&str; 2] = ["TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC", "TF_GPU_HOST_MEM_PREALLOCATE"];
+/// Keys that the frameworks know and that have no counterpart here, since what they tune is not
+/// there.
+const TENSORFLOW_ONLY: [&str; 2] = [
+    "TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC",
+    "TF_GPU_HOST_MEM_PREALLOCATE",
+];
 const PYTORCH_ONLY: [&str; 12] = [
     "graph_capture_record_stream_reuse",
     "large_segment_size_mb",
@@ -49,8 +53,8 @@ impl ProcessOptions {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a value that cannot be read, and for a key of PyTorch's that PyTorch does not know
-    /// either.
+    /// [`Error::Invalid`] for a value that cannot be read, and for a key of PyTorch's that PyTorch
+    /// does not know either.
     pub fn from_env() -> Result<ProcessOptions> {
         ProcessOptions::from_vars(|name| std::env::var(name).ok())
     }
@@ -62,8 +66,11 @@ impl ProcessOptions {
     /// As [`from_env`](ProcessOptions::from_env).
     pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<ProcessOptions> {
         let mut options = ProcessOptions::default();
-        let megabytes = |name: &'static str| var(name).map(|value| number(name, &value)).transpose();
-        options.growth = options.growth.overridden(var("TF_FORCE_GPU_ALLOW_GROWTH").as_deref());
+        let megabytes =
+            |name: &'static str| var(name).map(|value| number(name, &value)).transpose();
+        options.growth = options
+            .growth
+            .overridden(var("TF_FORCE_GPU_ALLOW_GROWTH").as_deref());
         if let Some(limit) = megabytes("TF_GPU_HOST_MEM_LIMIT_IN_MB")? {
             options.pinned_limit = limit.saturating_mul(MIB);
         }
@@ -73,7 +80,8 @@ impl ProcessOptions {
         if let Some(reserve) = megabytes("TF_DEVICE_MIN_SYS_MEMORY_IN_MB")? {
             options.limit = MemoryLimit::AllBut(reserve.saturating_mul(MIB));
         }
-        if let Some(limit) = megabytes("TF_PER_DEVICE_MEMORY_LIMIT_MB")?.filter(|&limit| limit > 0) {
+        if let Some(limit) = megabytes("TF_PER_DEVICE_MEMORY_LIMIT_MB")?.filter(|&limit| limit > 0)
+        {
             options.limit = MemoryLimit::Bytes(limit.saturating_mul(MIB));
         }
         if let Some(value) = var("TF_ENABLE_GPU_GARBAGE_COLLECTION") {
@@ -84,10 +92,20 @@ impl ProcessOptions {
         }
         if let Some(value) = var("TF_CPU_ALLOCATOR_USE_BFC") {
             let is_best_fit = switch("TF_CPU_ALLOCATOR_USE_BFC", &value)?;
-            options.cpu_kind = if is_best_fit { AllocatorKind::BestFit } else { AllocatorKind::Pool };
+            options.cpu_kind = if is_best_fit {
+                AllocatorKind::BestFit
+            } else {
+                AllocatorKind::Pool
+            };
         }
-        options.memory_dump = var("TF_BFC_MEMORY_DUMP").filter(|prefix| !prefix.is_empty()).map(Into::into);
-        for name in ["PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"] {
+        options.memory_dump = var("TF_BFC_MEMORY_DUMP")
+            .filter(|prefix| !prefix.is_empty())
+            .map(Into::into);
+        for name in [
+            "PYTORCH_ALLOC_CONF",
+            "PYTORCH_HIP_ALLOC_CONF",
+            "PYTORCH_CUDA_ALLOC_CONF",
+        ] {
             if let Some(value) = var(name) {
                 options.pytorch(name, &value)?;
             }
@@ -119,8 +137,14 @@ impl ProcessOptions {
                 Ok(Arc::new(Tracking::new(inner)))
             });
         }
-        for name in TENSORFLOW_ONLY.into_iter().filter(|name| var(name).is_some()) {
-            tracing::warn!(name, "this variable has no counterpart here and does nothing");
+        for name in TENSORFLOW_ONLY
+            .into_iter()
+            .filter(|name| var(name).is_some())
+        {
+            tracing::warn!(
+                name,
+                "this variable has no counterpart here and does nothing"
+            );
         }
         Ok(options)
     }
@@ -131,7 +155,11 @@ impl ProcessOptions {
         let mut rest = conf.trim();
         while !rest.is_empty() {
             let Some((key, after)) = rest.split_once(':') else {
-                return Err(invalid(name, rest, "a list of `key:value`, with commas between"));
+                return Err(invalid(
+                    name,
+                    rest,
+                    "a list of `key:value`, with commas between",
+                ));
             };
             let end = match after.strip_prefix('[') {
                 Some(_) => after.find(']').map_or(after.len(), |at| at + 1),
@@ -148,18 +176,32 @@ impl ProcessOptions {
             "expandable_segments" => self.grows_in_place = switch(name, value)?,
             "max_split_size_mb" => self.max_split = Some(number(name, value)?.saturating_mul(MIB)),
             "garbage_collection_threshold" => self.collect_from = Some(share(name, value)?),
-            "per_process_memory_fraction" => self.limit = MemoryLimit::Fraction(share(name, value)?),
+            "per_process_memory_fraction" => {
+                self.limit = MemoryLimit::Fraction(share(name, value)?)
+            }
             "roundup_power2_divisions" => {
-                let must = "a power of two, or a list of such by sizes, for `roundup_power2_divisions`";
-                self.round_up_divisions = Some(Divisions::parse(value).map_err(|_| invalid(name, value, must))?);
+                let must =
+                    "a power of two, or a list of such by sizes, for `roundup_power2_divisions`";
+                self.round_up_divisions =
+                    Some(Divisions::parse(value).map_err(|_| invalid(name, value, must))?);
             }
             "backend" if value == "native" => {}
             "backend" if matches!(value, "cudaMallocAsync" | "hipMallocAsync") => {
                 self.device_kind = AllocatorKind::Driver;
             }
-            "backend" => return Err(invalid(name, value, "`native` or `cudaMallocAsync` for `backend`")),
+            "backend" => {
+                return Err(invalid(
+                    name,
+                    value,
+                    "`native` or `cudaMallocAsync` for `backend`",
+                ));
+            }
             _ if PYTORCH_ONLY.contains(&key) => {
-                tracing::warn!(name, key, "this key has no counterpart here and does nothing");
+                tracing::warn!(
+                    name,
+                    key,
+                    "this key has no counterpart here and does nothing"
+                );
             }
             _ => {
                 return Err(invalid(
@@ -174,15 +216,26 @@ impl ProcessOptions {
 }
 
 fn invalid(what: &'static str, got: &str, must: &'static str) -> Error {
-    Error::Invalid { what, got: format!("`{got}`"), must }
+    Error::Invalid {
+        what,
+        got: format!("`{got}`"),
+        must,
+    }
 }
 
 fn number(name: &'static str, value: &str) -> Result<u64> {
-    value.trim().parse().map_err(|_| invalid(name, value, "a whole number of megabytes"))
+    value
+        .trim()
+        .parse()
+        .map_err(|_| invalid(name, value, "a whole number of megabytes"))
 }
 
 fn share(name: &'static str, value: &str) -> Result<f64> {
-    let share = value.trim().parse().ok().filter(|&share: &f64| share > 0.0 && share <= 1.0);
+    let share = value
+        .trim()
+        .parse()
+        .ok()
+        .filter(|&share: &f64| share > 0.0 && share <= 1.0);
     share.ok_or_else(|| invalid(name, value, "a part above 0 and up to 1"))
 }
 
@@ -201,7 +254,9 @@ mod tests {
 
     fn of(vars: &[(&str, &str)]) -> Result<ProcessOptions> {
         ProcessOptions::from_vars(|name| {
-            vars.iter().find(|(var, _)| *var == name).map(|(_, value)| (*value).to_owned())
+            vars.iter()
+                .find(|(var, _)| *var == name)
+                .map(|(_, value)| (*value).to_owned())
         })
     }
 
@@ -220,18 +275,47 @@ mod tests {
             ("TF_GPU_HOST_MEM_PREALLOCATE", "true"),
         ])
         .expect("they are all known");
-        assert_eq!((options.growth, options.pinned_growth), (Growth::Whole, Growth::DEFAULT));
-        assert_eq!((options.pinned_limit, options.cpu_limit), (256 * MIB, 512 * MIB));
-        assert_eq!((options.cpu_kind, options.device_kind), (AllocatorKind::BestFit, AllocatorKind::Driver));
+        assert_eq!(
+            (options.growth, options.pinned_growth),
+            (Growth::Whole, Growth::DEFAULT)
+        );
+        assert_eq!(
+            (options.pinned_limit, options.cpu_limit),
+            (256 * MIB, 512 * MIB)
+        );
+        assert_eq!(
+            (options.cpu_kind, options.device_kind),
+            (AllocatorKind::BestFit, AllocatorKind::Driver)
+        );
         assert!(options.managed && !options.collect_regions);
         assert_eq!(options.limit, MemoryLimit::AllBut(100 * MIB));
         assert_eq!(options.memory_dump.as_deref(), Some("/tmp/dump".as_ref()));
-        assert!(of(&[("TF_GPU_ALLOCATOR", "memory_guard")]).expect("known").wrap.is_some());
-        assert!(of(&[("GPU_IPC_TRACK_ALLOCATIONS", "1")]).expect("known").wrap.is_some());
-        let limit = |megabytes| of(&[("TF_PER_DEVICE_MEMORY_LIMIT_MB", megabytes)]).expect("known").limit;
-        assert_eq!((limit("1024"), limit("0")), (MemoryLimit::Bytes(1024 * MIB), MemoryLimit::Most));
+        assert!(
+            of(&[("TF_GPU_ALLOCATOR", "memory_guard")])
+                .expect("known")
+                .wrap
+                .is_some()
+        );
+        assert!(
+            of(&[("GPU_IPC_TRACK_ALLOCATIONS", "1")])
+                .expect("known")
+                .wrap
+                .is_some()
+        );
+        let limit = |megabytes| {
+            of(&[("TF_PER_DEVICE_MEMORY_LIMIT_MB", megabytes)])
+                .expect("known")
+                .limit
+        };
+        assert_eq!(
+            (limit("1024"), limit("0")),
+            (MemoryLimit::Bytes(1024 * MIB), MemoryLimit::Most)
+        );
         let unset = of(&[]).expect("nothing is set");
-        assert_eq!((unset.growth, unset.collect_regions), (Growth::DEFAULT, true));
+        assert_eq!(
+            (unset.growth, unset.collect_regions),
+            (Growth::DEFAULT, true)
+        );
     }
 
     #[test]
@@ -241,11 +325,17 @@ mod tests {
                     pinned_use_background_threads:True";
         let options = of(&[("PYTORCH_CUDA_ALLOC_CONF", conf)]).expect("they are all known");
         assert!(options.grows_in_place);
-        assert_eq!((options.max_split, options.collect_from), (Some(128 * MIB), Some(0.8)));
+        assert_eq!(
+            (options.max_split, options.collect_from),
+            (Some(128 * MIB), Some(0.8))
+        );
         assert_eq!(options.round_up_divisions, Divisions::all(4).ok());
         let listed = "roundup_power2_divisions:[256:1,512:2,>:4],max_split_size_mb:64";
         let options = of(&[("PYTORCH_ALLOC_CONF", listed)]).expect("the list is known");
-        assert_eq!(options.round_up_divisions, Divisions::parse("[256:1,512:2,>:4]").ok());
+        assert_eq!(
+            options.round_up_divisions,
+            Divisions::parse("[256:1,512:2,>:4]").ok()
+        );
         assert_eq!(options.max_split, Some(64 * MIB));
         let options = of(&[("PYTORCH_HIP_ALLOC_CONF", "backend:hipMallocAsync")]).expect("known");
         assert_eq!(options.device_kind, AllocatorKind::Driver);
@@ -254,16 +344,34 @@ mod tests {
     #[test]
     fn what_nobody_knows_is_named() {
         for (name, value, part) in [
-            ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size:128", "`max_split_size`"),
-            ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb", "`key:value`"),
-            ("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:2", "`2`"),
-            ("PYTORCH_CUDA_ALLOC_CONF", "roundup_power2_divisions:3", "a power of two"),
+            (
+                "PYTORCH_CUDA_ALLOC_CONF",
+                "max_split_size:128",
+                "`max_split_size`",
+            ),
+            (
+                "PYTORCH_CUDA_ALLOC_CONF",
+                "max_split_size_mb",
+                "`key:value`",
+            ),
+            (
+                "PYTORCH_CUDA_ALLOC_CONF",
+                "garbage_collection_threshold:2",
+                "`2`",
+            ),
+            (
+                "PYTORCH_CUDA_ALLOC_CONF",
+                "roundup_power2_divisions:3",
+                "a power of two",
+            ),
             ("PYTORCH_CUDA_ALLOC_CONF", "backend:other", "`native`"),
             ("TF_GPU_ALLOCATOR", "malloc", "`malloc`"),
             ("TF_GPU_HOST_MEM_LIMIT_IN_MB", "1 GB", "a whole number"),
             ("TF_CPU_ALLOCATOR_USE_BFC", "maybe", "`maybe`"),
         ] {
-            let text = of(&[(name, value)]).expect_err("nobody knows it").to_string();
+            let text = of(&[(name, value)])
+                .expect_err("nobody knows it")
+                .to_string();
             assert!(text.contains(part) && text.contains(name), "{text}");
         }
     }

@@ -4,8 +4,8 @@ use gpu_api::BackendKind;
 
 use super::VirtualDevice;
 
-/// Names an allocator of a [`ProcessState`](super::ProcessState). In this order they are destroyed: device memory
-/// first, while host memory that the device might still read exists.
+/// Names an allocator of a [`ProcessState`](super::ProcessState). In this order they are destroyed:
+/// device memory first, while host memory that the device might still read exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub enum AllocatorKey {
     /// Memory of a virtual device for this process alone.

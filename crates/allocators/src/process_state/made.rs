@@ -6,12 +6,14 @@ use std::sync::{Arc, Weak};
 use gpu_api::{Error, Gpu, HostMemory, Result};
 
 use super::options::KeyedRegions;
-use super::{AllocatorKey, AllocatorKind, MemoryLimit, PhysicalDevice, ProcessOptions, VirtualDevice};
+use super::{
+    AllocatorKey, AllocatorKind, MemoryLimit, PhysicalDevice, ProcessOptions, VirtualDevice,
+};
 use crate::managed::available_on_host;
 use crate::{
-    Allocator, Arena, BasicCpu, Bfc, BfcOptions, Budget, DeviceMemory, Direct, DriverPool, GrowingMemory, HostHeap,
-    HostPages, Limit, ManagedMemory, NodePages, Pool, PoolOptions, RegionVisitor, Relief, Relieved, SubAllocator,
-    ThreadHeaps, Trim, Visited,
+    Allocator, Arena, BasicCpu, Bfc, BfcOptions, Budget, DeviceMemory, Direct, DriverPool,
+    GrowingMemory, HostHeap, HostPages, Limit, ManagedMemory, NodePages, Pool, PoolOptions,
+    RegionVisitor, Relief, Relieved, SubAllocator, ThreadHeaps, Trim, Visited,
 };
 
 /// An allocator that was made.
@@ -40,11 +42,14 @@ pub(super) struct Inner {
 
 impl Inner {
     pub(super) fn gpu(&self, on: PhysicalDevice) -> Result<&Gpu> {
-        self.gpus.iter().find(|gpu| physical(gpu) == on).ok_or_else(|| Error::Invalid {
-            what: "a device",
-            got: on.to_string(),
-            must: "one that the process state was given",
-        })
+        self.gpus
+            .iter()
+            .find(|gpu| physical(gpu) == on)
+            .ok_or_else(|| Error::Invalid {
+                what: "a device",
+                got: on.to_string(),
+                must: "one that the process state was given",
+            })
     }
 
     pub(super) fn physical(&self, device: VirtualDevice) -> Result<PhysicalDevice> {
@@ -76,7 +81,13 @@ impl Inner {
                 let gpu = self.gpus.iter().find(|gpu| gpu.kind() == backend);
                 let gpu = gpu.ok_or_else(|| no_device(backend.name()))?.clone();
                 let device = gpu.device();
-                let pages = HostPages::new(gpu, HostMemory { pinned: true, numa_node: node })?;
+                let pages = HostPages::new(
+                    gpu,
+                    HostMemory {
+                        pinned: true,
+                        numa_node: node,
+                    },
+                )?;
                 let pages = Visited::maybe(pages, self.visitor(key));
                 let options = &self.options;
                 let name = name("pinned host memory", node);
@@ -89,9 +100,13 @@ impl Inner {
                             .memory_dump(options.memory_dump.clone());
                         Ok(best_fit(kind, bfc, pages))
                     }
-                    kind => {
-                        limited(kind, name, &options.pinned_pool, Direct::new("pinned", pages), options.pinned_limit)
-                    }
+                    kind => limited(
+                        kind,
+                        name,
+                        &options.pinned_pool,
+                        Direct::new("pinned", pages),
+                        options.pinned_limit,
+                    ),
                 }
             }
             AllocatorKey::Cpu(node) => {
@@ -102,20 +117,31 @@ impl Inner {
                         let heap = Visited::maybe(HostHeap::new()?, self.visitor(key));
                         Ok(best_fit(kind, self.cpu(name), heap))
                     }
-                    (kind @ (AllocatorKind::BestFit | AllocatorKind::ThreadHeaps(_)), Some(node)) => {
+                    (
+                        kind @ (AllocatorKind::BestFit | AllocatorKind::ThreadHeaps(_)),
+                        Some(node),
+                    ) => {
                         let pages = Visited::maybe(NodePages::new(node)?, self.visitor(key));
                         Ok(best_fit(kind, self.cpu(name), pages))
                     }
-                    (kind, node) => {
-                        limited(kind, name, &options.cpu_pool, BasicCpu::visited(node, self.visitor(key))?, u64::MAX)
-                    }
+                    (kind, node) => limited(
+                        kind,
+                        name,
+                        &options.cpu_pool,
+                        BasicCpu::visited(node, self.visitor(key))?,
+                        u64::MAX,
+                    ),
                 }
             }
             AllocatorKey::Arena(_) => unreachable!("arenas are made by `arena`"),
         }
     }
 
-    fn make_device(&mut self, key: AllocatorKey, device: VirtualDevice) -> Result<Arc<dyn Allocator>> {
+    fn make_device(
+        &mut self,
+        key: AllocatorKey,
+        device: VirtualDevice,
+    ) -> Result<Arc<dyn Allocator>> {
         let on = self.physical(device)?;
         let gpu = self.gpu(on)?.clone();
         let budget = self.budget(device)?;
@@ -130,7 +156,10 @@ impl Inner {
             .collect_regions(options.collect_regions)
             .round_up_divisions(options.round_up_divisions)
             .memory_dump(options.memory_dump.clone());
-        let has_regions = matches!(options.device_kind, AllocatorKind::BestFit | AllocatorKind::ThreadHeaps(_));
+        let has_regions = matches!(
+            options.device_kind,
+            AllocatorKind::BestFit | AllocatorKind::ThreadHeaps(_)
+        );
         if options.grows_in_place && !options.managed && has_regions && gpu.caps().ranges {
             let memory = Visited::maybe(GrowingMemory::new(gpu)?.budget(budget), self.visitor(key));
             return self.keep_device(device, bfc, memory, relief);
@@ -179,7 +208,9 @@ impl Inner {
     }
 
     fn cpu(&self, name: String) -> BfcOptions {
-        BfcOptions::new(name).limit(self.options.cpu_limit).memory_dump(self.options.memory_dump.clone())
+        BfcOptions::new(name)
+            .limit(self.options.cpu_limit)
+            .memory_dump(self.options.memory_dump.clone())
     }
 
     pub(super) fn visitor(&self, key: AllocatorKey) -> Option<Arc<dyn RegionVisitor>> {
@@ -187,8 +218,8 @@ impl Inner {
         Some(Arc::new(KeyedRegions { key, visitor }))
     }
 
-    /// Returns the limit of a virtual device, shared by its private memory and its arena, and kept when they are torn
-    /// down.
+    /// Returns the limit of a virtual device, shared by its private memory and its arena, and kept
+    /// when they are torn down.
     pub(super) fn budget(&mut self, device: VirtualDevice) -> Result<Arc<Budget>> {
         if let Some(budget) = self.shared.budgets.get(&device) {
             return Ok(budget.clone());
@@ -198,9 +229,17 @@ impl Inner {
         let memory = gpu.backend().memory_info(gpu.device())?;
         let options = &self.options;
         let own = |device| options.limits.get(&device).copied();
-        let host = if options.managed { available_on_host() } else { 0 };
+        let host = if options.managed {
+            available_on_host()
+        } else {
+            0
+        };
         let bytes = |limit: MemoryLimit| {
-            if options.managed { limit.managed_bytes(memory, host) } else { limit.bytes(memory) }
+            if options.managed {
+                limit.managed_bytes(memory, host)
+            } else {
+                limit.bytes(memory)
+            }
         };
         let together = options.devices.on(on);
         if together.len() > 1 {
@@ -220,7 +259,10 @@ impl Inner {
             if sum > memory.total_bytes.saturating_add(host) {
                 return Err(Error::Invalid {
                     what: "the memory limit",
-                    got: format!("{sum} bytes of the {} of {on}, summed over its virtual devices", memory.total_bytes),
+                    got: format!(
+                        "{sum} bytes of the {} of {on}, summed over its virtual devices",
+                        memory.total_bytes
+                    ),
                     must: "no more than the device has",
                 });
             }
@@ -241,7 +283,10 @@ impl Made {
 }
 
 pub(super) fn physical(gpu: &Gpu) -> PhysicalDevice {
-    PhysicalDevice { backend: gpu.kind(), device: gpu.device() }
+    PhysicalDevice {
+        backend: gpu.kind(),
+        device: gpu.device(),
+    }
 }
 
 fn name(what: &str, node: Option<u32>) -> String {
@@ -249,7 +294,11 @@ fn name(what: &str, node: Option<u32>) -> String {
 }
 
 /// Puts one heap over where memory comes from, or one for each thread.
-fn best_fit(kind: AllocatorKind, options: BfcOptions, upstream: impl SubAllocator) -> Arc<dyn Allocator> {
+fn best_fit(
+    kind: AllocatorKind,
+    options: BfcOptions,
+    upstream: impl SubAllocator,
+) -> Arc<dyn Allocator> {
     match kind {
         AllocatorKind::ThreadHeaps(heaps) => Arc::new(ThreadHeaps::new(options, heaps, upstream)),
         _ => Arc::new(Bfc::new(options, upstream)),
@@ -271,7 +320,13 @@ fn limited(
     match kind {
         AllocatorKind::Direct => Ok(inner),
         AllocatorKind::Driver => Err(no_driver_pool(&name)),
-        _ => Ok(Arc::new(Pool::new(PoolOptions { name, ..pool.clone() }, inner)?)),
+        _ => Ok(Arc::new(Pool::new(
+            PoolOptions {
+                name,
+                ..pool.clone()
+            },
+            inner,
+        )?)),
     }
 }
 
@@ -284,5 +339,9 @@ fn no_driver_pool(of: &str) -> Error {
 }
 
 fn no_device(of: &str) -> Error {
-    Error::Invalid { what: "the devices of the process state", got: format!("none of {of}"), must: "at least one" }
+    Error::Invalid {
+        what: "the devices of the process state",
+        got: format!("none of {of}"),
+        must: "at least one",
+    }
 }

@@ -3,8 +3,8 @@
 //! 1. `attributes`: by which an allocator is chosen.
 //! 2. `virtual_device`: devices as the program numbers them.
 //! 3. `limit`, `options`, `environment`: how allocators are set up.
-//! 4. `key`: their names. `made`: how each is made. `state`: [`ProcessState`], which hands them out and tears them
-//!    down.
+//! 4. `key`: their names. `made`: how each is made. `state`: [`ProcessState`], which hands them out
+//!    and tears them down.
 
 mod attributes;
 mod environment;

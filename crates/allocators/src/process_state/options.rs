@@ -15,7 +15,8 @@ use crate::relief::PATIENCE;
 use crate::{Allocator, Extent, Growth, PoolOptions, RegionVisitor};
 
 /// Puts wrappers over an allocator when it is made.
-pub type Wrap = Arc<dyn Fn(AllocatorKey, Arc<dyn Allocator>) -> Result<Arc<dyn Allocator>> + Send + Sync>;
+pub type Wrap =
+    Arc<dyn Fn(AllocatorKey, Arc<dyn Allocator>) -> Result<Arc<dyn Allocator>> + Send + Sync>;
 
 /// What memory of a process is kept by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,7 +91,8 @@ pub struct ProcessOptions {
     pub wait: Duration,
     /// How long allocators wait for consumers that were asked to unmap.
     pub patience: Duration,
-    /// Which NUMA node host memory for a virtual device comes from, when it is not the device's own.
+    /// Which NUMA node host memory for a virtual device comes from, when it is not the device's
+    /// own.
     pub numa_nodes: BTreeMap<VirtualDevice, u32>,
     /// What device memory for this process alone is kept by.
     pub device_kind: AllocatorKind,
@@ -100,8 +102,8 @@ pub struct ProcessOptions {
     pub cpu_kind: AllocatorKind,
     /// The most pinned memory of a node.
     pub pinned_limit: u64,
-    /// How much pinned memory is taken at a time. What is pinned is nobody else's, so it is apart from the devices'
-    /// growth.
+    /// How much pinned memory is taken at a time. What is pinned is nobody else's, so it is apart
+    /// from the devices' growth.
     pub pinned_growth: Growth,
     /// The most plain host memory of a node, where it is kept by best fit.
     pub cpu_limit: u64,
@@ -115,7 +117,8 @@ pub struct ProcessOptions {
     pub grows_in_place: bool,
     /// Whether private device memory is managed, so that limits may go beyond what a device has.
     pub managed: bool,
-    /// The largest chunk of device memory that is cut up ([`BfcOptions::max_split`](crate::BfcOptions::max_split)).
+    /// The largest chunk of device memory that is cut up
+    /// ([`BfcOptions::max_split`](crate::BfcOptions::max_split)).
     pub max_split: Option<u64>,
     /// From which share of its limit on device memory gives idle regions back before it grows.
     pub collect_from: Option<f64>,
@@ -132,8 +135,8 @@ pub struct ProcessOptions {
 }
 
 impl Default for ProcessOptions {
-    /// Most of what is free of each device, growth from 2 MiB, regions of 32 MiB for sharing, at most 128 GiB of pinned
-    /// memory a node, no wrappers.
+    /// Most of what is free of each device, growth from 2 MiB, regions of 32 MiB for sharing, at
+    /// most 128 GiB of pinned memory a node, no wrappers.
     fn default() -> ProcessOptions {
         ProcessOptions {
             devices: VirtualDevices::new(),
@@ -273,15 +276,16 @@ impl ProcessOptions {
         self
     }
 
-    /// Makes private device memory managed ([`ManagedMemory`](crate::ManagedMemory)), so that a limit may go beyond
-    /// what the device has: in bytes, or as a fraction above 1.
+    /// Makes private device memory managed ([`ManagedMemory`](crate::ManagedMemory)), so that a
+    /// limit may go beyond what the device has: in bytes, or as a fraction above 1.
     #[must_use]
     pub fn managed(mut self, managed: bool) -> ProcessOptions {
         self.managed = managed;
         self
     }
 
-    /// Tells somebody of every region that comes and goes, such as to register it with a network card.
+    /// Tells somebody of every region that comes and goes, such as to register it with a network
+    /// card.
     #[must_use]
     pub fn visitor(mut self, visitor: Arc<dyn KeyedVisitor>) -> ProcessOptions {
         self.visitor = Some(visitor);
@@ -309,12 +313,15 @@ impl ProcessOptions {
         self
     }
 
-    /// Puts wrappers over every allocator but arenas, when it is made. `wrap` must not call the process state, whose
-    /// lock is held.
+    /// Puts wrappers over every allocator but arenas, when it is made. `wrap` must not call the
+    /// process state, whose lock is held.
     #[must_use]
     pub fn wrap(
         mut self,
-        wrap: impl Fn(AllocatorKey, Arc<dyn Allocator>) -> Result<Arc<dyn Allocator>> + Send + Sync + 'static,
+        wrap: impl Fn(AllocatorKey, Arc<dyn Allocator>) -> Result<Arc<dyn Allocator>>
+        + Send
+        + Sync
+        + 'static,
     ) -> ProcessOptions {
         self.wrap = Some(Arc::new(wrap));
         self

@@ -10,15 +10,18 @@ use super::made::{Inner, Made, Shared, physical};
 use super::{AllocatorAttributes, AllocatorKey, ProcessOptions, VirtualDevice};
 use crate::{Allocator, Arena, ArenaOptions, Placed, Snapshot};
 
-/// Owns every allocator of a process: makes each when it is first asked for, and destroys them in order.
+/// Owns every allocator of a process: makes each when it is first asked for, and destroys them in
+/// order.
 ///
-/// An allocator is asked for by device and [`AllocatorAttributes`]. Each virtual device has a limit that its private
-/// memory and its arena share. When one of them runs out, the sessions and the other allocators of the same device are
-/// asked for what they do not need ([`Relief`](crate::Relief)).
+/// An allocator is asked for by device and [`AllocatorAttributes`]. Each virtual device has a limit
+/// that its private memory and its arena share. When one of them runs out, the sessions and the
+/// other allocators of the same device are asked for what they do not need
+/// ([`Relief`](crate::Relief)).
 ///
 /// # Dropping
 ///
-/// Destroys what nobody else holds, in the order of [`AllocatorKey`]. In a forked child it does nothing.
+/// Destroys what nobody else holds, in the order of [`AllocatorKey`]. In a forked child it does
+/// nothing.
 ///
 /// # Examples
 ///
@@ -53,7 +56,8 @@ pub struct Owner {
 }
 
 impl ProcessState {
-    /// Makes no allocator yet. Unless options say otherwise, each device is a virtual device, in this order.
+    /// Makes no allocator yet. Unless options say otherwise, each device is a virtual device, in
+    /// this order.
     pub fn new(gpus: impl IntoIterator<Item = Gpu>) -> ProcessState {
         let inner = Inner {
             gpus: gpus.into_iter().collect(),
@@ -62,15 +66,17 @@ impl ProcessState {
             made: BTreeMap::new(),
             shared: Shared::default(),
         };
-        ProcessState { inner: Mutex::new(inner) }
+        ProcessState {
+            inner: Mutex::new(inner),
+        }
     }
 
     /// Sets how allocators are made.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] once one was made: what was made already would not heed it; and for a virtual device on a
-    /// device that is not here.
+    /// [`Error::Invalid`] once one was made: what was made already would not heed it; and for a
+    /// virtual device on a device that is not here.
     pub fn configure(&self, options: ProcessOptions) -> Result<()> {
         let mut inner = self.inner();
         if inner.used {
@@ -92,20 +98,25 @@ impl ProcessState {
         self.inner().gpus.clone()
     }
 
-    /// Adds devices that are not there yet, as virtual devices behind those that are; says how many.
+    /// Adds devices that are not there yet, as virtual devices behind those that are; says how
+    /// many.
     pub fn add_devices(&self, gpus: impl IntoIterator<Item = Gpu>) -> usize {
         let mut inner = self.inner();
         let before = inner.gpus.len();
         for gpu in gpus {
-            if !inner.gpus.iter().any(|other| physical(other) == physical(&gpu)) {
+            if !inner
+                .gpus
+                .iter()
+                .any(|other| physical(other) == physical(&gpu))
+            {
                 inner.gpus.push(gpu);
             }
         }
         inner.gpus.len() - before
     }
 
-    /// Finds the allocation that an address lies in, at its start or inside, and its owner. It may look through all
-    /// allocations.
+    /// Finds the allocation that an address lies in, at its start or inside, and its owner. It may
+    /// look through all allocations.
     pub fn owner_of(&self, address: u64) -> Option<Owner> {
         let inner = self.inner();
         inner.made.iter().find_map(|(&key, made)| {
@@ -117,13 +128,18 @@ impl ProcessState {
         })
     }
 
-    /// Returns the allocator of memory that does what is asked, for use with a device; makes it if need be.
+    /// Returns the allocator of memory that does what is asked, for use with a device; makes it if
+    /// need be.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a virtual device that is not mapped, and for limits that the device cannot keep;
-    /// what a backend gives when an allocator is made.
-    pub fn allocator(&self, device: VirtualDevice, attributes: AllocatorAttributes) -> Result<Arc<dyn Allocator>> {
+    /// [`Error::Invalid`] for a virtual device that is not mapped, and for limits that the device
+    /// cannot keep; what a backend gives when an allocator is made.
+    pub fn allocator(
+        &self,
+        device: VirtualDevice,
+        attributes: AllocatorAttributes,
+    ) -> Result<Arc<dyn Allocator>> {
         let mut inner = self.inner();
         let on = inner.physical(device)?;
         let node = match inner.options.numa_nodes.get(&device) {
@@ -134,21 +150,31 @@ impl ProcessState {
         };
         let key = match attributes {
             AllocatorAttributes { on_host: false, .. } => AllocatorKey::Device(device),
-            AllocatorAttributes { gpu_compatible: false, nic_compatible: false, .. } => AllocatorKey::Cpu(node),
+            AllocatorAttributes {
+                gpu_compatible: false,
+                nic_compatible: false,
+                ..
+            } => AllocatorKey::Cpu(node),
             _ => AllocatorKey::Pinned(on.backend, node),
         };
         inner.made(key)
     }
 
-    /// Returns the allocator of host memory of a NUMA node, pinned for one vendor's devices or plain; makes it if need
-    /// be.
+    /// Returns the allocator of host memory of a NUMA node, pinned for one vendor's devices or
+    /// plain; makes it if need be.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for memory pinned for a vendor without a device here; what a backend gives when an allocator
-    /// is made. Plain memory needs no device.
-    pub fn host_allocator(&self, pinned_for: Option<BackendKind>, node: Option<u32>) -> Result<Arc<dyn Allocator>> {
-        let key = pinned_for.map_or(AllocatorKey::Cpu(node), |backend| AllocatorKey::Pinned(backend, node));
+    /// [`Error::Invalid`] for memory pinned for a vendor without a device here; what a backend
+    /// gives when an allocator is made. Plain memory needs no device.
+    pub fn host_allocator(
+        &self,
+        pinned_for: Option<BackendKind>,
+        node: Option<u32>,
+    ) -> Result<Arc<dyn Allocator>> {
+        let key = pinned_for.map_or(AllocatorKey::Cpu(node), |backend| {
+            AllocatorKey::Pinned(backend, node)
+        });
         self.inner().made(key)
     }
 
@@ -156,7 +182,8 @@ impl ProcessState {
     ///
     /// # Errors
     ///
-    /// As [`allocator`](ProcessState::allocator), and [`Error::Unsupported`] on a device whose memory cannot be shared.
+    /// As [`allocator`](ProcessState::allocator), and [`Error::Unsupported`] on a device whose
+    /// memory cannot be shared.
     pub fn arena(&self, device: VirtualDevice) -> Result<Arc<Arena>> {
         let mut inner = self.inner();
         let key = AllocatorKey::Arena(device);
@@ -183,7 +210,8 @@ impl ProcessState {
         Ok(arena)
     }
 
-    /// Adds a session to those that the allocators of its device turn to when they are out of memory.
+    /// Adds a session to those that the allocators of its device turn to when they are out of
+    /// memory.
     ///
     /// # Errors
     ///
@@ -191,17 +219,24 @@ impl ProcessState {
     pub fn register(&self, device: VirtualDevice, session: Weak<dyn Reclaim>) -> Result<()> {
         let mut inner = self.inner();
         let on = inner.physical(device)?;
-        inner.shared.reliefs.entry(on).or_default().register(session);
+        inner
+            .shared
+            .reliefs
+            .entry(on)
+            .or_default()
+            .register(session);
         Ok(())
     }
 
-    /// Destroys an allocator, and says how many bytes went back; the next request for it makes a fresh one. May block.
+    /// Destroys an allocator, and says how many bytes went back; the next request for it makes a
+    /// fresh one. May block.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] while somebody holds it, memory of it is in use or still worked on, or others may have it
-    /// mapped: what still needs it would not know. What the driver gives, which leaks what it did not take; the next
-    /// call destroys the allocator. One that was not made is no error.
+    /// [`Error::Invalid`] while somebody holds it, memory of it is in use or still worked on, or
+    /// others may have it mapped: what still needs it would not know. What the driver gives, which
+    /// leaks what it did not take; the next call destroys the allocator. One that was not made is
+    /// no error.
     pub fn tear_down(&self, key: AllocatorKey) -> Result<u64> {
         // Held all the while, so that nobody builds it again before its memory is back.
         let mut inner = self.inner();
@@ -228,7 +263,9 @@ impl ProcessState {
             return Err(refuse(format!("{in_use} bytes in use")));
         }
         if mapped > 0 {
-            return Err(refuse(format!("{mapped} bytes that others may have mapped")));
+            return Err(refuse(format!(
+                "{mapped} bytes that others may have mapped"
+            )));
         }
         // New handles come from here alone, under this lock.
         if handles > 1 {
@@ -240,19 +277,22 @@ impl ProcessState {
             Made::Arena(arena) => (arena.trim()?, arena.usage().reserved),
         };
         if left > 0 {
-            return Err(refuse(format!("{left} bytes that were freed after work that is not done")));
+            return Err(refuse(format!(
+                "{left} bytes that were freed after work that is not done"
+            )));
         }
         inner.made.remove(&key);
         Ok(freed)
     }
 
-    /// Destroys every allocator, in the order of [`AllocatorKey`], and says how many bytes went back. After that it is
-    /// as if nothing had been made: it can be [configured](ProcessState::configure) anew. May block.
+    /// Destroys every allocator, in the order of [`AllocatorKey`], and says how many bytes went
+    /// back. After that it is as if nothing had been made: it can be
+    /// [configured](ProcessState::configure) anew. May block.
     ///
     /// # Errors
     ///
-    /// As [`tear_down`](ProcessState::tear_down), for the first that refuses; those before it are gone, and it and
-    /// those behind it stay.
+    /// As [`tear_down`](ProcessState::tear_down), for the first that refuses; those before it are
+    /// gone, and it and those behind it stay.
     pub fn tear_down_all(&self) -> Result<u64> {
         let mut freed = 0;
         loop {
@@ -270,14 +310,20 @@ impl ProcessState {
 
     /// Lists what was made, with every region and chunk of those that have regions.
     pub fn snapshots(&self) -> Vec<(AllocatorKey, Option<Snapshot>)> {
-        let made: Vec<(AllocatorKey, Made)> =
-            self.inner().made.iter().map(|(&key, made)| (key, made.another())).collect();
+        let made: Vec<(AllocatorKey, Made)> = self
+            .inner()
+            .made
+            .iter()
+            .map(|(&key, made)| (key, made.another()))
+            .collect();
         // With no lock of ours held: sessions are asked what they hold.
         let snapshot = |made: &Made| match made {
             Made::Allocator(allocator) => allocator.snapshot(),
             Made::Arena(arena) => Some(arena.snapshot()),
         };
-        made.iter().map(|(key, made)| (*key, snapshot(made))).collect()
+        made.iter()
+            .map(|(key, made)| (*key, snapshot(made)))
+            .collect()
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

@@ -81,16 +81,22 @@ impl VirtualDevices {
     ///
     /// [`Error::Invalid`] for one that was not mapped.
     pub fn physical(&self, device: VirtualDevice) -> Result<PhysicalDevice> {
-        self.map.get(&device).copied().ok_or_else(|| Error::Invalid {
-            what: "a virtual device",
-            got: device.0.to_string(),
-            must: "one that was mapped to a device",
-        })
+        self.map
+            .get(&device)
+            .copied()
+            .ok_or_else(|| Error::Invalid {
+                what: "a virtual device",
+                got: device.0.to_string(),
+                must: "one that was mapped to a device",
+            })
     }
 
     /// Lists the virtual devices on a device.
     pub fn on(&self, physical: PhysicalDevice) -> Vec<VirtualDevice> {
-        self.iter().filter(|&(_, on)| on == physical).map(|(device, _)| device).collect()
+        self.iter()
+            .filter(|&(_, on)| on == physical)
+            .map(|(device, _)| device)
+            .collect()
     }
 
     /// Lists all of them.
@@ -109,23 +115,38 @@ mod tests {
     use super::*;
 
     fn gpu(backend: BackendKind, device: u32) -> PhysicalDevice {
-        PhysicalDevice { backend, device: DeviceId(device) }
+        PhysicalDevice {
+            backend,
+            device: DeviceId(device),
+        }
     }
 
     #[test]
     fn basic() {
         let mut devices = VirtualDevices::new();
-        devices.map(VirtualDevice(0), gpu(BackendKind::Cuda, 5)).expect("the first");
-        devices.map(VirtualDevice(1), gpu(BackendKind::Cuda, 3)).expect("another");
-        assert_eq!(devices.physical(VirtualDevice(0)).expect("mapped"), gpu(BackendKind::Cuda, 5));
-        assert_eq!(devices.physical(VirtualDevice(1)).expect("mapped"), gpu(BackendKind::Cuda, 3));
+        devices
+            .map(VirtualDevice(0), gpu(BackendKind::Cuda, 5))
+            .expect("the first");
+        devices
+            .map(VirtualDevice(1), gpu(BackendKind::Cuda, 3))
+            .expect("another");
+        assert_eq!(
+            devices.physical(VirtualDevice(0)).expect("mapped"),
+            gpu(BackendKind::Cuda, 5)
+        );
+        assert_eq!(
+            devices.physical(VirtualDevice(1)).expect("mapped"),
+            gpu(BackendKind::Cuda, 3)
+        );
     }
 
     #[test]
     fn the_same_again_is_no_error() {
         let mut devices = VirtualDevices::new();
         for _ in 0..2 {
-            devices.map(VirtualDevice(0), gpu(BackendKind::Cuda, 5)).expect("the same");
+            devices
+                .map(VirtualDevice(0), gpu(BackendKind::Cuda, 5))
+                .expect("the same");
         }
         assert_eq!(devices.iter().count(), 1);
     }
@@ -134,37 +155,60 @@ mod tests {
     fn several_on_one() {
         let mut devices = VirtualDevices::new();
         for at in [2, 0] {
-            devices.map(VirtualDevice(at), gpu(BackendKind::Cuda, 5)).expect("another");
+            devices
+                .map(VirtualDevice(at), gpu(BackendKind::Cuda, 5))
+                .expect("another");
         }
-        devices.map(VirtualDevice(1), gpu(BackendKind::Cuda, 6)).expect("another");
-        assert_eq!(devices.on(gpu(BackendKind::Cuda, 5)), [VirtualDevice(0), VirtualDevice(2)]);
+        devices
+            .map(VirtualDevice(1), gpu(BackendKind::Cuda, 6))
+            .expect("another");
+        assert_eq!(
+            devices.on(gpu(BackendKind::Cuda, 5)),
+            [VirtualDevice(0), VirtualDevice(2)]
+        );
         assert_eq!(devices.on(gpu(BackendKind::Cuda, 7)), []);
     }
 
     #[test]
     fn another_device_is_refused_and_changes_nothing() {
         let mut devices = VirtualDevices::new();
-        devices.map(VirtualDevice(0), gpu(BackendKind::Cuda, 5)).expect("the first");
-        let error = devices.map(VirtualDevice(0), gpu(BackendKind::Cuda, 6)).expect_err("another");
+        devices
+            .map(VirtualDevice(0), gpu(BackendKind::Cuda, 5))
+            .expect("the first");
+        let error = devices
+            .map(VirtualDevice(0), gpu(BackendKind::Cuda, 6))
+            .expect_err("another");
         assert_eq!(
             error.to_string(),
             "the device of a virtual device is cuda device 6 for virtual device 0, which lies on cuda device 5, but \
              must be the same for as long as the process lives"
         );
-        assert_eq!(devices.physical(VirtualDevice(0)).expect("mapped"), gpu(BackendKind::Cuda, 5));
+        assert_eq!(
+            devices.physical(VirtualDevice(0)).expect("mapped"),
+            gpu(BackendKind::Cuda, 5)
+        );
     }
 
     #[test]
     fn one_that_is_missing_is_an_error() {
-        let error = VirtualDevices::new().physical(VirtualDevice(7)).expect_err("not mapped");
-        assert_eq!(error.to_string(), "a virtual device is 7, but must be one that was mapped to a device");
+        let error = VirtualDevices::new()
+            .physical(VirtualDevice(7))
+            .expect_err("not mapped");
+        assert_eq!(
+            error.to_string(),
+            "a virtual device is 7, but must be one that was mapped to a device"
+        );
     }
 
     #[test]
     fn vendors_number_apart() {
         let mut devices = VirtualDevices::new();
-        devices.map(VirtualDevice(0), gpu(BackendKind::Cuda, 0)).expect("the first");
-        devices.map(VirtualDevice(1), gpu(BackendKind::Hip, 0)).expect("another vendor's");
+        devices
+            .map(VirtualDevice(0), gpu(BackendKind::Cuda, 0))
+            .expect("the first");
+        devices
+            .map(VirtualDevice(1), gpu(BackendKind::Hip, 0))
+            .expect("another vendor's");
         assert_eq!(devices.on(gpu(BackendKind::Hip, 0)), [VirtualDevice(1)]);
     }
 }

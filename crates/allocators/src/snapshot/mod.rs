@@ -1,5 +1,5 @@
-//! What a heap looks like at one moment: as data here, in words by [`Display`](std::fmt::Display), as a picture by
-//! [`Snapshot::svg`], for another process by [`Snapshot::json`].
+//! What a heap looks like at one moment: as data here, in words by [`Display`](std::fmt::Display),
+//! as a picture by [`Snapshot::svg`], for another process by [`Snapshot::json`].
 
 mod json;
 mod shown;
@@ -23,9 +23,11 @@ pub struct Snapshot {
     pub asked_bytes: u64,
     /// Bytes given back while work on them was under way.
     pub pending_bytes: u64,
-    /// Bytes of blocks that sessions have dropped and something still holds. They count as used above.
+    /// Bytes of blocks that sessions have dropped and something still holds. They count as used
+    /// above.
     pub limbo_bytes: u64,
-    /// Bytes of blocks held by processes that are dead, until proof and quarantine are over. They count as used above.
+    /// Bytes of blocks held by processes that are dead, until proof and quarantine are over. They
+    /// count as used above.
     pub quarantined_bytes: u64,
     /// Bytes of regions that upstream failed to take back.
     pub leaked_bytes: u64,
@@ -95,7 +97,12 @@ pub struct LentSnapshot {
 impl LentSnapshot {
     /// Takes over what a session said, of the holder at a place.
     pub(crate) fn of(lent: Lent, holder: Option<usize>) -> LentSnapshot {
-        LentSnapshot { address: lent.ptr.0, len: lent.len, holder, limbo: lent.limbo }
+        LentSnapshot {
+            address: lent.ptr.0,
+            len: lent.len,
+            holder,
+            limbo: lent.limbo,
+        }
     }
 }
 
@@ -107,7 +114,8 @@ pub struct RegionSnapshot {
     pub base: u64,
     /// Bytes.
     pub len: u64,
-    /// Whether it may not be given back although nobody here uses it: another process may have it mapped.
+    /// Whether it may not be given back although nobody here uses it: another process may have it
+    /// mapped.
     pub pinned: bool,
     /// Its chunks, lowest address first; together they are the region.
     pub chunks: Vec<ChunkSnapshot>,
@@ -166,7 +174,10 @@ pub const BINS: usize = 21;
 impl Snapshot {
     /// Sums the chunks up by order of size.
     pub fn bins(&self) -> [Bin; BINS] {
-        let mut bins: [Bin; BINS] = std::array::from_fn(|at| Bin { from: 256 << at, ..Bin::default() });
+        let mut bins: [Bin; BINS] = std::array::from_fn(|at| Bin {
+            from: 256 << at,
+            ..Bin::default()
+        });
         for chunk in self.chunks() {
             let bin = &mut bins[bin_of(chunk.len)];
             bin.chunks += 1;
@@ -187,16 +198,22 @@ impl Snapshot {
 
     /// Returns the bytes that were taken from upstream and are in no use.
     pub fn free_bytes(&self) -> u64 {
-        self.stats.bytes_reserved.saturating_sub(self.stats.bytes_in_use.saturating_add(self.pending_bytes))
+        self.stats
+            .bytes_reserved
+            .saturating_sub(self.stats.bytes_in_use.saturating_add(self.pending_bytes))
     }
 
     /// Returns the bytes of regions that another process may have mapped.
     pub fn exported_bytes(&self) -> u64 {
-        self.regions.iter().filter(|region| region.pinned).map(|region| region.len).sum()
+        self.regions
+            .iter()
+            .filter(|region| region.pinned)
+            .map(|region| region.len)
+            .sum()
     }
 
-    /// Returns the part of the free bytes that one request could not get: 0 when they are in one piece or there are
-    /// none, towards 1 the more they are scattered.
+    /// Returns the part of the free bytes that one request could not get: 0 when they are in one
+    /// piece or there are none, towards 1 the more they are scattered.
     pub fn fragmentation(&self) -> f64 {
         match self.free_bytes() {
             0 => 0.0,
@@ -216,7 +233,10 @@ mod tests {
 
     #[test]
     fn log2_floor() {
-        assert_eq!([0, 1, 255, 256, 511, 512, 1023, 1024].map(bin_of), [0, 0, 0, 0, 0, 1, 1, 2]);
+        assert_eq!(
+            [0, 1, 255, 256, 511, 512, 1023, 1024].map(bin_of),
+            [0, 0, 0, 0, 0, 1, 1, 2]
+        );
         assert_eq!(bin_of((256 << 20) - 1), 19);
         assert_eq!(bin_of(256 << 20), 20);
         assert_eq!(bin_of(u64::MAX), 20);

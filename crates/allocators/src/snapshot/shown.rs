@@ -46,11 +46,15 @@ impl<'a> Marks<'a> {
 
     /// Names the holders of the block that begins at an address, each once.
     pub(super) fn holders(&self, address: u64) -> Vec<String> {
-        let Some((_, holders)) = self.blocks.get(&address) else { return Vec::new() };
+        let Some((_, holders)) = self.blocks.get(&address) else {
+            return Vec::new();
+        };
         let mut holders = holders.clone();
         holders.sort_unstable();
         holders.dedup();
-        let name = |place: &Option<usize>| match place.and_then(|place| self.snapshot.holders.get(place)) {
+        let name = |place: &Option<usize>| match place
+            .and_then(|place| self.snapshot.holders.get(place))
+        {
             Some(holder) => format!("{} ({})", holder.pid, holder.command),
             None => "another process".into(),
         };
@@ -59,9 +63,13 @@ impl<'a> Marks<'a> {
 }
 
 impl Snapshot {
-    /// Returns the bytes of blocks in limbo that the holder at a place of the list has, each block once.
+    /// Returns the bytes of blocks in limbo that the holder at a place of the list has, each block
+    /// once.
     pub fn limbo_of(&self, holder: usize) -> u64 {
-        let theirs = self.lent.iter().filter(|lent| lent.limbo && lent.holder == Some(holder));
+        let theirs = self
+            .lent
+            .iter()
+            .filter(|lent| lent.limbo && lent.holder == Some(holder));
         let blocks: HashMap<u64, u64> = theirs.map(|lent| (lent.address, lent.len)).collect();
         blocks.values().fold(0, |sum, &len| sum.saturating_add(len))
     }
@@ -84,17 +92,34 @@ mod tests {
             oldest_ms: 0,
             dying: false,
         };
-        let lent = |address, holder, limbo| LentSnapshot { address, len: 512, holder: Some(holder), limbo };
+        let lent = |address, holder, limbo| LentSnapshot {
+            address,
+            len: 512,
+            holder: Some(holder),
+            limbo,
+        };
         let snapshot = Snapshot {
             holders: vec![holder(1, 10), holder(2, 20)],
-            lent: vec![lent(0, 1, true), lent(0, 0, true), lent(0, 1, true), lent(512, 7, false), lent(1024, 1, true)],
+            lent: vec![
+                lent(0, 1, true),
+                lent(0, 0, true),
+                lent(0, 1, true),
+                lent(512, 7, false),
+                lent(1024, 1, true),
+            ],
             ..Snapshot::default()
         };
         let marks = Marks::of(&snapshot);
         assert_eq!(marks.holders(0), ["10 (reader)", "20 (reader)"]);
         assert_eq!(marks.holders(512), ["another process"]);
         assert!(marks.holders(256).is_empty());
-        let chunk = |address, state| ChunkSnapshot { address, len: 512, asked: 512, number: 1, state };
+        let chunk = |address, state| ChunkSnapshot {
+            address,
+            len: 512,
+            asked: 512,
+            number: 1,
+            state,
+        };
         let shown = [
             (0, ChunkState::Used, Shown::Limbo),
             (512, ChunkState::Used, Shown::Lent),
@@ -105,6 +130,13 @@ mod tests {
         for (address, state, expected) in shown {
             assert_eq!(marks.shown(&chunk(address, state)), expected);
         }
-        assert_eq!((snapshot.limbo_of(1), snapshot.limbo_of(0), snapshot.limbo_of(7)), (1024, 512, 0));
+        assert_eq!(
+            (
+                snapshot.limbo_of(1),
+                snapshot.limbo_of(0),
+                snapshot.limbo_of(7)
+            ),
+            (1024, 512, 0)
+        );
     }
 }

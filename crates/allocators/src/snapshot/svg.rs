@@ -28,8 +28,9 @@ const LEGEND: [(Shown, &str, &str); 5] = [
 impl Snapshot {
     /// Draws the regions, one row each, with a chunk's size when the pointer rests on it.
     ///
-    /// Chunks narrower than a pixel are drawn as one with their neighbours, so the picture stays small whatever the
-    /// heap. A region that another process may have mapped has a red frame. The holders are listed below the legend.
+    /// Chunks narrower than a pixel are drawn as one with their neighbours, so the picture stays
+    /// small whatever the heap. A region that another process may have mapped has a red frame. The
+    /// holders are listed below the legend.
     pub fn svg(&self) -> String {
         let named = self.holders.len().min(NAMED) as u64 + u64::from(self.holders.len() > NAMED);
         let top = TOP + LINE * named;
@@ -60,21 +61,46 @@ impl Snapshot {
                 r##"<rect x="520" y="46" width="10" height="10" fill="none" stroke="#cc3311"/><text x="534" y="55">region that another process may have mapped</text>"##
             ),
         );
-        let more = (self.holders.len() > NAMED).then(|| format!("and {} more", self.holders.len() - NAMED));
-        let names = self.holders.iter().take(NAMED).enumerate().map(|(place, holder)| {
-            let limbo = match self.limbo_of(place) {
-                0 => String::new(),
-                bytes => format!(", {} of it in limbo", Bytes(bytes)),
-            };
-            format!("{holder}{limbo}")
-        });
+        let more = (self.holders.len() > NAMED)
+            .then(|| format!("and {} more", self.holders.len() - NAMED));
+        let names = self
+            .holders
+            .iter()
+            .take(NAMED)
+            .enumerate()
+            .map(|(place, holder)| {
+                let limbo = match self.limbo_of(place) {
+                    0 => String::new(),
+                    bytes => format!(", {} of it in limbo", Bytes(bytes)),
+                };
+                format!("{holder}{limbo}")
+            });
         for (line, name) in (1..).zip(names.chain(more)) {
-            put(&mut svg, format_args!(r#"<text x="10" y="{}">{}</text>"#, 55 + LINE * line, escape(&name)));
+            put(
+                &mut svg,
+                format_args!(
+                    r#"<text x="10" y="{}">{}</text>"#,
+                    55 + LINE * line,
+                    escape(&name)
+                ),
+            );
         }
         let marks = Marks::of(self);
-        let longest = self.regions.iter().map(|region| region.len).max().unwrap_or(1).max(1);
+        let longest = self
+            .regions
+            .iter()
+            .map(|region| region.len)
+            .max()
+            .unwrap_or(1)
+            .max(1);
         for (row, region) in self.regions.iter().enumerate() {
-            draw(&mut svg, region, &marks, top + ROW * row as u64, WIDTH / longest as f64);
+            draw(
+                &mut svg,
+                region,
+                &marks,
+                top + ROW * row as u64,
+                WIDTH / longest as f64,
+            );
         }
         svg += "</svg>\n";
         svg
@@ -84,7 +110,12 @@ impl Snapshot {
 fn draw(svg: &mut String, region: &RegionSnapshot, marks: &Marks<'_>, y: u64, scale: f64) {
     put(
         svg,
-        format_args!(r#"<text x="10" y="{}" font-size="10">{:#x}, {}</text>"#, y + 10, region.base, Bytes(region.len)),
+        format_args!(
+            r#"<text x="10" y="{}" font-size="10">{:#x}, {}</text>"#,
+            y + 10,
+            region.base,
+            Bytes(region.len)
+        ),
     );
     // Narrow chunks gather until together they make a pixel.
     let mut run: Option<Run> = None;
@@ -93,10 +124,22 @@ fn draw(svg: &mut String, region: &RegionSnapshot, marks: &Marks<'_>, y: u64, sc
         let shown = marks.shown(chunk);
         if (chunk.len as f64 * scale) >= 1.0 {
             flush(svg, region, run.take(), y, scale);
-            rect(svg, region, (chunk.address, end), shown, &title(chunk, marks), (y, scale));
+            rect(
+                svg,
+                region,
+                (chunk.address, end),
+                shown,
+                &title(chunk, marks),
+                (y, scale),
+            );
             continue;
         }
-        let gathered = run.get_or_insert(Run { start: chunk.address, end, shown, chunks: 0 });
+        let gathered = run.get_or_insert(Run {
+            start: chunk.address,
+            end,
+            shown,
+            chunks: 0,
+        });
         gathered.end = end;
         gathered.chunks += 1;
         // Readers look for what is in use, most of all for limbo.
@@ -126,8 +169,21 @@ struct Run {
 }
 
 fn flush(svg: &mut String, region: &RegionSnapshot, run: Option<Run>, y: u64, scale: f64) {
-    if let Some(Run { start, end, shown, chunks }) = run {
-        rect(svg, region, (start, end), shown, &format!("{chunks} chunks, {}", Bytes(end - start)), (y, scale));
+    if let Some(Run {
+        start,
+        end,
+        shown,
+        chunks,
+    }) = run
+    {
+        rect(
+            svg,
+            region,
+            (start, end),
+            shown,
+            &format!("{chunks} chunks, {}", Bytes(end - start)),
+            (y, scale),
+        );
     }
 }
 
@@ -137,9 +193,17 @@ fn title(chunk: &ChunkSnapshot, marks: &Marks<'_>) -> String {
         Shown::Pending => return format!("pending, {}", Bytes(chunk.len)),
         Shown::Used => String::new(),
         Shown::Lent => format!(", held by {}", marks.holders(chunk.address).join(", ")),
-        Shown::Limbo => format!(", in limbo, held by {}", marks.holders(chunk.address).join(", ")),
+        Shown::Limbo => format!(
+            ", in limbo, held by {}",
+            marks.holders(chunk.address).join(", ")
+        ),
     };
-    format!("allocation {}, {} of {}{held}", chunk.number, Bytes(chunk.asked), Bytes(chunk.len))
+    format!(
+        "allocation {}, {} of {}{held}",
+        chunk.number,
+        Bytes(chunk.asked),
+        Bytes(chunk.len)
+    )
 }
 
 fn rect(
@@ -150,7 +214,10 @@ fn rect(
     title: &str,
     (y, scale): (u64, f64),
 ) {
-    let colour = LEGEND.iter().find(|(other, ..)| *other == shown).map_or("#000000", |(_, colour, _)| colour);
+    let colour = LEGEND
+        .iter()
+        .find(|(other, ..)| *other == shown)
+        .map_or("#000000", |(_, colour, _)| colour);
     put(
         svg,
         format_args!(
@@ -191,23 +258,49 @@ mod tests {
 
     #[test]
     fn every_wide_chunk_has_a_rectangle_of_its_length() {
-        let bfc = Bfc::new(BfcOptions::new("<a&b>").limit(1 << 20).growth(Growth::Whole), Simulated::new());
+        let bfc = Bfc::new(
+            BfcOptions::new("<a&b>")
+                .limit(1 << 20)
+                .growth(Growth::Whole),
+            Simulated::new(),
+        );
         bfc.alloc(Request::new(256 << 10)).expect("room");
         let svg = bfc.snapshot().svg();
-        assert!(svg.contains("&lt;a&amp;b&gt;") && !svg.contains("<a&b>"), "names are no markup");
-        assert!(svg.contains(r##"x="10.00" y="77" width="250.00" height="16" fill="#4477aa""##), "{svg}");
-        assert!(svg.contains(r##"x="260.00" y="77" width="750.00" height="16" fill="#e6e6e6""##), "{svg}");
-        assert_eq!(svg.matches("<rect").count(), svg.matches("</rect>").count() + svg.matches("/>").count());
+        assert!(
+            svg.contains("&lt;a&amp;b&gt;") && !svg.contains("<a&b>"),
+            "names are no markup"
+        );
+        assert!(
+            svg.contains(r##"x="10.00" y="77" width="250.00" height="16" fill="#4477aa""##),
+            "{svg}"
+        );
+        assert!(
+            svg.contains(r##"x="260.00" y="77" width="750.00" height="16" fill="#e6e6e6""##),
+            "{svg}"
+        );
+        assert_eq!(
+            svg.matches("<rect").count(),
+            svg.matches("</rect>").count() + svg.matches("/>").count()
+        );
     }
 
     #[test]
     fn a_picture_of_many_chunks_stays_small() {
-        let bfc = Bfc::new(BfcOptions::new("many").limit(64 << 20).growth(Growth::Whole), Simulated::new());
+        let bfc = Bfc::new(
+            BfcOptions::new("many")
+                .limit(64 << 20)
+                .growth(Growth::Whole),
+            Simulated::new(),
+        );
         for _ in 0..100_000 {
             bfc.alloc(Request::new(256)).expect("room");
         }
         let svg = bfc.snapshot().svg();
-        assert!(svg.matches("<title>").count() <= 1001, "{}", svg.matches("<title>").count());
+        assert!(
+            svg.matches("<title>").count() <= 1001,
+            "{}",
+            svg.matches("<title>").count()
+        );
         assert!(svg.len() < 300_000, "{} bytes", svg.len());
     }
 }

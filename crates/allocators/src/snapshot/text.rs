@@ -47,13 +47,18 @@ impl fmt::Display for HolderSnapshot {
 impl Snapshot {
     /// Says in one line how much there is, what holds it, and in how many pieces the rest is.
     pub fn summary(&self) -> String {
-        self.holders.iter().fold(self.sums(), |text, holder| text + &format!("; {holder}"))
+        self.holders
+            .iter()
+            .fold(self.sums(), |text, holder| text + &format!("; {holder}"))
     }
 
     /// Writes the same without the holders.
     pub fn sums(&self) -> String {
         let stats = &self.stats;
-        let limit = stats.bytes_limit.map_or_else(|| "no limit".into(), |limit| format!("limit {}", Bytes(limit)));
+        let limit = stats.bytes_limit.map_or_else(
+            || "no limit".into(),
+            |limit| format!("limit {}", Bytes(limit)),
+        );
         format!(
             "{limit}, reserved {}, in use {}, largest free piece {}, {}",
             Bytes(stats.bytes_reserved),
@@ -84,10 +89,17 @@ impl Snapshot {
         text
     }
 
-    /// Says what an error does not say yet that has the limit, what is reserved, what is in use, and the largest piece.
+    /// Says what an error does not say yet that has the limit, what is reserved, what is in use,
+    /// and the largest piece.
     pub(crate) fn rest_of_error(&self, draw: bool) -> String {
-        let text = self.holders.iter().fold(self.scattered(), |text, holder| text + &format!("; {holder}"));
-        if draw { format!("{text}\n{}", Tables(self)) } else { text }
+        let text = self.holders.iter().fold(self.scattered(), |text, holder| {
+            text + &format!("; {holder}")
+        });
+        if draw {
+            format!("{text}\n{}", Tables(self))
+        } else {
+            text
+        }
     }
 }
 
@@ -96,9 +108,9 @@ struct Tables<'a>(&'a Snapshot);
 
 /// The summary, a line for each order of size that has chunks, and a map of the regions.
 ///
-/// In the map `*` is a column mostly in use, `o` mostly lent to other processes, `#` mostly in limbo, `+` one with some
-/// of these, `x` mostly slack, `~` mostly pending, `_` free, `?` not listed. `!` after a region's size says that
-/// another process may have it mapped.
+/// In the map `*` is a column mostly in use, `o` mostly lent to other processes, `#` mostly in
+/// limbo, `+` one with some of these, `x` mostly slack, `~` mostly pending, `_` free, `?` not
+/// listed. `!` after a region's size says that another process may have it mapped.
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.name, self.summary())?;
@@ -124,7 +136,13 @@ impl fmt::Display for Tables<'_> {
         let marks = Marks::of(snapshot);
         for region in snapshot.regions.iter().take(DRAWN) {
             let mark = if region.pinned { '!' } else { ' ' };
-            writeln!(f, "  {:#014x} {:>9}{mark} |{}|", region.base, Bytes(region.len), map(region, &marks))?;
+            writeln!(
+                f,
+                "  {:#014x} {:>9}{mark} |{}|",
+                region.base,
+                Bytes(region.len),
+                map(region, &marks)
+            )?;
         }
         if snapshot.chunks_left_out > 0 {
             writeln!(f, "  {} chunks are not listed", snapshot.chunks_left_out)?;
@@ -140,8 +158,9 @@ impl fmt::Display for Tables<'_> {
 fn map(region: &RegionSnapshot, marks: &Marks<'_>) -> String {
     let columns = COLUMNS.min(region.len.max(1));
     let mut chunks = region.chunks.iter().peekable();
-    let start_of =
-        |column: u64| region.base + (u128::from(region.len) * u128::from(column) / u128::from(columns)) as u64;
+    let start_of = |column: u64| {
+        region.base + (u128::from(region.len) * u128::from(column) / u128::from(columns)) as u64
+    };
     let draw = |column| {
         let (start, end) = (start_of(column), start_of(column + 1));
         let (mut used, mut slack, mut pending, mut free) = ([0; 3], 0, 0, 0);
@@ -189,14 +208,31 @@ mod tests {
 
     #[test]
     fn bytes_in_words() {
-        let words = [0, 255, 256 << 10, (1 << 20) + (1 << 19), 1 << 30, u64::MAX].map(|bytes| Bytes(bytes).to_string());
-        assert_eq!(words, ["0 B", "255 B", "256 KiB", "1.5 MiB", "1 GiB", "16777216.0 TiB"]);
+        let words = [0, 255, 256 << 10, (1 << 20) + (1 << 19), 1 << 30, u64::MAX]
+            .map(|bytes| Bytes(bytes).to_string());
+        assert_eq!(
+            words,
+            [
+                "0 B",
+                "255 B",
+                "256 KiB",
+                "1.5 MiB",
+                "1 GiB",
+                "16777216.0 TiB"
+            ]
+        );
     }
 
     #[test]
     fn a_report_shows_sizes_and_places() {
-        let bfc = Bfc::new(BfcOptions::new("demo").limit(64 << 10).growth(Growth::Whole), Simulated::new());
-        let held = [16 << 10, 1024, 15 << 10, 300].map(|bytes| bfc.alloc(Request::new(bytes)).expect("room").address);
+        let bfc = Bfc::new(
+            BfcOptions::new("demo")
+                .limit(64 << 10)
+                .growth(Growth::Whole),
+            Simulated::new(),
+        );
+        let held = [16 << 10, 1024, 15 << 10, 300]
+            .map(|bytes| bfc.alloc(Request::new(bytes)).expect("room").address);
         bfc.free(held[0]).expect("in use");
         let report = bfc.snapshot().to_string();
         let lines: Vec<&str> = report.lines().collect();
@@ -217,7 +253,10 @@ mod tests {
 
     #[test]
     fn nothing_is_a_report_too() {
-        let empty = Snapshot { name: "empty".into(), ..Snapshot::default() };
+        let empty = Snapshot {
+            name: "empty".into(),
+            ..Snapshot::default()
+        };
         assert_eq!(
             empty.to_string(),
             "empty: no limit, reserved 0 B, in use 0 B, largest free piece 0 B, fragmentation 0 %\n"

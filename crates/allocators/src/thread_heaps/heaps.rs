@@ -1,9 +1,11 @@
-//! The heaps themselves: whose is whose, what one hands out and takes back, and what they count together.
+//! The heaps themselves: whose is whose, what one hands out and takes back, and what they count
+//! together.
 //!
 //! # The peak
 //!
-//! Bytes in use, allocations and the largest of them are sums over the heaps. The most bytes in use at any time is not,
-//! and a counter that all threads write would cost what the one lock did. So each heap has a *ceiling*:
+//! Bytes in use, allocations and the largest of them are sums over the heaps. The most bytes in use
+//! at any time is not, and a counter that all threads write would cost what the one lock did. So
+//! each heap has a *ceiling*:
 //!
 //! | who | does what | under |
 //! |---|---|---|
@@ -12,10 +14,12 @@
 //! | a free | counts its bytes; the ceiling stays | its heap's lock |
 //! | balance | notes the sum if it is a new peak, and deals the rest of the peak out to the ceilings | all locks |
 //!
-//! The ceilings add up to no more than the peak, so nobody below theirs can make a new one. An allocation that is above
-//! has not returned when the balance counts it: for the statistics it happens then. `tests/loom_peak.rs` checks it.
+//! The ceilings add up to no more than the peak, so nobody below theirs can make a new one. An
+//! allocation that is above has not returned when the balance counts it: for the statistics it
+//! happens then. `tests/loom_peak.rs` checks it.
 //!
-//! It does not cover other sums while threads allocate: each is of one moment, and two of them of two.
+//! It does not cover other sums while threads allocate: each is of one moment, and two of them of
+//! two.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,7 +44,8 @@ pub(super) struct Heaps<U: SubAllocator> {
     pub(super) options: BfcOptions,
     /// The most bytes in use at any time. Written with all heaps locked.
     peak: AtomicU64,
-    /// Who is asked when there is no more, and how long consumers that were asked to unmap are waited for.
+    /// Who is asked when there is no more, and how long consumers that were asked to unmap are
+    /// waited for.
     pub(super) relief: Option<(Arc<Relief>, Duration)>,
 }
 
@@ -52,8 +57,16 @@ impl<U: SubAllocator> Heaps<U> {
         if own.growth == Growth::Whole {
             own.growth = Growth::Fixed(options.limit / count as u64);
         }
-        let each = (0..count).map(|_| Bfc::new(own.clone(), upstream.another())).collect();
-        let heaps = Heaps { each, upstream, options, peak: AtomicU64::new(0), relief: None };
+        let each = (0..count)
+            .map(|_| Bfc::new(own.clone(), upstream.another()))
+            .collect();
+        let heaps = Heaps {
+            each,
+            upstream,
+            options,
+            peak: AtomicU64::new(0),
+            relief: None,
+        };
         heaps.balance();
         heaps
     }
@@ -78,7 +91,9 @@ impl<U: SubAllocator> Heaps<U> {
     /// Makes the number that a heap gave an allocation one among those of all heaps; 0 stays.
     #[inline]
     fn number(&self, at: usize, number: u64) -> u64 {
-        number.checked_sub(1).map_or(0, |before| before * self.each.len() as u64 + at as u64 + 1)
+        number
+            .checked_sub(1)
+            .map_or(0, |before| before * self.each.len() as u64 + at as u64 + 1)
     }
 
     #[inline]
@@ -92,18 +107,24 @@ impl<U: SubAllocator> Heaps<U> {
     pub(super) fn free_from(&self, own: usize, address: u64) -> Result<()> {
         self.each[own].core.upstream.check_owner()?;
         let is_freed = self.from(own).any(|at| self.each[at].try_free(address));
-        if is_freed { Ok(()) } else { Err(foreign(address)) }
+        if is_freed {
+            Ok(())
+        } else {
+            Err(foreign(address))
+        }
     }
 
     /// Finds the heap that handed an address out.
     pub(super) fn heap_of(&self, address: u64) -> Result<&Bfc<OneUpstream<U>>> {
         self.upstream.check_owner()?;
-        let at = self.from(self.own()).find(|&at| self.each[at].get(address).is_some());
+        let at = self
+            .from(self.own())
+            .find(|&at| self.each[at].get(address).is_some());
         at.map(|at| &self.each[at]).ok_or_else(|| foreign(address))
     }
 
-    /// Notes a new peak, if it is one, and deals out what is left below the peak; returns the sums, and the largest
-    /// free chunk.
+    /// Notes a new peak, if it is one, and deals out what is left below the peak; returns the sums,
+    /// and the largest free chunk.
     pub(super) fn balance(&self) -> (Counters, u64) {
         self.balance_locked(&mut self.lock())
     }
@@ -125,7 +146,8 @@ impl<U: SubAllocator> Heaps<U> {
         self.peak.store(sums.peak_in_use, Ordering::Relaxed);
         let left = u128::from(sums.peak_in_use - sums.in_use);
         for (state, core) in states.iter_mut().zip(self.cores()) {
-            // Who has more in use has more to free and to allocate again. Rounded down, as a share of what is left.
+            // Who has more in use has more to free and to allocate again. Rounded down, as a share
+            // of what is left.
             let share = left * u128::from(state.counters.in_use) / u128::from(sums.in_use.max(1));
             core.set_ceiling(state, share as u64);
         }
@@ -149,7 +171,11 @@ impl<U: SubAllocator> Heaps<U> {
 
     /// Lists every region and chunk, and what the device's sessions hold.
     pub(super) fn snapshot(&self) -> Snapshot {
-        let mut all = Snapshot { name: self.options.name.clone(), stats: self.stats(), ..Snapshot::default() };
+        let mut all = Snapshot {
+            name: self.options.name.clone(),
+            stats: self.stats(),
+            ..Snapshot::default()
+        };
         for (at, heap) in self.each.iter().enumerate() {
             let mut one = heap.snapshot();
             all.asked_bytes += one.asked_bytes;
@@ -162,7 +188,9 @@ impl<U: SubAllocator> Heaps<U> {
             all.regions.append(&mut one.regions);
         }
         all.regions.sort_by_key(|region| region.base);
-        self.relief.iter().for_each(|(relief, _)| relief.annotate(&mut all));
+        self.relief
+            .iter()
+            .for_each(|(relief, _)| relief.annotate(&mut all));
         all
     }
 }

@@ -6,8 +6,9 @@
 //! thread 2 ─► heap 0 ─┘
 //! ```
 //!
-//! A heap is a [`Bfc`]: it has regions of its own, so chunks merge as they do there, and an address belongs to one heap
-//! at a time. Memory goes back to the heap that it is from, whichever thread frees it.
+//! A heap is a [`Bfc`]: it has regions of its own, so chunks merge as they do there, and an address
+//! belongs to one heap at a time. Memory goes back to the heap that it is from, whichever thread
+//! frees it.
 //!
 //! 1. `number`: a small number for each thread, which chooses its heap.
 //! 2. `one_upstream`: where all heaps take regions from.
@@ -29,19 +30,20 @@ use gpu_api::Result;
 use self::heaps::Heaps;
 use crate::bfc::Core;
 use crate::{
-    Allocator, AllocatorStats, Bfc, BfcOptions, Memory, Placed, Relief, Request, Scope, ScopeStats, Snapshot,
-    SubAllocator, Trim, Work,
+    Allocator, AllocatorStats, Bfc, BfcOptions, Memory, Placed, Relief, Request, Scope, ScopeStats,
+    Snapshot, SubAllocator, Trim, Work,
 };
 
-/// Best fit over a fixed number of heaps, for threads that allocate all the time. Each thread has a heap of its own
-/// while no more threads run than there are heaps; further threads share.
+/// Best fit over a fixed number of heaps, for threads that allocate all the time. Each thread has a
+/// heap of its own while no more threads run than there are heaps; further threads share.
 ///
-/// It does what [`Bfc`] does: it waits, refuses addresses that are not handed out, keeps memory until work is done, and
-/// counts exactly. Two things differ. A heap does not use what is free in another before it has asked upstream for
-/// more, so more is reserved: up to a region for each heap. And a request that waits hears of a free in another heap
-/// after up to 16 milliseconds.
+/// It does what [`Bfc`] does: it waits, refuses addresses that are not handed out, keeps memory
+/// until work is done, and counts exactly. Two things differ. A heap does not use what is free in
+/// another before it has asked upstream for more, so more is reserved: up to a region for each
+/// heap. And a request that waits hears of a free in another heap after up to 16 milliseconds.
 ///
-/// With [`Growth::Whole`](crate::Growth::Whole) each heap takes its share of the limit at its first request.
+/// With [`Growth::Whole`](crate::Growth::Whole) each heap takes its share of the limit at its first
+/// request.
 ///
 /// # Examples
 ///
@@ -63,14 +65,17 @@ pub struct ThreadHeaps<U: SubAllocator> {
 }
 
 impl<U: SubAllocator> ThreadHeaps<U> {
-    /// Makes an allocator that has no region yet. The options are of all heaps together. A heap for each processor is
-    /// enough; each costs a lock at every new peak and for statistics.
+    /// Makes an allocator that has no region yet. The options are of all heaps together. A heap for
+    /// each processor is enough; each costs a lock at every new peak and for statistics.
     pub fn new(options: BfcOptions, heaps: NonZeroUsize, upstream: U) -> ThreadHeaps<U> {
-        ThreadHeaps { heaps: Heaps::new(options, heaps.get(), upstream) }
+        ThreadHeaps {
+            heaps: Heaps::new(options, heaps.get(), upstream),
+        }
     }
 
-    /// Joins the allocators of a device: turns to them and to its sessions before it is out of memory, as
-    /// [`Relieved`](crate::Relieved) does, and they to it. It waits so long for consumers that were asked to unmap.
+    /// Joins the allocators of a device: turns to them and to its sessions before it is out of
+    /// memory, as [`Relieved`](crate::Relieved) does, and they to it. It waits so long for
+    /// consumers that were asked to unmap.
     #[must_use]
     pub fn relief(mut self, relief: Arc<Relief>, patience: Duration) -> ThreadHeaps<U> {
         for heap in &self.heaps.each {
@@ -91,24 +96,37 @@ impl<U: SubAllocator> ThreadHeaps<U> {
         self.heaps.upstream.upstream()
     }
 
-    /// Returns the bytes of regions that upstream failed to take back. They are neither used nor freed again.
+    /// Returns the bytes of regions that upstream failed to take back. They are neither used nor
+    /// freed again.
     pub fn leaked_bytes(&self) -> u64 {
         self.heaps.each.iter().map(Bfc::leaked_bytes).sum()
     }
 
     /// Counts apart what is allocated and freed until the scope ends, by whatever thread.
     ///
-    /// [`ScopeStats::peak_bytes`] is the sum of what each heap had at most: no less than what all had at any one time.
+    /// [`ScopeStats::peak_bytes`] is the sum of what each heap had at most: no less than what all
+    /// had at any one time.
     pub fn scope(&self) -> Scope<'_> {
-        let open: Vec<_> = self.heaps.cores().map(|core| core.state().scopes.open()).collect();
+        let open: Vec<_> = self
+            .heaps
+            .cores()
+            .map(|core| core.state().scopes.open())
+            .collect();
         let close = move || {
-            let counted = self.heaps.cores().zip(open).map(|(core, scope)| core.state().scopes.close(scope));
+            let counted = self
+                .heaps
+                .cores()
+                .zip(open)
+                .map(|(core, scope)| core.state().scopes.close(scope));
             counted.fold(ScopeStats::default(), ScopeStats::beside)
         };
-        Scope { close: Some(Box::new(close)) }
+        Scope {
+            close: Some(Box::new(close)),
+        }
     }
 
-    /// Asks for the work on what was given back, and frees what is no longer worked on; says how many bytes.
+    /// Asks for the work on what was given back, and frees what is no longer worked on; says how
+    /// many bytes.
     pub fn settle(&self) -> u64 {
         self.heaps.cores().map(Core::settle).sum()
     }
@@ -153,8 +171,8 @@ impl<U: SubAllocator> ThreadHeaps<U> {
     }
 }
 
-// SAFETY: `Allocator` asks that what is handed out does not overlap: that of one heap does not, and the heaps' regions
-// are extents of one upstream, which do not either. `memory` is upstream's.
+// SAFETY: `Allocator` asks that what is handed out does not overlap: that of one heap does not, and
+// the heaps' regions are extents of one upstream, which do not either. `memory` is upstream's.
 unsafe impl<U: SubAllocator> Allocator for ThreadHeaps<U> {
     fn name(&self) -> &str {
         &self.heaps.options.name
@@ -181,19 +199,30 @@ unsafe impl<U: SubAllocator> Allocator for ThreadHeaps<U> {
     }
 
     fn register_keeper(&self, keeper: Weak<dyn Trim>) {
-        self.heaps.each.iter().for_each(|heap| heap.register_keeper(keeper.clone()));
+        self.heaps
+            .each
+            .iter()
+            .for_each(|heap| heap.register_keeper(keeper.clone()));
     }
 
     fn get(&self, address: u64) -> Option<Placed> {
-        self.heaps
-            .from(self.heaps.own())
-            .find_map(|at| Some(self.heaps.numbered(at, self.heaps.each[at].get(address)?).untied()))
+        self.heaps.from(self.heaps.own()).find_map(|at| {
+            Some(
+                self.heaps
+                    .numbered(at, self.heaps.each[at].get(address)?)
+                    .untied(),
+            )
+        })
     }
 
     fn find(&self, address: u64) -> Option<Placed> {
-        self.heaps
-            .from(self.heaps.own())
-            .find_map(|at| Some(self.heaps.numbered(at, self.heaps.each[at].find(address)?).untied()))
+        self.heaps.from(self.heaps.own()).find_map(|at| {
+            Some(
+                self.heaps
+                    .numbered(at, self.heaps.each[at].find(address)?)
+                    .untied(),
+            )
+        })
     }
 
     fn stats(&self) -> AllocatorStats {

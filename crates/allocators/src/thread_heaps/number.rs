@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Numbers are below this times 64; the threads beyond share the first one.
 const WORDS: usize = 16;
 
-/// A bit for each number that a thread has. Without a lock, so that a fork at any moment leaves it usable.
+/// A bit for each number that a thread has. Without a lock, so that a fork at any moment leaves it
+/// usable.
 static TAKEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
 /// The number of a thread, which goes back at its end.
@@ -17,7 +18,9 @@ impl Number {
         let free = |(at, word): (usize, &AtomicU64)| {
             let lowest_free = |taken: u64| (taken != u64::MAX).then(|| taken | (taken + 1));
             // Relaxed: a number stands for nothing that its last thread wrote.
-            let before = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lowest_free).ok()?;
+            let before = word
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, lowest_free)
+                .ok()?;
             Some(64 * at + before.trailing_ones() as usize)
         };
         Number(TAKEN.iter().enumerate().find_map(free))
@@ -36,11 +39,15 @@ thread_local! {
     static NUMBER: Number = Number::take();
 }
 
-/// Returns the calling thread's number: the lowest that no thread had when it first asked; 0 for a thread that is about
-/// to end.
+/// Returns the calling thread's number: the lowest that no thread had when it first asked; 0 for a
+/// thread that is about to end.
 #[inline]
 pub(crate) fn thread_number() -> usize {
-    NUMBER.try_with(|number| number.0).ok().flatten().unwrap_or(0)
+    NUMBER
+        .try_with(|number| number.0)
+        .ok()
+        .flatten()
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -63,12 +70,16 @@ mod tests {
                     number
                 };
                 let threads: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
-                threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+                threads
+                    .into_iter()
+                    .map(|thread| thread.join().expect("no panic"))
+                    .collect()
             });
             numbers.sort_unstable();
             numbers.dedup();
             assert_eq!(numbers.len(), 4);
-            // 200 threads were here in the end, of which 4 lived at a time; other tests' threads have numbers too.
+            // 200 threads were here in the end, of which 4 lived at a time; other tests' threads
+            // have numbers too.
             assert!(numbers.iter().all(|&number| number < most));
         }
     }

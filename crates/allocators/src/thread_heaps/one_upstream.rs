@@ -34,12 +34,22 @@ struct Taken {
 impl<U> OneUpstream<U> {
     pub(super) fn new(upstream: U, options: &BfcOptions) -> OneUpstream<U> {
         let (taken, heaps) = (Mutex::new(Taken::default()), RoomListeners::default());
-        let shared = Shared { upstream, device: options.device, limit: options.limit, taken, heaps };
-        OneUpstream { shared: Arc::new(shared) }
+        let shared = Shared {
+            upstream,
+            device: options.device,
+            limit: options.limit,
+            taken,
+            heaps,
+        };
+        OneUpstream {
+            shared: Arc::new(shared),
+        }
     }
 
     pub(super) fn another(&self) -> OneUpstream<U> {
-        OneUpstream { shared: self.shared.clone() }
+        OneUpstream {
+            shared: self.shared.clone(),
+        }
     }
 
     pub(super) fn upstream(&self) -> &U {
@@ -58,7 +68,10 @@ impl<U> OneUpstream<U> {
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.shared.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared
+            .taken
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -68,10 +81,18 @@ unsafe impl<U: SubAllocator> SubAllocator for OneUpstream<U> {
 
     fn alloc(&self, len: u64, align: u64) -> Result<(Extent, U::Token)> {
         let mut taken = self.taken();
-        let free = self.shared.limit.saturating_sub(taken.reserved + taken.leaked);
+        let free = self
+            .shared
+            .limit
+            .saturating_sub(taken.reserved + taken.leaked);
         if len > free {
             let hint = format!("{free} bytes are left below the limit of all heaps");
-            return Err(Error::OutOfMemory { device: self.shared.device, asked: len, free, hint });
+            return Err(Error::OutOfMemory {
+                device: self.shared.device,
+                asked: len,
+                free,
+                hint,
+            });
         }
         let (extent, token) = self.shared.upstream.alloc(len, align)?;
         taken.reserved += extent.len;

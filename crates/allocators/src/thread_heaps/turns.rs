@@ -1,4 +1,5 @@
-//! A request that found nothing free in its thread's heap: it grows, looks at the other heaps, asks others, and waits.
+//! A request that found nothing free in its thread's heap: it grows, looks at the other heaps, asks
+//! others, and waits.
 
 use std::time::{Duration, Instant};
 
@@ -18,12 +19,20 @@ const LOOK_AROUND: Duration = Duration::from_millis(16);
 type Turns<'a, U> = [(usize, Turn<'a, OneUpstream<U>>)];
 
 impl<U: SubAllocator> Heaps<U> {
-    /// Looks for finished work, grows, turns to the other heaps and to the device's other allocators, and waits; says
-    /// which heap it is from.
+    /// Looks for finished work, grows, turns to the other heaps and to the device's other
+    /// allocators, and waits; says which heap it is from.
     #[cold]
-    pub(super) fn place_slowly(&self, own: usize, request: Request, fit: Fit) -> Result<(usize, Placed<U::Token>)> {
+    pub(super) fn place_slowly(
+        &self,
+        own: usize,
+        request: Request,
+        fit: Fit,
+    ) -> Result<(usize, Placed<U::Token>)> {
         // Its own first.
-        let mut turns: Vec<_> = self.from(own).map(|at| (at, self.each[at].core.turn(&request, fit))).collect();
+        let mut turns: Vec<_> = self
+            .from(own)
+            .map(|at| (at, self.each[at].core.turn(&request, fit)))
+            .collect();
         let is_hopeless = self.each[own].core.is_hopeless(fit.bytes());
         let mut until = request.until.filter(|_| !is_hopeless);
         let relief = self.relief.as_ref().filter(|_| !is_hopeless);
@@ -35,8 +44,12 @@ impl<U: SubAllocator> Heaps<U> {
             }
             let waits_at = round % turns.len();
             let seen = self.each[turns[waits_at].0].core.seen();
-            if asking.as_ref().is_some_and(|asking| asking.relief.collect() > 0)
-                && let Some(placed) = turns.iter_mut().find_map(|(at, turn)| Some((*at, turn.try_fit()?)))
+            if asking
+                .as_ref()
+                .is_some_and(|asking| asking.relief.collect() > 0)
+                && let Some(placed) = turns
+                    .iter_mut()
+                    .find_map(|(at, turn)| Some((*at, turn.try_fit()?)))
             {
                 return Ok(placed);
             }
@@ -53,16 +66,23 @@ impl<U: SubAllocator> Heaps<U> {
                     };
                 }
             }
-            let Some(deadline) = until else { return Err(self.explain(own, error)) };
+            let Some(deadline) = until else {
+                return Err(self.explain(own, error));
+            };
             let (at, turn) = &mut turns[waits_at];
-            if let Some(placed) = turn.wait(seen, deadline.min(end_of(Instant::now(), LOOK_AROUND))) {
+            if let Some(placed) = turn.wait(seen, deadline.min(end_of(Instant::now(), LOOK_AROUND)))
+            {
                 return Ok((*at, placed));
             }
         }
         unreachable!("rounds have no end")
     }
 
-    fn look_everywhere(&self, turns: &mut Turns<'_, U>, is_last: bool) -> Result<(usize, Placed<U::Token>)> {
+    fn look_everywhere(
+        &self,
+        turns: &mut Turns<'_, U>,
+        is_last: bool,
+    ) -> Result<(usize, Placed<U::Token>)> {
         let (own, others) = turns.split_first_mut().expect("at least one heap");
         let error = match own.1.try_harder() {
             Err(error @ Error::OutOfMemory { .. }) => error,
@@ -72,7 +92,9 @@ impl<U: SubAllocator> Heaps<U> {
         for (at, turn) in others {
             let core = &self.each[*at].core;
             core.settle();
-            let placed = turn.try_fit().or_else(|| if is_last { turn.break_window() } else { None });
+            let placed = turn
+                .try_fit()
+                .or_else(|| if is_last { turn.break_window() } else { None });
             if let Some(placed) = placed {
                 return Ok((*at, placed));
             }
@@ -81,13 +103,25 @@ impl<U: SubAllocator> Heaps<U> {
                 trimmed += core.trim().unwrap_or(0);
             }
         }
-        if trimmed == 0 { Err(error) } else { own.1.try_harder().map(|placed| (own.0, placed)) }
+        if trimmed == 0 {
+            Err(error)
+        } else {
+            own.1.try_harder().map(|placed| (own.0, placed))
+        }
     }
 
     /// Adds to an error of one heap what all of them have.
     #[cold]
     fn explain(&self, own: usize, error: Error) -> Error {
-        let Error::OutOfMemory { device, asked, hint, .. } = error else { return error };
+        let Error::OutOfMemory {
+            device,
+            asked,
+            hint,
+            ..
+        } = error
+        else {
+            return error;
+        };
         let stats = self.stats();
         let free = stats.bytes_reserved.saturating_sub(stats.bytes_in_use);
         let hint = format!(
@@ -96,7 +130,14 @@ impl<U: SubAllocator> Heaps<U> {
             stats.bytes_reserved,
             stats.bytes_in_use
         );
-        let error = Error::OutOfMemory { device, asked, free, hint };
-        self.each[own].core.explain(error, |snapshot| *snapshot = self.snapshot())
+        let error = Error::OutOfMemory {
+            device,
+            asked,
+            free,
+            hint,
+        };
+        self.each[own]
+            .core
+            .explain(error, |snapshot| *snapshot = self.snapshot())
     }
 }

@@ -22,7 +22,8 @@ const BEHIND: u8 = 0xcd;
 pub struct Damage {
     /// The allocation.
     pub placed: Placed,
-    /// Where the first wrong byte lies, counted from the allocation's first byte: below 0 in front of it.
+    /// Where the first wrong byte lies, counted from the allocation's first byte: below 0 in front
+    /// of it.
     pub at: i64,
     /// What is there.
     pub found: u8,
@@ -32,16 +33,25 @@ pub struct Damage {
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Damage { placed: Placed { number, asked, .. }, at, found, asker } = self;
-        write!(f, "{found:#04x} at byte {at} of allocation {number}, {asked} bytes for {asker}")
+        let Damage {
+            placed: Placed { number, asked, .. },
+            at,
+            found,
+            asker,
+        } = self;
+        write!(
+            f,
+            "{found:#04x} at byte {at} of allocation {number}, {asked} bytes for {asker}"
+        )
     }
 }
 
 /// Puts 256 bytes of marks before and behind every allocation, and looks at them when it is freed.
 ///
-/// A write past an end is found at the free at the latest, and by [`check`](Guard::check) at any time. An allocation
-/// that was written beyond is not freed, so that nobody gets it next; [`free_damaged`](Guard::free_damaged) does. The
-/// alignment that was asked for is kept. What is given back after work on a stream is looked at when that is done;
+/// A write past an end is found at the free at the latest, and by [`check`](Guard::check) at any
+/// time. An allocation that was written beyond is not freed, so that nobody gets it next;
+/// [`free_damaged`](Guard::free_damaged) does. The alignment that was asked for is kept. What is
+/// given back after work on a stream is looked at when that is done;
 /// [`check_all`](Guard::check_all) lists what was found then.
 ///
 /// # Examples
@@ -70,7 +80,8 @@ struct GuardState {
     number: u64,
 }
 
-/// Damage that was found after work on a stream, when the allocation was no longer there to refuse its free.
+/// Damage that was found after work on a stream, when the allocation was no longer there to refuse
+/// its free.
 type Late = Arc<Mutex<Vec<Damage>>>;
 
 #[derive(Clone, Debug)]
@@ -91,7 +102,12 @@ impl<A: Allocator> Guard<A> {
     /// As [`Allocator::memory`].
     pub fn new(inner: A) -> Result<Guard<A>> {
         let memory = inner.memory()?;
-        Ok(Guard { inner, memory, state: Mutex::default(), late: Late::default() })
+        Ok(Guard {
+            inner,
+            memory,
+            state: Mutex::default(),
+            late: Late::default(),
+        })
     }
 
     /// Looks at the marks of an allocation; `None` when they are whole.
@@ -103,11 +119,15 @@ impl<A: Allocator> Guard<A> {
         self.check_owner()?;
         // The lock keeps it from being freed meanwhile.
         let state = self.state();
-        look(&*self.memory, state.live.get(&address).ok_or_else(|| foreign(address))?)
+        look(
+            &*self.memory,
+            state.live.get(&address).ok_or_else(|| foreign(address))?,
+        )
     }
 
-    /// Looks at the marks of every allocation, and lists the damaged ones in the order in which they were made, with
-    /// those that were given back after work on a stream and found damaged when it was done.
+    /// Looks at the marks of every allocation, and lists the damaged ones in the order in which
+    /// they were made, with those that were given back after work on a stream and found damaged
+    /// when it was done.
     ///
     /// # Errors
     ///
@@ -115,7 +135,11 @@ impl<A: Allocator> Guard<A> {
     pub fn check_all(&self) -> Result<Vec<Damage>> {
         self.check_owner()?;
         let state = self.state();
-        let mut damaged = self.late.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut damaged = self
+            .late
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         for guarded in state.live.values() {
             damaged.extend(look(&*self.memory, guarded)?);
         }
@@ -130,7 +154,11 @@ impl<A: Allocator> Guard<A> {
     /// As [`Allocator::free`].
     pub fn free_damaged(&self, address: u64) -> Result<()> {
         self.check_owner()?;
-        let guarded = self.state().live.remove(&address).ok_or_else(|| foreign(address))?;
+        let guarded = self
+            .state()
+            .live
+            .remove(&address)
+            .ok_or_else(|| foreign(address))?;
         self.give_back(guarded)
     }
 
@@ -145,7 +173,9 @@ impl<A: Allocator> Guard<A> {
             Ok(None) => {}
             Ok(Some(damage)) => {
                 tracing::error!(%damage, "a write went past the end of an allocation");
-                late.lock().unwrap_or_else(PoisonError::into_inner).push(damage);
+                late.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(damage);
             }
             Err(error) => tracing::warn!(%error, "marks around an allocation cannot be read"),
         });
@@ -169,44 +199,70 @@ fn look(memory: &dyn Memory, guarded: &Guarded) -> Result<Option<Damage>> {
     let Placed { address, asked, .. } = guarded.placed;
     let mut mark = [0; MARK as usize];
     for (at, byte) in [(-(MARK as i64), FRONT), (asked as i64, BEHIND)] {
-        // SAFETY: `Memory::read` asks for a range of one allocation of `inner`'s that is not freed meanwhile: the
-        // marks lie within what was taken for it, and it is live; and that nothing writes them meanwhile, which only
-        // code that writes past an end does: the bytes are only compared.
+        // SAFETY: `Memory::read` asks for a range of one allocation of `inner`'s that is not freed
+        // meanwhile: the marks lie within what was taken for it, and it is live; and that nothing
+        // writes them meanwhile, which only code that writes past an end does: the bytes are only
+        // compared.
         unsafe { memory.read(address.wrapping_add_signed(at), &mut mark) }?;
         if let Some(wrong) = mark.iter().position(|&found| found != byte) {
             let asker = guarded.request.asker();
             let at = at + wrong as i64;
-            return Ok(Some(Damage { placed: guarded.placed, at, found: mark[wrong], asker }));
+            return Ok(Some(Damage {
+                placed: guarded.placed,
+                at,
+                found: mark[wrong],
+                asker,
+            }));
         }
     }
     Ok(None)
 }
 
-// SAFETY: `Allocator` asks that what is handed out does not overlap: each is a part of what `inner` handed out, which
-// does not. `memory` is `inner`'s.
+// SAFETY: `Allocator` asks that what is handed out does not overlap: each is a part of what `inner`
+// handed out, which does not. `memory` is `inner`'s.
 unsafe impl<A: Allocator> Allocator for Guard<A> {
     fn alloc(&self, request: Request) -> Result<Placed> {
         request.check()?;
         let before = request.align.max(MARK);
-        let whole = before.checked_add(request.bytes).and_then(|bytes| bytes.checked_add(MARK));
+        let whole = before
+            .checked_add(request.bytes)
+            .and_then(|bytes| bytes.checked_add(MARK));
         // Bytes that a stream still works on cannot be marked from here.
-        let taken = self.inner.alloc(request.idle().resized(whole.unwrap_or(u64::MAX)))?;
+        let taken = self
+            .inner
+            .alloc(request.idle().resized(whole.unwrap_or(u64::MAX)))?;
         let address = taken.address + before;
-        let marked =
-            [(address - MARK, FRONT), (address + request.bytes, BEHIND)].into_iter().try_for_each(|(at, byte)| {
-                // SAFETY: `Memory::write` asks for a range of one allocation that nothing else uses: both lie within
-                // what was taken just now.
+        let marked = [(address - MARK, FRONT), (address + request.bytes, BEHIND)]
+            .into_iter()
+            .try_for_each(|(at, byte)| {
+                // SAFETY: `Memory::write` asks for a range of one allocation that nothing else
+                // uses: both lie within what was taken just now.
                 unsafe { self.memory.write(at, &[byte; MARK as usize]) }
             });
         if let Err(error) = marked {
-            // Why it cannot be marked is what the caller can mend; what cannot be freed stays with `inner`.
+            // Why it cannot be marked is what the caller can mend; what cannot be freed stays with
+            // `inner`.
             let _ = self.inner.free(taken.address);
             return Err(error);
         }
         let mut state = self.state();
         state.number += 1;
-        let placed = Placed { address, bytes: request.bytes, asked: request.bytes, number: state.number, token: () };
-        state.live.insert(address, Guarded { placed, request, start: taken.address, noted: Vec::new() });
+        let placed = Placed {
+            address,
+            bytes: request.bytes,
+            asked: request.bytes,
+            number: state.number,
+            token: (),
+        };
+        state.live.insert(
+            address,
+            Guarded {
+                placed,
+                request,
+                start: taken.address,
+                noted: Vec::new(),
+            },
+        );
         Ok(placed)
     }
 
@@ -216,7 +272,11 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
 
     fn free_after(&self, address: u64, mut work: Vec<Work>) -> Result<()> {
         self.check_owner()?;
-        let guarded = self.state().live.remove(&address).ok_or_else(|| foreign(address))?;
+        let guarded = self
+            .state()
+            .live
+            .remove(&address)
+            .ok_or_else(|| foreign(address))?;
         work.extend(guarded.noted.iter().cloned());
         if !work.is_empty() {
             return self.give_back_after(guarded, work);
@@ -237,16 +297,28 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
     fn record_work(&self, address: u64, work: Work) -> Result<()> {
         self.check_owner()?;
         let mut state = self.state();
-        state.live.get_mut(&address).ok_or_else(|| foreign(address))?.noted.push(work);
+        state
+            .live
+            .get_mut(&address)
+            .ok_or_else(|| foreign(address))?
+            .noted
+            .push(work);
         Ok(())
     }
 
     fn get(&self, address: u64) -> Option<Placed> {
-        self.state().live.get(&address).map(|guarded| guarded.placed)
+        self.state()
+            .live
+            .get(&address)
+            .map(|guarded| guarded.placed)
     }
 
     fn find(&self, address: u64) -> Option<Placed> {
-        self.state().live.values().map(|guarded| guarded.placed).find(|placed| placed.covers(address))
+        self.state()
+            .live
+            .values()
+            .map(|guarded| guarded.placed)
+            .find(|placed| placed.covers(address))
     }
 
     fn memory(&self) -> Result<Arc<dyn Memory>> {

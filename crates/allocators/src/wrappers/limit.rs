@@ -9,8 +9,8 @@ use crate::{Allocator, AllocatorStats, Budget, Placed, Request, Trim, Work};
 
 /// Hands out no more than a budget allows, counted in bytes that were asked for.
 ///
-/// Several may share one [`Budget`]. A request that does not fit waits as far as it may for any of them to give back,
-/// and fails alone: it never makes another's fail.
+/// Several may share one [`Budget`]. A request that does not fit waits as far as it may for any of
+/// them to give back, and fails alone: it never makes another's fail.
 ///
 /// # Examples
 ///
@@ -34,7 +34,11 @@ pub struct Limit<A: Allocator> {
 impl<A: Allocator> Limit<A> {
     /// Limits an allocator.
     pub fn new(inner: A, budget: Arc<Budget>) -> Limit<A> {
-        Limit { inner, budget, device: DeviceId(0) }
+        Limit {
+            inner,
+            budget,
+            device: DeviceId(0),
+        }
     }
 
     /// Sets the device that errors name.
@@ -63,11 +67,24 @@ impl<A: Allocator> Limit<A> {
 unsafe impl<A: Allocator> Allocator for Limit<A> {
     fn alloc(&self, request: Request) -> Result<Placed> {
         self.check_owner()?;
-        self.budget.take_until(request.bytes, request.until).map_err(|free| {
-            let hint = format!("{} is limited to {} bytes", self.name(), self.budget.limit());
-            Error::OutOfMemory { device: self.device, asked: request.bytes, free, hint }
-        })?;
-        self.inner.alloc(request).inspect_err(|_| self.budget.give_back(request.bytes))
+        self.budget
+            .take_until(request.bytes, request.until)
+            .map_err(|free| {
+                let hint = format!(
+                    "{} is limited to {} bytes",
+                    self.name(),
+                    self.budget.limit()
+                );
+                Error::OutOfMemory {
+                    device: self.device,
+                    asked: request.bytes,
+                    free,
+                    hint,
+                }
+            })?;
+        self.inner
+            .alloc(request)
+            .inspect_err(|_| self.budget.give_back(request.bytes))
     }
 
     fn free(&self, address: u64) -> Result<()> {
@@ -90,7 +107,10 @@ unsafe impl<A: Allocator> Allocator for Limit<A> {
     fn stats(&self) -> AllocatorStats {
         let stats = self.inner.stats();
         let limit = self.budget.limit();
-        AllocatorStats { bytes_limit: Some(stats.bytes_limit.map_or(limit, |inner| inner.min(limit))), ..stats }
+        AllocatorStats {
+            bytes_limit: Some(stats.bytes_limit.map_or(limit, |inner| inner.min(limit))),
+            ..stats
+        }
     }
 
     hand_on!(inner: name, record_work, get, find, clear_stats, trim, memory, snapshot, check_owner);

@@ -14,9 +14,9 @@ const NAN: [u8; 4] = f32::NAN.to_ne_bytes();
 /// Bytes written at a time.
 const PART: usize = 64 << 10;
 
-/// Fills what is handed out, and what is given back, with `f32` NaNs: code that reads memory before it is written, or
-/// after it was freed, then computes NaN. What is given back after work on a stream is filled when that is done, and
-/// nobody gets it before.
+/// Fills what is handed out, and what is given back, with `f32` NaNs: code that reads memory before
+/// it is written, or after it was freed, then computes NaN. What is given back after work on a
+/// stream is filled when that is done, and nobody gets it before.
 ///
 /// # Examples
 ///
@@ -46,7 +46,11 @@ impl<A: Allocator> NanFill<A> {
     /// As [`Allocator::memory`].
     pub fn new(inner: A) -> Result<NanFill<A>> {
         let memory = inner.memory()?;
-        Ok(NanFill { inner, memory, noted: Mutex::default() })
+        Ok(NanFill {
+            inner,
+            memory,
+            noted: Mutex::default(),
+        })
     }
 
     fn noted(&self) -> MutexGuard<'_, HashMap<u64, Vec<Work>>> {
@@ -59,9 +63,10 @@ fn fill(memory: &dyn Memory, placed: &Placed) -> Result<()> {
     let mut at = 0;
     while at < placed.asked {
         let len = (placed.asked - at).min(part.len() as u64);
-        // SAFETY: `Memory::write` asks for a range of one allocation of the inner allocator's that is not freed
-        // meanwhile and that nothing else uses: it is handed out, and its owner either has not seen it yet or is
-        // freeing it; or it was given back, all work on it has finished, and nobody gets it before this returns.
+        // SAFETY: `Memory::write` asks for a range of one allocation of the inner allocator's that
+        // is not freed meanwhile and that nothing else uses: it is handed out, and its owner either
+        // has not seen it yet or is freeing it; or it was given back, all work on it has finished,
+        // and nobody gets it before this returns.
         unsafe { memory.write(placed.address + at, &part[..len as usize]) }?;
         at += len;
     }
@@ -74,7 +79,8 @@ unsafe impl<A: Allocator> Allocator for NanFill<A> {
         // Bytes that a stream still works on cannot be filled from here.
         let placed = self.inner.alloc(request.idle())?;
         if let Err(error) = fill(&*self.memory, &placed) {
-            // Why it cannot be filled is what the caller can mend; what cannot be freed stays with `inner`.
+            // Why it cannot be filled is what the caller can mend; what cannot be freed stays with
+            // `inner`.
             let _ = self.inner.free(placed.address);
             return Err(error);
         }
@@ -87,7 +93,9 @@ unsafe impl<A: Allocator> Allocator for NanFill<A> {
 
     fn free_after(&self, address: u64, mut work: Vec<Work>) -> Result<()> {
         self.check_owner()?;
-        let Some(placed) = self.inner.get(address) else { return self.inner.free(address) };
+        let Some(placed) = self.inner.get(address) else {
+            return self.inner.free(address);
+        };
         let noted = self.noted().remove(&address).unwrap_or_default();
         work.extend(noted.iter().cloned());
         let freed = if work.is_empty() {

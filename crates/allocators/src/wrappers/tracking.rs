@@ -72,7 +72,10 @@ struct TrackingState {
 impl<A: Allocator> Tracking<A> {
     /// Tracks what goes through here from the start.
     pub fn new(inner: A) -> Tracking<A> {
-        Tracking { inner, state: Mutex::default() }
+        Tracking {
+            inner,
+            state: Mutex::default(),
+        }
     }
 
     /// Lists what is live, in the order in which it was allocated.
@@ -128,7 +131,14 @@ unsafe impl<A: Allocator> Allocator for Tracking<A> {
         state.sizes.total += placed.asked;
         state.sizes.live += placed.asked;
         state.sizes.peak = state.sizes.peak.max(state.sizes.live);
-        state.live.insert(placed.address, Tracked { placed, tag: request.tag, from: request.from });
+        state.live.insert(
+            placed.address,
+            Tracked {
+                placed,
+                tag: request.tag,
+                from: request.from,
+            },
+        );
         Ok(placed)
     }
 

@@ -67,7 +67,14 @@ impl Fake {
     }
 
     pub fn with_devices(room: u64, devices: u32) -> Arc<Fake> {
-        Arc::new(Fake { state: Mutex::new(FakeState { room, next: 1 << 40, ..FakeState::default() }), devices })
+        Arc::new(Fake {
+            state: Mutex::new(FakeState {
+                room,
+                next: 1 << 40,
+                ..FakeState::default()
+            }),
+            devices,
+        })
     }
 
     pub fn state(&self) -> MutexGuard<'_, FakeState> {
@@ -90,14 +97,26 @@ impl Fake {
     fn call(&self, call: &'static str) -> Result<()> {
         let mut state = self.state();
         state.calls += 1;
-        let fails =
-            state.calls == state.fails_at || state.fails_each > 0 && state.calls.is_multiple_of(state.fails_each);
-        if fails { Err(Fake::failure(call)) } else { Ok(()) }
+        let fails = state.calls == state.fails_at
+            || state.fails_each > 0 && state.calls.is_multiple_of(state.fails_each);
+        if fails {
+            Err(Fake::failure(call))
+        } else {
+            Ok(())
+        }
     }
 
     fn failure(call: &'static str) -> Error {
-        let source = DriverError { backend: BackendKind::Host, code: 700, name: "made to fail".into() };
-        Error::Driver { call, device: DeviceId(0), source }
+        let source = DriverError {
+            backend: BackendKind::Host,
+            code: 700,
+            name: "made to fail".into(),
+        };
+        Error::Driver {
+            call,
+            device: DeviceId(0),
+            source,
+        }
     }
 }
 
@@ -105,7 +124,8 @@ impl Fake {
 unsafe impl GpuStore for Fake {}
 // SAFETY: `GpuRanges`: it gives none.
 unsafe impl GpuRanges for Fake {}
-// SAFETY: `GpuPools`: live allocations do not overlap, since bases only rise, and none is handed out twice.
+// SAFETY: `GpuPools`: live allocations do not overlap, since bases only rise, and none is handed
+// out twice.
 unsafe impl GpuPools for Fake {
     fn create_pool(&self, device: DeviceId, _: u64) -> Result<RawPool> {
         self.call("create_pool")?;
@@ -129,7 +149,11 @@ unsafe impl GpuPools for Fake {
 
     unsafe fn pool_usage(&self, _: RawPool) -> Result<PoolUsage> {
         let used = self.live_bytes();
-        Ok(PoolUsage { reserved: used, most_reserved: used, used })
+        Ok(PoolUsage {
+            reserved: used,
+            most_reserved: used,
+            used,
+        })
     }
 
     unsafe fn trim_pool(&self, _: RawPool, _: u64) -> Result<()> {
@@ -137,8 +161,8 @@ unsafe impl GpuPools for Fake {
     }
 }
 
-// SAFETY: `GpuDevices`: live allocations do not overlap, since bases only rise; there is nothing else that could break
-// it.
+// SAFETY: `GpuDevices`: live allocations do not overlap, since bases only rise; there is nothing
+// else that could break it.
 unsafe impl GpuDevices for Fake {
     fn kind(&self) -> BackendKind {
         BackendKind::Host
@@ -150,18 +174,32 @@ unsafe impl GpuDevices for Fake {
 
     fn device_info(&self, device: DeviceId) -> Result<DeviceInfo> {
         let uuid = DeviceUuid([device.0 as u8; 16]);
-        Ok(DeviceInfo { device, uuid, name: "fake".into(), total_bytes: self.state().room })
+        Ok(DeviceInfo {
+            device,
+            uuid,
+            name: "fake".into(),
+            total_bytes: self.state().room,
+        })
     }
 
     fn memory_info(&self, _: DeviceId) -> Result<MemoryInfo> {
         let used = self.live_bytes();
         let room = self.state().room;
-        Ok(MemoryInfo { free_bytes: room - used, total_bytes: room })
+        Ok(MemoryInfo {
+            free_bytes: room - used,
+            total_bytes: room,
+        })
     }
 
     fn caps(&self, _: DeviceId) -> Result<Caps> {
         let shares = !self.state().shares_nothing;
-        Ok(Caps { handle: shares, fd: shares, pools: true, granularity: GRANULARITY, ..Caps::default() })
+        Ok(Caps {
+            handle: shares,
+            fd: shares,
+            pools: true,
+            granularity: GRANULARITY,
+            ..Caps::default()
+        })
     }
 
     fn device_files(&self) -> &[&'static str] {
@@ -169,22 +207,33 @@ unsafe impl GpuDevices for Fake {
     }
 }
 
-// SAFETY: `GpuMemory`: live allocations do not overlap, since bases only rise; there is nothing else that could break
-// it.
+// SAFETY: `GpuMemory`: live allocations do not overlap, since bases only rise; there is nothing
+// else that could break it.
 unsafe impl GpuMemory for Fake {
     fn alloc(&self, device: DeviceId, len: u64, _: Sharing) -> Result<Allocation> {
         self.call("alloc")?;
         let mut state = self.state();
         let free = state.room - state.live.values().sum::<u64>();
-        let Some(rounded) = len.checked_next_multiple_of(GRANULARITY).filter(|&rounded| rounded <= free) else {
-            return Err(Error::OutOfMemory { device, asked: len, free, hint: "the fake is full".into() });
+        let Some(rounded) = len
+            .checked_next_multiple_of(GRANULARITY)
+            .filter(|&rounded| rounded <= free)
+        else {
+            return Err(Error::OutOfMemory {
+                device,
+                asked: len,
+                free,
+                hint: "the fake is full".into(),
+            });
         };
         let base = state.next;
         // Bases are aligned to 256 bytes and to no more.
         state.next += rounded.next_multiple_of(2 * GRANULARITY) + 256;
         state.live.insert(base, rounded);
         state.allocs += 1;
-        Ok(Allocation { base: DevicePtr(base), len: rounded })
+        Ok(Allocation {
+            base: DevicePtr(base),
+            len: rounded,
+        })
     }
 
     unsafe fn free(&self, base: DevicePtr) -> Result<()> {
@@ -192,7 +241,10 @@ unsafe impl GpuMemory for Fake {
         if state.refuses_free {
             return Err(Fake::failure("free"));
         }
-        let len = state.live.remove(&base.0).unwrap_or_else(|| panic!("{base} was freed twice"));
+        let len = state
+            .live
+            .remove(&base.0)
+            .unwrap_or_else(|| panic!("{base} was freed twice"));
         state.freed.push(Freed::Device(len));
         Ok(())
     }
@@ -202,8 +254,8 @@ unsafe impl GpuMemory for Fake {
     }
 }
 
-// SAFETY: `GpuPointers`: live allocations do not overlap, since bases only rise; there is nothing else that could break
-// it.
+// SAFETY: `GpuPointers`: live allocations do not overlap, since bases only rise; there is nothing
+// else that could break it.
 unsafe impl GpuPointers for Fake {
     fn address_range(&self, _: DevicePtr) -> Result<AddressRange> {
         unreachable!()
@@ -214,8 +266,8 @@ unsafe impl GpuPointers for Fake {
     }
 }
 
-// SAFETY: `GpuHostMemory`: live allocations do not overlap, since bases only rise; there is nothing else that could
-// break it.
+// SAFETY: `GpuHostMemory`: live allocations do not overlap, since bases only rise; there is nothing
+// else that could break it.
 unsafe impl GpuHostMemory for Fake {
     fn host_alloc(&self, _: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         let mut state = self.state();
@@ -223,7 +275,11 @@ unsafe impl GpuHostMemory for Fake {
         if let (Some(node), Some(nodes)) = (memory.numa_node, &state.nodes)
             && !nodes.contains(&node)
         {
-            return Err(Error::system("mbind", "ask for another", std::io::Error::from_raw_os_error(libc::EINVAL)));
+            return Err(Error::system(
+                "mbind",
+                "ask for another",
+                std::io::Error::from_raw_os_error(libc::EINVAL),
+            ));
         }
         let mut words = vec![0u64; len.div_ceil(8) + 8].into_boxed_slice();
         let start = words.as_mut_ptr().expose_provenance();
@@ -233,16 +289,25 @@ unsafe impl GpuHostMemory for Fake {
 
     unsafe fn host_free(&self, ptr: HostPtr) -> Result<()> {
         let mut state = self.state();
-        let start = state.host_live.range(..=ptr.0).next_back().map(|(&start, _)| start);
-        let start = start.filter(|start| start.next_multiple_of(64) == ptr.0).expect("memory that is out");
-        let freed = state.host_live.remove(&start).map(|(memory, _)| Freed::Host(memory));
+        let start = state
+            .host_live
+            .range(..=ptr.0)
+            .next_back()
+            .map(|(&start, _)| start);
+        let start = start
+            .filter(|start| start.next_multiple_of(64) == ptr.0)
+            .expect("memory that is out");
+        let freed = state
+            .host_live
+            .remove(&start)
+            .map(|(memory, _)| Freed::Host(memory));
         state.freed.extend(freed);
         Ok(())
     }
 }
 
-// SAFETY: `GpuHandles`: live allocations do not overlap, since bases only rise; there is nothing else that could break
-// it.
+// SAFETY: `GpuHandles`: live allocations do not overlap, since bases only rise; there is nothing
+// else that could break it.
 unsafe impl GpuHandles for Fake {
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
         self.call("export")?;
@@ -259,8 +324,8 @@ unsafe impl GpuHandles for Fake {
     }
 }
 
-// SAFETY: `GpuDescriptors`: live allocations do not overlap, since bases only rise; there is nothing else that could
-// break it.
+// SAFETY: `GpuDescriptors`: live allocations do not overlap, since bases only rise; there is
+// nothing else that could break it.
 unsafe impl GpuDescriptors for Fake {
     fn export_fd(&self, _: DevicePtr) -> Result<OwnedFd> {
         let (end, _) = std::io::pipe().expect("a pipe");
@@ -272,8 +337,8 @@ unsafe impl GpuDescriptors for Fake {
     }
 }
 
-// SAFETY: `GpuEvents`: live allocations do not overlap, since bases only rise; there is nothing else that could break
-// it.
+// SAFETY: `GpuEvents`: live allocations do not overlap, since bases only rise; there is nothing
+// else that could break it.
 unsafe impl GpuEvents for Fake {
     fn create_event(&self, _: DeviceId, _: EventKind) -> Result<RawEvent> {
         unreachable!()
@@ -304,8 +369,8 @@ unsafe impl GpuEvents for Fake {
     }
 }
 
-// SAFETY: `GpuStreams`: live allocations do not overlap, since bases only rise; there is nothing else that could break
-// it.
+// SAFETY: `GpuStreams`: live allocations do not overlap, since bases only rise; there is nothing
+// else that could break it.
 unsafe impl GpuStreams for Fake {
     fn create_stream(&self, device: DeviceId) -> Result<RawStream> {
         self.call("create_stream")?;
@@ -339,10 +404,16 @@ unsafe impl GpuStreams for Fake {
     }
 }
 
-// SAFETY: `GpuCopies`: live allocations do not overlap, since bases only rise; there is nothing else that could break
-// it.
+// SAFETY: `GpuCopies`: live allocations do not overlap, since bases only rise; there is nothing
+// else that could break it.
 unsafe impl GpuCopies for Fake {
-    unsafe fn copy_to_device(&self, _: RawStream, _: DevicePtr, _: *const u8, _: usize) -> Result<()> {
+    unsafe fn copy_to_device(
+        &self,
+        _: RawStream,
+        _: DevicePtr,
+        _: *const u8,
+        _: usize,
+    ) -> Result<()> {
         unreachable!()
     }
 
@@ -359,8 +430,8 @@ unsafe impl GpuCopies for Fake {
     }
 }
 
-// SAFETY: `GpuWords`: live allocations do not overlap, since bases only rise; there is nothing else that could break
-// it.
+// SAFETY: `GpuWords`: live allocations do not overlap, since bases only rise; there is nothing else
+// that could break it.
 unsafe impl GpuWords for Fake {
     unsafe fn register_words(&self, _: HostPtr, _: usize) -> Result<WordPtr> {
         unreachable!()

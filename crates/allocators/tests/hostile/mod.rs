@@ -13,8 +13,8 @@ use crate::random::Random;
 /// How many extents it fails to take back at most: each counts against a limit for ever.
 const LEAKS: u64 = 6;
 
-/// Addresses that are refused at times, come at odd places, or are more or less than was asked for; that may not go
-/// back at times, and that at times cannot.
+/// Addresses that are refused at times, come at odd places, or are more or less than was asked for;
+/// that may not go back at times, and that at times cannot.
 #[derive(Debug)]
 pub struct Hostile {
     inner: Simulated,
@@ -33,8 +33,17 @@ struct Books {
 
 impl Hostile {
     pub fn new(seed: u64) -> Hostile {
-        let state = Books { random: Random::new(!seed), out: HashMap::new(), leaks: 0, leaked: 0 };
-        Hostile { inner: Simulated::new(), state: Mutex::new(state), asked: AtomicU64::new(0) }
+        let state = Books {
+            random: Random::new(!seed),
+            out: HashMap::new(),
+            leaks: 0,
+            leaked: 0,
+        };
+        Hostile {
+            inner: Simulated::new(),
+            state: Mutex::new(state),
+            asked: AtomicU64::new(0),
+        }
     }
 
     /// Asserts that all went back but what it failed to take.
@@ -49,13 +58,21 @@ impl Hostile {
     }
 
     fn failure(call: &'static str) -> Error {
-        let source = DriverError { backend: BackendKind::Host, code: 700, name: "made to fail".into() };
-        Error::Driver { call, device: DeviceId(0), source }
+        let source = DriverError {
+            backend: BackendKind::Host,
+            code: 700,
+            name: "made to fail".into(),
+        };
+        Error::Driver {
+            call,
+            device: DeviceId(0),
+            source,
+        }
     }
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is out: each lies in one of its own of the inner
-// upstream's. It gives no `memory`.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is out: each lies in one of its own
+// of the inner upstream's. It gives no `memory`.
 unsafe impl SubAllocator for Hostile {
     type Token = ();
 
@@ -65,7 +82,12 @@ unsafe impl SubAllocator for Hostile {
         let (before, given) = match state.random.below(16) {
             0 => {
                 let free = state.random.below(len);
-                return Err(Error::OutOfMemory { device: DeviceId(0), asked: len, free, hint: "not now".into() });
+                return Err(Error::OutOfMemory {
+                    device: DeviceId(0),
+                    asked: len,
+                    free,
+                    hint: "not now".into(),
+                });
             }
             1 => return Err(Hostile::failure("alloc")),
             2..=4 => (0, len + more),
@@ -74,14 +96,20 @@ unsafe impl SubAllocator for Hostile {
             _ => (0, len),
         };
         let (inner, ()) = self.inner.alloc(before + given.max(1), align)?;
-        let extent = Extent { base: inner.base + before, len: given };
+        let extent = Extent {
+            base: inner.base + before,
+            len: given,
+        };
         state.out.insert(extent.base, (extent, inner));
         Ok((extent, ()))
     }
 
     fn free(&self, extent: Extent, (): ()) -> Result<()> {
         let mut state = self.state();
-        let (given, inner) = state.out.remove(&extent.base).unwrap_or_else(|| panic!("{extent:x?} is not out"));
+        let (given, inner) = state
+            .out
+            .remove(&extent.base)
+            .unwrap_or_else(|| panic!("{extent:x?} is not out"));
         assert_eq!(given, extent, "not as it was given");
         if state.leaks < LEAKS && state.random.one_in(32) {
             state.leaks += 1;

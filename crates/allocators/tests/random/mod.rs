@@ -1,8 +1,8 @@
 //! Random numbers for tests: the same numbers for the same seed, on every machine.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): every seed is good,
-/// and every bit of a number.
+/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014):
+/// every seed is good, and every bit of a number.
 #[derive(Debug)]
 pub struct Random(u64);
 

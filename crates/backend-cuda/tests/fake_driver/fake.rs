@@ -140,15 +140,19 @@ pub fn trace() -> Vec<String> {
         .collect()
 }
 
-/// Returns the calls about streams since the trace was cleared: the function, the stream's number, and the device whose
-/// context was current, -1 where none was.
+/// Returns the calls about streams since the trace was cleared: the function, the stream's number,
+/// and the device whose context was current, -1 where none was.
 pub fn placed() -> Vec<(String, u64, i64)> {
     let all = text(placed_text());
     all.lines()
         .map(|line| {
             let mut words = line.split(' ');
             let mut next = || words.next().expect("three words");
-            (next().to_owned(), next().parse().expect("a number"), next().parse().expect("a number"))
+            (
+                next().to_owned(),
+                next().parse().expect("a number"),
+                next().parse().expect("a number"),
+            )
         })
         .collect()
 }
@@ -160,7 +164,11 @@ pub fn live(kind: Kind) -> i64 {
 
 /// Returns everything that is alive.
 pub fn all_live() -> Vec<(Kind, i64)> {
-    GIVEN_OUT.into_iter().map(|kind| (kind, live(kind))).filter(|(_, count)| *count != 0).collect()
+    GIVEN_OUT
+        .into_iter()
+        .map(|kind| (kind, live(kind)))
+        .filter(|(_, count)| *count != 0)
+        .collect()
 }
 
 /// Makes memory that the backend did not make.
@@ -182,13 +190,15 @@ pub fn foreign_handle() -> MemHandle {
 
 /// Makes a descriptor that the fake driver takes for memory of `len` bytes.
 pub fn foreign_fd(len: u64) -> OwnedFd {
-    let fd = rustix::fs::memfd_create("fake-gpu", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd can be made");
+    let fd = rustix::fs::memfd_create("fake-gpu", rustix::fs::MemfdFlags::CLOEXEC)
+        .expect("a memfd can be made");
     rustix::fs::ftruncate(&fd, len).expect("a memfd can be sized");
     fd
 }
 
-/// Runs `attempt` with its first call failing, its second, and so on until it makes no more calls; after each one the
-/// thread must be as it was, and nothing may be left but what a failed giving back leaks.
+/// Runs `attempt` with its first call failing, its second, and so on until it makes no more calls;
+/// after each one the thread must be as it was, and nothing may be left but what a failed giving
+/// back leaks.
 pub fn each_failure<T: Debug>(attempt: impl Fn() -> Result<T>, undo: impl Fn(T)) {
     let before = all_live();
     for nth in 1.. {
@@ -197,14 +207,19 @@ pub fn each_failure<T: Debug>(attempt: impl Fn() -> Result<T>, undo: impl Fn(T))
         let result = attempt();
         let failed = failed();
         fail_nth(0, 0);
-        assert_eq!((depth(), mode()), (0, 0), "the thread after a failure of {failed}");
+        assert_eq!(
+            (depth(), mode()),
+            (0, 0),
+            "the thread after a failure of {failed}"
+        );
         assert_eq!(violations(), 0, "after a failure of {failed}");
         match result {
             Ok(made) => {
-                // Properties of the device that cannot be asked have a safe answer, and what a call gives back at its
-                // end it may leak; any other failure must be told.
-                let may_pass =
-                    failed.is_empty() || failed == "cuDeviceGetAttribute" || GIVING_BACK.contains(&failed.as_str());
+                // Properties of the device that cannot be asked have a safe answer, and what a call
+                // gives back at its end it may leak; any other failure must be told.
+                let may_pass = failed.is_empty()
+                    || failed == "cuDeviceGetAttribute"
+                    || GIVING_BACK.contains(&failed.as_str());
                 assert!(may_pass, "a failure of {failed} was swallowed");
                 undo(made);
             }
@@ -230,5 +245,8 @@ pub fn code(error: &Error) -> Option<u32> {
 
 fn text(text: *const c_char) -> String {
     // SAFETY: `CStr::from_ptr`: the fake driver gives its own static arrays, which end with a zero.
-    unsafe { CStr::from_ptr(text) }.to_str().expect("names are ASCII").to_owned()
+    unsafe { CStr::from_ptr(text) }
+        .to_str()
+        .expect("names are ASCII")
+        .to_owned()
 }

@@ -1,8 +1,10 @@
-//! The backend over a driver without a GPU: which calls it makes, in which order, and what is left when one fails.
+//! The backend over a driver without a GPU: which calls it makes, in which order, and what is left
+//! when one fails.
 //!
-//! Every case runs in a process of its own, this program started again, with a fake `libcuda.so.1` first on the
-//! loader's path; the test builds it with the machine's C compiler. Where there is none, or where the machine has a
-//! driver that a case must not find, the case is ignored and says so.
+//! Every case runs in a process of its own, this program started again, with a fake `libcuda.so.1`
+//! first on the loader's path; the test builds it with the machine's C compiler. Where there is
+//! none, or where the machine has a driver that a case must not find, the case is ignored and says
+//! so.
 
 mod fake;
 mod load;
@@ -77,24 +79,39 @@ impl Library {
 }
 
 fn main() -> ExitCode {
-    let cases: Vec<&'static Case> =
-        [load::CASES, memory::CASES, range::CASES, pool::CASES, thread::CASES, queue::CASES]
-            .into_iter()
-            .flatten()
-            .collect();
+    let cases: Vec<&'static Case> = [
+        load::CASES,
+        memory::CASES,
+        range::CASES,
+        pool::CASES,
+        thread::CASES,
+        queue::CASES,
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     if let Ok(name) = env::var(CASE) {
-        let case = cases.iter().find(|case| case.name == name).expect("the parent names a case of the list");
+        let case = cases
+            .iter()
+            .find(|case| case.name == name)
+            .expect("the parent names a case of the list");
         (case.run)();
         return ExitCode::SUCCESS;
     }
     let root = tempfile::tempdir().expect("a directory for the libraries can be made");
-    let built = [Library::Absent, Library::Foreign, Library::Old, Library::Whole]
-        .into_iter()
-        .try_for_each(|library| library.build(root.path()));
+    let built = [
+        Library::Absent,
+        Library::Foreign,
+        Library::Old,
+        Library::Whole,
+    ]
+    .into_iter()
+    .try_for_each(|library| library.build(root.path()));
     if let Err(error) = &built {
         eprintln!("ignored: the fake driver cannot be built: {error}");
     }
-    // SAFETY: `is_culib_present` runs the initialisers of the libraries that it tries: a driver's have no conditions.
+    // SAFETY: `is_culib_present` runs the initialisers of the libraries that it tries: a driver's
+    // have no conditions.
     let has_driver = unsafe { cudarc::driver::sys::is_culib_present() };
     let trials = cases
         .into_iter()
@@ -118,6 +135,9 @@ fn in_child(case: &Case, root: &Path) -> Result<(), Failed> {
     if output.status.success() {
         return Ok(());
     }
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     Err(format!("{}\n{out}{err}", output.status).into())
 }

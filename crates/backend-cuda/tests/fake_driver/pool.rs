@@ -1,4 +1,5 @@
-//! Pools of the driver's and managed memory: what is set up, what is refused, and what is left when a call fails.
+//! Pools of the driver's and managed memory: what is set up, what is refused, and what is left when
+//! a call fails.
 
 use gpu_api::groups::*;
 use gpu_api::{CaptureStatus, DevicePtr, Error, Gpu, MemoryKind, PoolUsage, RawStream, Sharing};
@@ -8,20 +9,37 @@ use crate::{Case, Library};
 
 macro_rules! case {
     ($name:ident, $library:ident, $environment:expr) => {
-        Case { name: stringify!($name), library: Library::$library, environment: $environment, run: $name }
+        Case {
+            name: stringify!($name),
+            library: Library::$library,
+            environment: $environment,
+            run: $name,
+        }
     };
 }
 
 pub const CASES: &[Case] = &[
-    case!(a_pool_keeps_what_it_is_told_and_makes_nobody_wait, Whole, &[]),
+    case!(
+        a_pool_keeps_what_it_is_told_and_makes_nobody_wait,
+        Whole,
+        &[]
+    ),
     case!(every_failure_of_a_pool_leaves_nothing, Whole, &[]),
-    case!(a_pool_outlives_its_destruction_while_memory_of_it_is_out, Whole, &[]),
+    case!(
+        a_pool_outlives_its_destruction_while_memory_of_it_is_out,
+        Whole,
+        &[]
+    ),
     case!(pools_stay_out_of_captures, Whole, &[]),
     case!(a_return_that_failed_is_never_tried_again, Whole, &[]),
     case!(managed_memory_is_freed_and_never_exported, Whole, &[]),
     case!(every_failure_of_managed_memory_leaves_nothing, Whole, &[]),
     case!(an_old_driver_has_neither_pools_nor_a_node, Old, &[]),
-    case!(the_driver_names_the_numa_node, Whole, &[("FAKE_NUMA_NODE", "1")]),
+    case!(
+        the_driver_names_the_numa_node,
+        Whole,
+        &[("FAKE_NUMA_NODE", "1")]
+    ),
 ];
 
 fn a_pool_keeps_what_it_is_told_and_makes_nobody_wait() {
@@ -29,23 +47,45 @@ fn a_pool_keeps_what_it_is_told_and_makes_nobody_wait() {
     let stream = cuda.create_stream(GPU).expect("a stream");
     fake::clear_trace();
     let pool = cuda.create_pool(GPU, 1 << 20).expect("a pool");
-    let set_up = ["cuDevicePrimaryCtxRetain", "cuMemPoolCreate", "cuMemPoolSetAttribute", "cuMemPoolSetAttribute"]
-        .map(str::to_owned);
+    let set_up = [
+        "cuDevicePrimaryCtxRetain",
+        "cuMemPoolCreate",
+        "cuMemPoolSetAttribute",
+        "cuMemPoolSetAttribute",
+    ]
+    .map(str::to_owned);
     assert_eq!(fake::trace(), set_up[1..]);
-    assert_eq!(fake::flags(Kind::MemPool, pool.handle), 0, "no allocation waits for another stream");
+    assert_eq!(
+        fake::flags(Kind::MemPool, pool.handle),
+        0,
+        "no allocation waits for another stream"
+    );
     // SAFETY: `pool_alloc`: the pool and the stream are alive.
     let memory = unsafe { cuda.pool_alloc(pool, stream, 1000) }.expect("there is room");
     let info = cuda.classify(memory.base).expect("it is known");
     assert_eq!((info.kind, info.sharing), (MemoryKind::Pool, None));
     // SAFETY: `pool_usage`: the pool is alive.
     let usage = unsafe { cuda.pool_usage(pool) }.expect("it can be asked");
-    assert_eq!(usage, PoolUsage { reserved: 2 << 20, most_reserved: 2 << 20, used: 1000 });
+    assert_eq!(
+        usage,
+        PoolUsage {
+            reserved: 2 << 20,
+            most_reserved: 2 << 20,
+            used: 1000
+        }
+    );
     // SAFETY: `free` asks for memory of `alloc`: it is refused for any other.
-    assert!(unsafe { cuda.free(memory.base) }.is_err(), "a pool's memory goes back to the pool");
+    assert!(
+        unsafe { cuda.free(memory.base) }.is_err(),
+        "a pool's memory goes back to the pool"
+    );
     // SAFETY: `pool_free`: allocated above, nothing uses it, and the stream is alive.
     unsafe { cuda.pool_free(stream, memory.base) }.expect("it is there");
     // SAFETY: `pool_free`: it is refused.
-    assert!(unsafe { cuda.pool_free(stream, memory.base) }.is_err(), "once");
+    assert!(
+        unsafe { cuda.pool_free(stream, memory.base) }.is_err(),
+        "once"
+    );
     // SAFETY: `trim_pool` and `destroy_pool`: the pool is alive.
     unsafe { cuda.trim_pool(pool, 0) }.expect("it is there");
     // SAFETY: as above.
@@ -87,7 +127,14 @@ fn a_pool_outlives_its_destruction_while_memory_of_it_is_out() {
     assert_eq!(fake::live(Kind::Pool), 1);
     // SAFETY: `pool_free`: allocated above, and nothing uses it.
     unsafe { cuda.pool_free(stream, memory.base) }.expect("it is still there");
-    assert_eq!((fake::live(Kind::MemPool), fake::live(Kind::Pool), fake::violations()), (0, 0, 0));
+    assert_eq!(
+        (
+            fake::live(Kind::MemPool),
+            fake::live(Kind::Pool),
+            fake::violations()
+        ),
+        (0, 0, 0)
+    );
 }
 
 fn pools_stay_out_of_captures() {
@@ -99,12 +146,16 @@ fn pools_stay_out_of_captures() {
     let memory = unsafe { cuda.pool_alloc(pool, stream, 1000) }.expect("there is room");
     fake::set_capture(1);
     // SAFETY: `capture_status`: the stream is alive.
-    assert_eq!(unsafe { cuda.capture_status(stream) }.expect("it can be asked"), CaptureStatus::Active);
+    assert_eq!(
+        unsafe { cuda.capture_status(stream) }.expect("it can be asked"),
+        CaptureStatus::Active
+    );
     // SAFETY: as above.
     let refused = unsafe { cuda.pool_alloc(pool, stream, 1000) }.expect_err("a graph would own it");
     assert!(matches!(refused, Error::Capturing { .. }), "{refused}");
     // SAFETY: `pool_free`: it is refused.
-    let refused = unsafe { cuda.pool_free(stream, memory.base) }.expect_err("a graph would free it");
+    let refused =
+        unsafe { cuda.pool_free(stream, memory.base) }.expect_err("a graph would free it");
     assert!(matches!(refused, Error::Capturing { .. }), "{refused}");
     assert_eq!(fake::capture(), 1, "the capture goes on");
     fake::set_capture(0);
@@ -124,7 +175,8 @@ fn a_return_that_failed_is_never_tried_again() {
     let error = unsafe { cuda.pool_free(stream, memory.base) }.expect_err("the call failed");
     assert_eq!(fake::code(&error), Some(719));
     // SAFETY: `pool_free`: it is refused.
-    let error = unsafe { cuda.pool_free(stream, memory.base) }.expect_err("nobody knows what is left");
+    let error =
+        unsafe { cuda.pool_free(stream, memory.base) }.expect_err("nobody knows what is left");
     assert!(error.to_string().contains("leaked"), "{error}");
 }
 
@@ -135,7 +187,10 @@ fn managed_memory_is_freed_and_never_exported() {
     let inside = DevicePtr(memory.base.0 + 100);
     let info = cuda.classify(inside).expect("it is known");
     assert_eq!((info.kind, info.sharing), (MemoryKind::Managed, None));
-    for error in [cuda.export_handle(memory.base).map(drop), cuda.export_fd(memory.base).map(drop)] {
+    for error in [
+        cuda.export_handle(memory.base).map(drop),
+        cuda.export_fd(memory.base).map(drop),
+    ] {
         let error = error.expect_err("it moves");
         assert!(error.to_string().contains("managed"), "{error}");
     }
@@ -160,8 +215,14 @@ fn an_old_driver_has_neither_pools_nor_a_node() {
     let cuda = fake::cuda();
     let caps = cuda.caps(GPU).expect("it can be asked");
     assert!(!caps.pools && !caps.managed, "{caps:?}");
-    assert!(matches!(cuda.create_pool(GPU, 0), Err(Error::Unsupported { .. })));
-    assert!(matches!(cuda.alloc_managed(GPU, 1), Err(Error::Unsupported { .. })));
+    assert!(matches!(
+        cuda.create_pool(GPU, 0),
+        Err(Error::Unsupported { .. })
+    ));
+    assert!(matches!(
+        cuda.alloc_managed(GPU, 1),
+        Err(Error::Unsupported { .. })
+    ));
     assert_eq!(cuda.host_numa_node(GPU).expect("it can be asked"), None);
 }
 

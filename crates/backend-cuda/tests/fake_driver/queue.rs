@@ -13,7 +13,12 @@ use crate::{Case, Library};
 
 macro_rules! case {
     ($name:ident) => {
-        Case { name: stringify!($name), library: Library::Whole, environment: &[], run: $name }
+        Case {
+            name: stringify!($name),
+            library: Library::Whole,
+            environment: &[],
+            run: $name,
+        }
     };
 }
 
@@ -37,7 +42,8 @@ impl Words {
     pub fn new() -> Words {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: `mmap_anonymous`: no fixed address is asked for.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), Self::LEN, protection, MapFlags::SHARED) };
+        let start =
+            unsafe { mmap_anonymous(ptr::null_mut(), Self::LEN, protection, MapFlags::SHARED) };
         Words(start.expect("two pages can be mapped"))
     }
 
@@ -68,9 +74,19 @@ impl Drop for Words {
 
 fn events_are_made_with_the_flags_of_their_kind() {
     let cuda = fake::cuda();
-    let local = cuda.create_event(GPU, EventKind::Local).expect("an event can be made");
-    let shared = cuda.create_event(GPU, EventKind::Interprocess).expect("an event can be made");
-    assert_eq!((fake::flags(Kind::Event, local.0), fake::flags(Kind::Event, shared.0)), (2, 6));
+    let local = cuda
+        .create_event(GPU, EventKind::Local)
+        .expect("an event can be made");
+    let shared = cuda
+        .create_event(GPU, EventKind::Interprocess)
+        .expect("an event can be made");
+    assert_eq!(
+        (
+            fake::flags(Kind::Event, local.0),
+            fake::flags(Kind::Event, shared.0)
+        ),
+        (2, 6)
+    );
     // SAFETY: `event_handle`: made above.
     assert!(unsafe { cuda.event_handle(shared) }.is_ok());
     // SAFETY: `event_handle`: made above.
@@ -95,7 +111,9 @@ fn events_are_made_with_the_flags_of_their_kind() {
 
 fn not_ready_is_an_answer() {
     let cuda = fake::cuda();
-    let event = cuda.create_event(GPU, EventKind::Local).expect("an event can be made");
+    let event = cuda
+        .create_event(GPU, EventKind::Local)
+        .expect("an event can be made");
     let stream = cuda.create_stream(GPU).expect("a stream can be made");
     for (pending, done) in [(1, false), (0, true)] {
         fake::set_pending(pending);
@@ -127,7 +145,12 @@ fn words_are_whole_pages_registered_once() {
     let cuda = fake::cuda();
     let words = Words::new();
     let start = words.start();
-    for (start, len) in [(HostPtr(start.0 + 8), 4096), (start, 0), (start, 100), (HostPtr(0), 4096)] {
+    for (start, len) in [
+        (HostPtr(start.0 + 8), 4096),
+        (start, 0),
+        (start, 100),
+        (HostPtr(0), 4096),
+    ] {
         // SAFETY: `register_words`: refused before the driver is asked.
         let error = unsafe { cuda.register_words(start, len) }.expect_err("no whole pages");
         assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
@@ -139,26 +162,43 @@ fn words_are_whole_pages_registered_once() {
     // SAFETY: `register_words`: `words` is mapped until the registration has ended.
     let error = unsafe { cuda.register_words(start, words.len()) }.expect_err("it is registered");
     assert_eq!(fake::code(&error), Some(712));
-    assert_eq!(fake::live(Kind::Registered), 1, "the first registration stands");
+    assert_eq!(
+        fake::live(Kind::Registered),
+        1,
+        "the first registration stands"
+    );
     // SAFETY: `unregister_words`: registered above, and no operation is queued.
     unsafe { cuda.unregister_words(start) }.expect("it is registered");
     // SAFETY: `unregister_words`: refused: it is not registered.
-    assert!(matches!(unsafe { cuda.unregister_words(start) }, Err(Error::Invalid { .. })));
+    assert!(matches!(
+        unsafe { cuda.unregister_words(start) },
+        Err(Error::Invalid { .. })
+    ));
     assert_eq!(fake::violations(), 0);
 }
 
 fn a_registration_that_could_not_be_ended_keeps_its_context() {
     let cuda = fake::cuda();
     let words = Words::new();
-    // SAFETY: `register_words`: `words` is mapped until the end of the case, where nothing is queued.
+    // SAFETY: `register_words`: `words` is mapped until the end of the case, where nothing is
+    // queued.
     unsafe { cuda.register_words(words.start(), words.len()) }.expect("whole pages");
     fake::fail("cuMemHostUnregister", 999);
     // SAFETY: `unregister_words`: registered above, and no operation is queued.
-    assert_eq!(unsafe { cuda.unregister_words(words.start()) }.err().as_ref().and_then(fake::code), Some(999));
+    assert_eq!(
+        unsafe { cuda.unregister_words(words.start()) }
+            .err()
+            .as_ref()
+            .and_then(fake::code),
+        Some(999)
+    );
     fake::clear_trace();
     // SAFETY: `unregister_words`: refused before the driver is asked: that is what is tested.
     let error = unsafe { cuda.unregister_words(words.start()) }.expect_err("it leaked");
-    assert!(matches!(&error, Error::Invalid { got, .. } if got.contains("leaked")), "{error:?}");
+    assert!(
+        matches!(&error, Error::Invalid { got, .. } if got.contains("leaked")),
+        "{error:?}"
+    );
     assert!(fake::trace().is_empty());
     drop(cuda);
     assert_eq!(fake::retained(0), 1, "what leaked keeps its context");
@@ -168,11 +208,16 @@ fn a_batch_writes_in_order_and_has_bounds() {
     let cuda = fake::cuda();
     let words = Words::new();
     let stream = cuda.create_stream(GPU).expect("a stream can be made");
-    // SAFETY: `register_words`: `words` is mapped until the end of the case, where nothing is queued.
+    // SAFETY: `register_words`: `words` is mapped until the end of the case, where nothing is
+    // queued.
     let first = unsafe { cuda.register_words(words.start(), words.len()) }.expect("whole pages");
     for count in [1_usize, 8, 9, 255] {
-        let ops: Vec<_> =
-            (0..count).map(|i| StreamOp::Write { word: first.word(i), value: (count * 1000 + i) as u64 }).collect();
+        let ops: Vec<_> = (0..count)
+            .map(|i| StreamOp::Write {
+                word: first.word(i),
+                value: (count * 1000 + i) as u64,
+            })
+            .collect();
         fake::clear_trace();
         // SAFETY: `stream_batch`: the stream was made and the words registered above.
         unsafe { cuda.stream_batch(stream, &ops) }.expect("within bounds");
@@ -181,17 +226,41 @@ fn a_batch_writes_in_order_and_has_bounds() {
             assert_eq!(words.read(i), (count * 1000 + i) as u64);
         }
     }
-    let twice = [StreamOp::Write { word: first, value: 1 }, StreamOp::Write { word: first, value: 2 }];
+    let twice = [
+        StreamOp::Write {
+            word: first,
+            value: 1,
+        },
+        StreamOp::Write {
+            word: first,
+            value: 2,
+        },
+    ];
     // SAFETY: `stream_batch`: the stream was made and the words registered above.
     unsafe { cuda.stream_batch(stream, &twice) }.expect("within bounds");
     assert_eq!(words.read(0), 2);
-    for ops in [vec![], vec![StreamOp::WaitGeq { word: first, value: 0 }; 256]] {
+    for ops in [
+        vec![],
+        vec![
+            StreamOp::WaitGeq {
+                word: first,
+                value: 0
+            };
+            256
+        ],
+    ] {
         // SAFETY: `stream_batch`: refused before the driver is asked.
-        assert!(matches!(unsafe { cuda.stream_batch(stream, &ops) }, Err(Error::Invalid { .. })));
+        assert!(matches!(
+            unsafe { cuda.stream_batch(stream, &ops) },
+            Err(Error::Invalid { .. })
+        ));
     }
     fake::fail("cuStreamBatchMemOp_v2", 801);
     // SAFETY: `stream_batch`: the stream was made and the words registered above.
-    assert!(matches!(unsafe { cuda.stream_batch(stream, &twice) }, Err(Error::Unsupported { .. })));
+    assert!(matches!(
+        unsafe { cuda.stream_batch(stream, &twice) },
+        Err(Error::Unsupported { .. })
+    ));
 }
 
 fn a_host_function_runs_once_and_its_panic_stays_inside() {
@@ -204,7 +273,10 @@ fn a_host_function_runs_once_and_its_panic_stays_inside() {
     });
     // SAFETY: `host_function`: the stream was made above.
     unsafe { cuda.host_function(stream, function) }.expect("it can be queued");
-    assert_eq!((runs.load(Ordering::Relaxed), Arc::strong_count(&runs)), (1, 1));
+    assert_eq!(
+        (runs.load(Ordering::Relaxed), Arc::strong_count(&runs)),
+        (1, 1)
+    );
 
     struct Loud;
     impl Drop for Loud {
@@ -213,7 +285,8 @@ fn a_host_function_runs_once_and_its_panic_stays_inside() {
         }
     }
     // SAFETY: `host_function`: the stream was made above.
-    unsafe { cuda.host_function(stream, Box::new(|| std::panic::panic_any(Loud))) }.expect("it can be queued");
+    unsafe { cuda.host_function(stream, Box::new(|| std::panic::panic_any(Loud))) }
+        .expect("it can be queued");
 }
 
 fn a_host_function_that_could_not_be_queued_is_dropped() {
@@ -223,7 +296,8 @@ fn a_host_function_that_could_not_be_queued_is_dropped() {
     let moved = Arc::clone(&held);
     fake::fail("cuLaunchHostFunc", 719);
     // SAFETY: `host_function`: the stream was made above.
-    let error = unsafe { cuda.host_function(stream, Box::new(move || drop(moved))) }.expect_err("it failed");
+    let error = unsafe { cuda.host_function(stream, Box::new(move || drop(moved))) }
+        .expect_err("it failed");
     assert_eq!(fake::code(&error), Some(719));
     assert_eq!(Arc::strong_count(&held), 1, "the closure is gone");
 }
@@ -232,25 +306,53 @@ fn a_batch_behind_another_stream_is_one_visit() {
     let cuda = fake::cuda();
     let words = Words::new();
     let [lane, stream] = [(); 2].map(|()| cuda.create_stream(GPU).expect("a stream can be made"));
-    let event = cuda.create_event(GPU, EventKind::Local).expect("an event can be made");
-    // SAFETY: `register_words`: `words` is mapped until the end of the case, where nothing is queued.
+    let event = cuda
+        .create_event(GPU, EventKind::Local)
+        .expect("an event can be made");
+    // SAFETY: `register_words`: `words` is mapped until the end of the case, where nothing is
+    // queued.
     let first = unsafe { cuda.register_words(words.start(), words.len()) }.expect("whole pages");
-    let ops = [StreamOp::Write { word: first, value: 1 }, StreamOp::Write { word: first.word(1), value: 2 }];
+    let ops = [
+        StreamOp::Write {
+            word: first,
+            value: 1,
+        },
+        StreamOp::Write {
+            word: first.word(1),
+            value: 2,
+        },
+    ];
     fake::clear_trace();
     // SAFETY: `batch_behind`: all were made, and the words registered, above.
     unsafe { cuda.batch_behind(lane, &[(event, stream)], &ops) }.expect("nobody captures");
-    let calls = ["cuStreamIsCapturing", "cuEventRecord", "cuStreamWaitEvent", "cuStreamBatchMemOp_v2"];
+    let calls = [
+        "cuStreamIsCapturing",
+        "cuEventRecord",
+        "cuStreamWaitEvent",
+        "cuStreamBatchMemOp_v2",
+    ];
     assert_eq!(fake::trace(), calls);
     assert_eq!((words.read(0), words.read(1)), (1, 2));
     fake::set_capture(1);
     fake::clear_trace();
     // SAFETY: `batch_behind`: as above.
     let refused = unsafe { cuda.batch_behind(lane, &[(event, RawStream::new(GPU, 0))], &ops) };
-    assert!(matches!(refused, Err(Error::Capturing { stream: 0, .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::Capturing { stream: 0, .. })),
+        "{refused:?}"
+    );
     // SAFETY: `batch_uncaptured`: as above.
     let refused = unsafe { cuda.batch_uncaptured(RawStream::new(GPU, 0), &ops) };
-    assert!(matches!(refused, Err(Error::Capturing { stream: 0, .. })), "{refused:?}");
-    assert!(fake::trace().iter().all(|call| call == "cuStreamIsCapturing"), "nothing was recorded or queued");
+    assert!(
+        matches!(refused, Err(Error::Capturing { stream: 0, .. })),
+        "{refused:?}"
+    );
+    assert!(
+        fake::trace()
+            .iter()
+            .all(|call| call == "cuStreamIsCapturing"),
+        "nothing was recorded or queued"
+    );
     assert_eq!((fake::depth(), fake::mode(), fake::violations()), (0, 0, 0));
 }
 
@@ -258,12 +360,21 @@ fn the_legacy_stream_beside_a_capture_counts_as_captured() {
     let cuda = fake::cuda();
     let stream = cuda.create_stream(GPU).expect("a stream can be made");
     // SAFETY: `capture_status`: made above.
-    assert_eq!(unsafe { cuda.capture_status(stream) }.ok(), Some(CaptureStatus::None));
+    assert_eq!(
+        unsafe { cuda.capture_status(stream) }.ok(),
+        Some(CaptureStatus::None)
+    );
     fake::set_capture(1);
     // SAFETY: `capture_status`: a default stream is always alive.
-    assert_eq!(unsafe { cuda.capture_status(RawStream::new(GPU, 0)) }.ok(), Some(CaptureStatus::Active));
+    assert_eq!(
+        unsafe { cuda.capture_status(RawStream::new(GPU, 0)) }.ok(),
+        Some(CaptureStatus::Active)
+    );
     // SAFETY: `host_function`: a default stream is always alive.
-    let error =
-        unsafe { cuda.host_function(RawStream::new(GPU, 0), Box::new(|| ())) }.expect_err("it would be captured");
-    assert!(matches!(error, Error::Capturing { stream: 0, .. }), "{error:?}");
+    let error = unsafe { cuda.host_function(RawStream::new(GPU, 0), Box::new(|| ())) }
+        .expect_err("it would be captured");
+    assert!(
+        matches!(error, Error::Capturing { stream: 0, .. }),
+        "{error:?}"
+    );
 }

@@ -1,7 +1,8 @@
-//! What only a real driver can show of this backend, beyond what every backend must do (`crates/conformance`).
+//! What only a real driver can show of this backend, beyond what every backend must do
+//! (`crates/conformance`).
 //!
-//! Every case runs in a process of its own, this program started again: several break their context on purpose.
-//! Without a device they are ignored and say so; with `REQUIRE_GPU=1` they fail.
+//! Every case runs in a process of its own, this program started again: several break their context
+//! on purpose. Without a device they are ignored and say so; with `REQUIRE_GPU=1` they fail.
 
 mod memory;
 mod queue;
@@ -33,19 +34,30 @@ pub struct Case {
 #[macro_export]
 macro_rules! case {
     ($name:ident) => {
-        $crate::Case { name: stringify!($name), run: $name }
+        $crate::Case {
+            name: stringify!($name),
+            run: $name,
+        }
     };
 }
 
 fn main() -> ExitCode {
-    let cases: Vec<&'static Case> = [memory::CASES, queue::CASES, thread::CASES].into_iter().flatten().collect();
+    let cases: Vec<&'static Case> = [memory::CASES, queue::CASES, thread::CASES]
+        .into_iter()
+        .flatten()
+        .collect();
     if let Ok(name) = env::var(CASE) {
-        let case = cases.iter().find(|case| case.name == name).expect("the parent names a case of the list");
+        let case = cases
+            .iter()
+            .find(|case| case.name == name)
+            .expect("the parent names a case of the list");
         watchdog();
         return match (case.run)() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                let cause = std::error::Error::source(&error)
+                    .map(ToString::to_string)
+                    .unwrap_or_default();
                 eprintln!("{error}: {cause}");
                 ExitCode::FAILURE
             }
@@ -58,14 +70,22 @@ fn main() -> ExitCode {
     let required = env::var("REQUIRE_GPU").is_ok_and(|value| value == "1");
     let trials = cases
         .into_iter()
-        .map(|case| Trial::test(case.name, move || in_child(case)).with_ignored_flag(missing.is_some() && !required))
+        .map(|case| {
+            Trial::test(case.name, move || in_child(case))
+                .with_ignored_flag(missing.is_some() && !required)
+        })
         .collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
 fn in_child(case: &Case) -> std::result::Result<(), Failed> {
-    let output = Command::new(env::current_exe()?).env(CASE, case.name).output()?;
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(env::current_exe()?)
+        .env(CASE, case.name)
+        .output()?;
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     if output.status.success() {
         return Ok(());
     }

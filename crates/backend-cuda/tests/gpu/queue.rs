@@ -46,7 +46,8 @@ impl Page {
         assert!(index < 512);
         // SAFETY: `ptr::add`: the index is inside the page.
         let word = unsafe { self.start.cast::<u64>().add(index) };
-        // SAFETY: `AtomicU64::from_ptr`: aligned, never unmapped, and the host uses it atomically only.
+        // SAFETY: `AtomicU64::from_ptr`: aligned, never unmapped, and the host uses it atomically
+        // only.
         unsafe { AtomicU64::from_ptr(word) }
     }
 }
@@ -65,7 +66,8 @@ fn a_kernel_writes_until_the_host_stops_it() -> Result<()> {
     for _ in 0..3 {
         let before = last;
         wait_until(|| {
-            // SAFETY: `copy_to_host`: `last` has 8 bytes and lives until the stream is synchronised.
+            // SAFETY: `copy_to_host`: `last` has 8 bytes and lives until the stream is
+            // synchronised.
             unsafe { cuda.copy_to_host(other, ptr::from_mut(&mut last).cast(), buffer.base, 8) }?;
             // SAFETY: `synchronize_stream`: made above.
             unsafe { cuda.synchronize_stream(other) }?;
@@ -86,7 +88,10 @@ fn a_broken_context_is_told_by_every_call_and_hangs_none() -> Result<()> {
     let stream = cuda.create_stream(GPU)?;
     let event = cuda.create_event(GPU, EventKind::Local)?;
     let page = Page::new(&cuda)?;
-    let (own, plain) = (cuda.alloc(GPU, 1, Sharing::Fd)?, cuda.alloc(GPU, 1, Sharing::Handle)?);
+    let (own, plain) = (
+        cuda.alloc(GPU, 1, Sharing::Fd)?,
+        cuda.alloc(GPU, 1, Sharing::Handle)?,
+    );
     // SAFETY: `launch`: the kernel's four parameters; that it breaks the context is what is tested.
     unsafe { application.launch(&kernel, stream, (1, 1), &[0x10, 1, 1000, 0]) }?;
     // SAFETY: `record_event`: made above. The error may be there already, or not yet.
@@ -100,15 +105,28 @@ fn a_broken_context_is_told_by_every_call_and_hangs_none() -> Result<()> {
     // SAFETY: `query_event`: made above.
     driver(unsafe { cuda.query_event(event) }.map(drop));
     // SAFETY: `stream_batch`: made and registered above.
-    driver(unsafe { cuda.stream_batch(stream, &[StreamOp::Write { word: page.words, value: 1 }]) });
+    driver(unsafe {
+        cuda.stream_batch(
+            stream,
+            &[StreamOp::Write {
+                word: page.words,
+                value: 1,
+            }],
+        )
+    });
     driver(cuda.create_stream(GPU).map(drop));
     // SAFETY: `free`: allocated above; no kernel that touches it runs.
     driver(unsafe { cuda.free(plain.base) });
     // SAFETY: `free`: refused, because it leaked.
-    assert!(matches!(unsafe { cuda.free(plain.base) }, Err(Error::Invalid { .. })));
+    assert!(matches!(
+        unsafe { cuda.free(plain.base) },
+        Err(Error::Invalid { .. })
+    ));
     // The virtual memory calls work on in a broken context, or do not: either is an answer.
     // SAFETY: `free`: allocated above; no kernel that touches it runs.
-    eprintln!("free of virtual memory: {:?}", unsafe { cuda.free(own.base) });
+    eprintln!("free of virtual memory: {:?}", unsafe {
+        cuda.free(own.base)
+    });
     assert_eq!(page.word(0).load(Ordering::Acquire), 0);
     Ok(())
 }
@@ -138,41 +156,66 @@ fn a_host_function_that_panics_leaves_the_stream() -> Result<()> {
     // SAFETY: `host_function`: made above.
     unsafe { cuda.host_function(stream, Box::new(|| panic!("on the driver's thread"))) }?;
     // SAFETY: `stream_batch`: made and registered above.
-    unsafe { cuda.stream_batch(stream, &[StreamOp::Write { word: page.words, value: 1 }]) }?;
+    unsafe {
+        cuda.stream_batch(
+            stream,
+            &[StreamOp::Write {
+                word: page.words,
+                value: 1,
+            }],
+        )
+    }?;
     wait_until(|| Ok(page.word(0).load(Ordering::Acquire) == 1))
 }
 
 // SAFETY: `Sync`: the page is never unmapped, and its words are reached as atomics only.
 unsafe impl Sync for Page {}
 
-/// Shows what a call costs on a thread whose current context is the device's, and on one that has none. There is
-/// nothing to fail but the calls themselves.
+/// Shows what a call costs on a thread whose current context is the device's, and on one that has
+/// none. There is nothing to fail but the calls themselves.
 fn what_the_thread_costs_is_shown() -> Result<()> {
     let cuda = cuda();
     let (stream, other) = (cuda.create_stream(GPU)?, cuda.create_stream(GPU)?);
     let event = cuda.create_event(GPU, EventKind::Local)?;
     let page = Page::new(&cuda)?;
-    let write = [StreamOp::Write { word: page.words, value: 1 }];
+    let write = [StreamOp::Write {
+        word: page.words,
+        value: 1,
+    }];
     let show = |thread: &str| -> Result<()> {
         for (name, call) in [
             // SAFETY: the methods of this list: everything was made and registered above.
-            ("record_event", &(|| unsafe { cuda.record_event(event, stream) }) as &dyn Fn() -> Result<()>),
+            (
+                "record_event",
+                &(|| unsafe { cuda.record_event(event, stream) }) as &dyn Fn() -> Result<()>,
+            ),
             // SAFETY: see above.
-            ("stream_wait_event", &|| unsafe { cuda.stream_wait_event(other, event) }),
+            ("stream_wait_event", &|| unsafe {
+                cuda.stream_wait_event(other, event)
+            }),
             // SAFETY: see above.
-            ("stream_batch of 1", &|| unsafe { cuda.stream_batch(stream, &write) }),
+            ("stream_batch of 1", &|| unsafe {
+                cuda.stream_batch(stream, &write)
+            }),
             // SAFETY: see above.
-            ("query_event", &|| unsafe { cuda.query_event(event) }.map(drop)),
+            ("query_event", &|| {
+                unsafe { cuda.query_event(event) }.map(drop)
+            }),
             // SAFETY: see above.
-            ("capture_status", &|| unsafe { cuda.capture_status(stream) }.map(drop)),
+            ("capture_status", &|| {
+                unsafe { cuda.capture_status(stream) }.map(drop)
+            }),
             // SAFETY: see above.
-            ("stream_info", &|| unsafe { cuda.stream_info(stream) }.map(drop)),
+            ("stream_info", &|| {
+                unsafe { cuda.stream_info(stream) }.map(drop)
+            }),
         ] {
             let mut calls = 0;
             let nanoseconds = median(|| {
                 calls += 1;
                 if calls % 100 == 0 {
-                    // SAFETY: `synchronize_stream`: made above. A full queue would be measured otherwise.
+                    // SAFETY: `synchronize_stream`: made above. A full queue would be measured
+                    // otherwise.
                     unsafe { cuda.synchronize_stream(stream) }?;
                     // SAFETY: `synchronize_stream`: made above.
                     unsafe { cuda.synchronize_stream(other) }?;

@@ -8,7 +8,9 @@ use backend_cuda::launch::{Application, CAPTURE_GLOBAL};
 use cudarc::driver::result::ctx;
 use cudarc::driver::sys;
 use gpu_api::groups::*;
-use gpu_api::{Access, CaptureStatus, Error, EventKind, HostMemory, RawStream, Result, Sharing, StreamOp};
+use gpu_api::{
+    Access, CaptureStatus, Error, EventKind, HostMemory, RawStream, Result, Sharing, StreamOp,
+};
 
 use crate::queue::Page;
 use crate::{Case, GPU, case, cuda, wait_until};
@@ -28,19 +30,44 @@ fn everything() -> Result<()> {
     let event = cuda.create_event(GPU, EventKind::Local)?;
     let shared = cuda.create_event(GPU, EventKind::Interprocess)?;
     let page = Page::new(&cuda)?;
-    let (own, plain) = (cuda.alloc(GPU, 1, Sharing::Fd)?, cuda.alloc(GPU, 1, Sharing::Handle)?);
+    let (own, plain) = (
+        cuda.alloc(GPU, 1, Sharing::Fd)?,
+        cuda.alloc(GPU, 1, Sharing::Handle)?,
+    );
     let fd = cuda.export_fd(own.base)?;
     cuda.export_handle(plain.base)?;
-    let mapped = cuda.import_fd(GPU, std::os::fd::AsFd::as_fd(&fd), own.len, Access::ReadWrite)?;
-    let host = cuda.host_alloc(GPU, 4096, HostMemory { pinned: true, numa_node: None })?;
+    let mapped = cuda.import_fd(
+        GPU,
+        std::os::fd::AsFd::as_fd(&fd),
+        own.len,
+        Access::ReadWrite,
+    )?;
+    let host = cuda.host_alloc(
+        GPU,
+        4096,
+        HostMemory {
+            pinned: true,
+            numa_node: None,
+        },
+    )?;
     cuda.memory_info(GPU)?;
     cuda.classify(plain.base)?;
     cuda.address_range(own.base)?;
-    let write = [StreamOp::Write { word: page.words, value: 1 }, StreamOp::WaitGeq { word: page.words, value: 1 }];
+    let write = [
+        StreamOp::Write {
+            word: page.words,
+            value: 1,
+        },
+        StreamOp::WaitGeq {
+            word: page.words,
+            value: 1,
+        },
+    ];
     macro_rules! calls {
         ($($call:expr;)*) => {
             $(
-                // SAFETY: the method: everything was made above, is idle when it is given back, and that once.
+                // SAFETY: the method: everything was made above, is idle when it is given back, and
+                // that once.
                 unsafe { $call }?;
             )*
         };
@@ -72,7 +99,9 @@ fn everything() -> Result<()> {
 }
 
 fn current() -> Option<usize> {
-    ctx::get_current().expect("the driver was started").map(|context| context.expose_provenance())
+    ctx::get_current()
+        .expect("the driver was started")
+        .map(|context| context.expose_provenance())
 }
 
 fn a_thread_without_a_context_can_do_everything_and_stays_without() -> Result<()> {
@@ -83,7 +112,9 @@ fn a_thread_without_a_context_can_do_everything_and_stays_without() -> Result<()
     let own = current();
     everything()?;
     assert_eq!(current(), own);
-    thread::spawn(|| everything().map(|()| assert_eq!(current(), None))).join().expect("it does not panic")
+    thread::spawn(|| everything().map(|()| assert_eq!(current(), None)))
+        .join()
+        .expect("it does not panic")
 }
 
 fn a_global_capture_survives_everything() -> Result<()> {
@@ -96,11 +127,19 @@ fn a_global_capture_survives_everything() -> Result<()> {
     // SAFETY: `fill`: allocated above; captured, as an application's own work is.
     unsafe { cuda.fill(stream, buffer.base, 5, 4096) }?;
     // SAFETY: `capture_status`: made above.
-    assert_eq!(unsafe { cuda.capture_status(stream) }?, CaptureStatus::Active);
+    assert_eq!(
+        unsafe { cuda.capture_status(stream) }?,
+        CaptureStatus::Active
+    );
     everything()?;
-    thread::spawn(everything).join().expect("it does not panic")?;
+    thread::spawn(everything)
+        .join()
+        .expect("it does not panic")?;
     // SAFETY: `capture_status`: made above.
-    assert_eq!(unsafe { cuda.capture_status(stream) }?, CaptureStatus::Active);
+    assert_eq!(
+        unsafe { cuda.capture_status(stream) }?,
+        CaptureStatus::Active
+    );
     // SAFETY: `end_capture`: made above.
     let graph = unsafe { application.end_capture(stream) }?;
     for _ in 0..2 {
@@ -154,7 +193,10 @@ fn default_streams_work_on_every_thread() -> Result<()> {
     let round = |value: u64| -> Result<()> {
         for handle in [0, 1, 2] {
             let (stream, index) = (RawStream::new(GPU, handle), handle as usize);
-            let write = [StreamOp::Write { word: page.words.word(index), value }];
+            let write = [StreamOp::Write {
+                word: page.words.word(index),
+                value,
+            }];
             // SAFETY: `fill`: a default stream is always alive, and the memory was allocated above.
             unsafe { cuda.fill(stream, buffer.base, 1, 4096) }?;
             // SAFETY: `record_event`: made above.
@@ -179,16 +221,31 @@ fn a_stream_of_another_context_is_refused() -> Result<()> {
     let cuda = cuda();
     let own = cuda.create_stream(GPU)?;
     let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: `cuCtxCreate_v4` writes one pointer; without parameters it makes a context like any other.
+    // SAFETY: `cuCtxCreate_v4` writes one pointer; without parameters it makes a context like any
+    // other.
     let code = unsafe { sys::cuCtxCreate_v4(&raw mut context, ptr::null_mut(), 0, 0) };
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     // SAFETY: `cuStreamCreate` writes one pointer, in the context that was just made current.
     let code = unsafe { sys::cuStreamCreate(&raw mut stream, 1) };
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     // SAFETY: `stream_info`: made above.
-    let refused = unsafe { cuda.stream_info(RawStream::new(GPU, stream.expose_provenance() as u64)) };
-    assert!(matches!(refused, Err(Error::Mismatch { what: "the stream's context", .. })), "{refused:?}");
-    assert_eq!(current(), Some(context.expose_provenance()), "the application's context stays current");
+    let refused =
+        unsafe { cuda.stream_info(RawStream::new(GPU, stream.expose_provenance() as u64)) };
+    assert!(
+        matches!(
+            refused,
+            Err(Error::Mismatch {
+                what: "the stream's context",
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    assert_eq!(
+        current(),
+        Some(context.expose_provenance()),
+        "the application's context stays current"
+    );
     // SAFETY: `stream_info`: made above.
     unsafe { cuda.stream_info(own) }.map(|info| assert_eq!(info.device, GPU))
 }

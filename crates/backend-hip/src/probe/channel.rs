@@ -1,11 +1,13 @@
-//! What the two sides of a step say to each other: short packets, with or without a file descriptor.
+//! What the two sides of a step say to each other: short packets, with or without a file
+//! descriptor.
 
 use std::io::{IoSlice, IoSliceMut, stdin};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 
 /// What a side says that was left alone.
@@ -19,7 +21,10 @@ pub(super) struct Channel {
 impl Channel {
     /// Takes the end that stands where the standard input would be.
     pub(super) fn from_stdin() -> Result<Channel, String> {
-        let socket = stdin().as_fd().try_clone_to_owned().map_err(|error| format!("no socket: {error}"))?;
+        let socket = stdin()
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|error| format!("no socket: {error}"))?;
         Ok(Channel { socket })
     }
 
@@ -30,9 +35,14 @@ impl Channel {
         if let Some(fd) = &fd {
             control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
         }
-        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
-            .map(|_| ())
-            .map_err(|errno| format!("{GONE}: {errno}"))
+        rustix::net::sendmsg(
+            &self.socket,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+        .map(|_| ())
+        .map_err(|errno| format!("{GONE}: {errno}"))
     }
 
     /// Receives exactly `N` bytes, and the descriptor beside them.
@@ -41,8 +51,13 @@ impl Channel {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut into = [IoSliceMut::new(&mut bytes)];
-        let message = rustix::net::recvmsg(&self.socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)
-            .map_err(|errno| format!("{GONE}: {errno}"))?;
+        let message = rustix::net::recvmsg(
+            &self.socket,
+            &mut into,
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+        .map_err(|errno| format!("{GONE}: {errno}"))?;
         if message.bytes != N {
             return Err(GONE.to_owned());
         }
@@ -61,6 +76,10 @@ impl Channel {
     /// Waits until the other side has come to a point.
     pub(super) fn await_point(&self, point: u8) -> Result<(), String> {
         let ([told], _) = self.receive()?;
-        if told == point { Ok(()) } else { Err(format!("the other side is at {told}, not at {point}")) }
+        if told == point {
+            Ok(())
+        } else {
+            Err(format!("the other side is at {told}, not at {point}"))
+        }
     }
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use gpu_api::{
-    DevicePtr, EventHandle, EventKind, GpuCopies, GpuEvents, GpuMemory, GpuStreams, GpuWords, HostPtr, RawEvent,
-    RawStream, Sharing, StreamOp, WordPtr,
+    DevicePtr, EventHandle, EventKind, GpuCopies, GpuEvents, GpuMemory, GpuStreams, GpuWords,
+    HostPtr, RawEvent, RawStream, Sharing, StreamOp, WordPtr,
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -15,7 +15,8 @@ use super::runtime::{Runtime, Seen, expect, told};
 
 const BYTES: usize = 4096;
 const LEN: u64 = 2 << 20;
-/// More than the hardware's queues that AMD spreads streams over, so that some must share one with a waiting stream.
+/// More than the hardware's queues that AMD spreads streams over, so that some must share one with
+/// a waiting stream.
 const STREAMS: usize = 16;
 /// More recordings than the 32 that some runtimes count before they start over.
 const ROUNDS: usize = 40;
@@ -35,19 +36,32 @@ impl Words {
     fn map(runtime: &Runtime, file: &OwnedFd) -> Result<Words, String> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: `mmap` without a fixed address has no conditions.
-        let start = unsafe { rustix::mm::mmap(ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0) };
+        let start = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                BYTES,
+                protection,
+                MapFlags::SHARED,
+                file,
+                0,
+            )
+        };
         let start = start.map_err(|errno| format!("mmap: {errno}"))?;
         let at = HostPtr(start.expose_provenance());
         // SAFETY: `register_words` asks for bytes that stay mapped: until the process ends.
         let registered = unsafe { runtime.hip.register_words(at, BYTES) }.map_err(told)?;
-        Ok(Words { start: start.cast(), registered })
+        Ok(Words {
+            start: start.cast(),
+            registered,
+        })
     }
 
     fn get(&self, index: usize) -> &AtomicU64 {
         assert!(index < BYTES / size_of::<u64>(), "the page has fewer words");
         // SAFETY: `add` stays within the page: just asserted.
         let word = unsafe { self.start.add(index) };
-        // SAFETY: the reference is to an aligned word of a page that stays mapped, and that everybody uses atomically.
+        // SAFETY: the reference is to an aligned word of a page that stays mapped, and that
+        // everybody uses atomically.
         unsafe { &*word }
     }
 
@@ -65,16 +79,30 @@ impl Words {
     }
 
     fn await_in(&self, runtime: &Runtime, stream: RawStream, index: usize, value: u64) -> Seen {
-        self.queue(runtime, stream, StreamOp::WaitGeq { word: self.registered.word(index), value })
+        self.queue(
+            runtime,
+            stream,
+            StreamOp::WaitGeq {
+                word: self.registered.word(index),
+                value,
+            },
+        )
     }
 
     fn write_in(&self, runtime: &Runtime, stream: RawStream, index: usize, value: u64) -> Seen {
-        self.queue(runtime, stream, StreamOp::Write { word: self.registered.word(index), value })
+        self.queue(
+            runtime,
+            stream,
+            StreamOp::Write {
+                word: self.registered.word(index),
+                value,
+            },
+        )
     }
 
     fn queue(&self, runtime: &Runtime, stream: RawStream, op: StreamOp) -> Seen {
-        // SAFETY: `stream_batch` asks for a live stream and for words that stay registered: both until the process
-        // ends.
+        // SAFETY: `stream_batch` asks for a live stream and for words that stay registered: both
+        // until the process ends.
         unsafe { runtime.hip.stream_batch(stream, &[op]) }.map_err(told)
     }
 }
@@ -86,7 +114,13 @@ struct Halves {
 
 impl Halves {
     fn alloc(runtime: &Runtime) -> Result<Halves, String> {
-        Ok(Halves { first: runtime.hip.alloc(runtime.device, 2 * LEN, Sharing::Handle).map_err(told)?.base })
+        Ok(Halves {
+            first: runtime
+                .hip
+                .alloc(runtime.device, 2 * LEN, Sharing::Handle)
+                .map_err(told)?
+                .base,
+        })
     }
 
     fn second(&self) -> DevicePtr {
@@ -95,7 +129,8 @@ impl Halves {
 
     /// Queues a fill of the first half and a copy of it to the second.
     fn work(&self, runtime: &Runtime, stream: RawStream, byte: u8) -> Seen {
-        // SAFETY: `fill` asks for a live stream and a range that stays valid: both until the process ends.
+        // SAFETY: `fill` asks for a live stream and a range that stays valid: both until the
+        // process ends.
         unsafe { runtime.hip.fill(stream, self.first, byte, LEN) }.map_err(told)?;
         // SAFETY: `copy` asks for the same of both ranges.
         unsafe { runtime.hip.copy(stream, self.second(), self.first, LEN) }.map_err(told)
@@ -103,7 +138,10 @@ impl Halves {
 
     /// Says whether the work is done, by the last bytes of the copy.
     fn is_done(&self, runtime: &Runtime, stream: RawStream, byte: u8) -> Result<bool, String> {
-        Ok(runtime.read_by(stream, self.second().offset(LEN - 8))? == u64::from_le_bytes([byte; 8]))
+        Ok(
+            runtime.read_by(stream, self.second().offset(LEN - 8))?
+                == u64::from_le_bytes([byte; 8]),
+        )
     }
 }
 
@@ -115,7 +153,8 @@ fn shared_words(runtime: &Runtime) -> Result<(OwnedFd, Words), String> {
     Ok((file, words))
 }
 
-/// Looks until the processor sees a word's value. A write that never comes is waited for until this process is killed.
+/// Looks until the processor sees a word's value. A write that never comes is waited for until this
+/// process is killed.
 fn await_word(words: &Words, index: usize, value: u64) {
     while words.load(index) < value {
         std::thread::yield_now();
@@ -130,17 +169,26 @@ pub(super) fn words_here(runtime: &Runtime) -> Seen {
     let go = runtime.hold(runtime.stream)?;
     memory.work(runtime, runtime.stream, 7)?;
     words.write_in(runtime, runtime.stream, 1, 5)?;
-    expect("a stream's write waits for the work before it", words.load(1) == 0)?;
+    expect(
+        "a stream's write waits for the work before it",
+        words.load(1) == 0,
+    )?;
     drop(go);
     runtime.synchronize(runtime.stream)?;
     expect("a stream writes a word", words.load(1) == 5)?;
-    expect("the work before a write is done", memory.is_done(runtime, other, 7)?)?;
+    expect(
+        "the work before a write is done",
+        memory.is_done(runtime, other, 7)?,
+    )?;
     // And so it does in passing, as the processor and another stream see it.
     for round in 8..8 + ROUNDS as u8 {
         memory.work(runtime, runtime.stream, round)?;
         words.write_in(runtime, runtime.stream, 1, round.into())?;
         await_word(&words, 1, round.into());
-        expect("the work before a write is done when it is seen", memory.is_done(runtime, other, round)?)?;
+        expect(
+            "the work before a write is done when it is seen",
+            memory.is_done(runtime, other, round)?,
+        )?;
     }
     // The same between two processes.
     runtime.channel.send(b"w", Some(file.as_fd()))?;
@@ -161,11 +209,14 @@ pub(super) fn words_there(runtime: &Runtime) -> Seen {
 
 /// Counts the hardware queues that AMD spreads a device's streams over.
 fn hardware_queues() -> usize {
-    std::env::var("GPU_MAX_HW_QUEUES").ok().and_then(|text| text.parse().ok()).unwrap_or(4)
+    std::env::var("GPU_MAX_HW_QUEUES")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(4)
 }
 
-/// Waits until a stream is idle, for no longer than work of a moment may take. Otherwise every wait of this page ends,
-/// so that none spins on when this process is killed.
+/// Waits until a stream is idle, for no longer than work of a moment may take. Otherwise every wait
+/// of this page ends, so that none spins on when this process is killed.
 fn await_idle(runtime: &Runtime, words: &Words, stream: RawStream, what: &str) -> Seen {
     let until = Instant::now() + MOMENT;
     while !runtime.is_idle(stream)? {
@@ -183,8 +234,11 @@ pub(super) fn waits_here(runtime: &Runtime) -> Seen {
     let stream = || runtime.hip.create_stream(runtime.device).map_err(told);
     let memory = Halves::alloc(runtime)?;
 
-    // More streams wait at once than there are queues of the hardware, and others work on, whichever they share.
-    let held = (0..=hardware_queues()).map(|_| stream()).collect::<Result<Vec<_>, _>>()?;
+    // More streams wait at once than there are queues of the hardware, and others work on,
+    // whichever they share.
+    let held = (0..=hardware_queues())
+        .map(|_| stream())
+        .collect::<Result<Vec<_>, _>>()?;
     for (n, &held) in held.iter().enumerate() {
         words.await_in(runtime, held, 0, 1)?;
         words.write_in(runtime, held, MANY + n, 5)?;
@@ -193,10 +247,18 @@ pub(super) fn waits_here(runtime: &Runtime) -> Seen {
         let other = stream()?;
         memory.work(runtime, other, 7)?;
         words.write_in(runtime, other, 2, 1)?;
-        await_idle(runtime, &words, other, "more streams than there are hardware queues wait, and another works on")?;
+        await_idle(
+            runtime,
+            &words,
+            other,
+            "more streams than there are hardware queues wait, and another works on",
+        )?;
     }
     for (n, &held) in held.iter().enumerate() {
-        expect("a stream waits for a word", !runtime.is_idle(held)? && words.load(MANY + n) == 0)?;
+        expect(
+            "a stream waits for a word",
+            !runtime.is_idle(held)? && words.load(MANY + n) == 0,
+        )?;
     }
     words.store(0, 1);
     for (n, &held) in held.iter().enumerate() {
@@ -212,7 +274,12 @@ pub(super) fn waits_here(runtime: &Runtime) -> Seen {
         if !ends {
             let other = stream()?;
             words.write_in(runtime, other, 2, 2)?;
-            await_idle(runtime, &words, other, "one stream waits and another works on")?;
+            await_idle(
+                runtime,
+                &words,
+                other,
+                "one stream waits and another works on",
+            )?;
             expect("a wait for 5 does not end at 4", !runtime.is_idle(waiting)?)?;
             words.store(3, 5);
         }
@@ -239,20 +306,35 @@ pub(super) fn waits_there(runtime: &Runtime) -> Seen {
     words.write_in(runtime, runtime.stream, 5, 1)?;
     expect("a stream here waits", !runtime.is_idle(runtime.stream)?)?;
     runtime.channel.tell(b'q')?;
-    await_idle(runtime, &words, runtime.stream, "a write there ends a wait here")?;
+    await_idle(
+        runtime,
+        &words,
+        runtime.stream,
+        "a write there ends a wait here",
+    )?;
     runtime.channel.tell(b'd')?;
-    // A word that a processor there writes ends a wait here: so are the waiters of a dead producer let go.
+    // A word that a processor there writes ends a wait here: so are the waiters of a dead producer
+    // let go.
     words.await_in(runtime, runtime.stream, 6, 3)?;
     runtime.channel.tell(b'q')?;
-    await_idle(runtime, &words, runtime.stream, "a processor there ends a wait here")?;
+    await_idle(
+        runtime,
+        &words,
+        runtime.stream,
+        "a processor there ends a wait here",
+    )?;
     runtime.channel.tell(b'd')
 }
 
 pub(super) fn events_here(runtime: &Runtime) -> Seen {
-    let event = runtime.hip.create_event(runtime.device, EventKind::Interprocess).map_err(told)?;
+    let event = runtime
+        .hip
+        .create_event(runtime.device, EventKind::Interprocess)
+        .map_err(told)?;
     for round in 0..ROUNDS + 2 {
         let go = runtime.hold(runtime.stream)?;
-        // SAFETY: `record_event` asks for a live event and stream of one device: until the process ends.
+        // SAFETY: `record_event` asks for a live event and stream of one device: until the process
+        // ends.
         unsafe { runtime.hip.record_event(event, runtime.stream) }.map_err(told)?;
         if round == 0 {
             // SAFETY: `event_handle` asks for a live event: until the process ends.
@@ -270,12 +352,17 @@ pub(super) fn events_here(runtime: &Runtime) -> Seen {
 
 pub(super) fn events_there(runtime: &Runtime) -> Seen {
     let (handle, _) = runtime.channel.receive()?;
-    let open = || runtime.hip.open_event(runtime.device, &EventHandle(handle)).map_err(told);
+    let open = || {
+        runtime
+            .hip
+            .open_event(runtime.device, &EventHandle(handle))
+            .map_err(told)
+    };
     let mut event = open()?;
     for round in 0..ROUNDS + 2 {
         if round == ROUNDS {
-            // Some runtimes forget the event for everybody when one importer destroys it.
-            // SAFETY: `destroy_event` asks for an event that nobody uses afterwards: it is replaced.
+            // Some runtimes forget the event for everybody when one importer destroys it. SAFETY:
+            // `destroy_event` asks for an event that nobody uses afterwards: it is replaced.
             unsafe { runtime.hip.destroy_event(event) }.map_err(told)?;
             event = open()?;
         }
@@ -289,7 +376,10 @@ fn wait_once(runtime: &Runtime, event: RawEvent) -> Seen {
     // A runtime that blocks here blocks until the other side goes on, and that waits for this one.
     // SAFETY: `stream_wait_event` asks for a live stream and event: the latter is the caller's.
     unsafe { runtime.hip.stream_wait_event(runtime.stream, event) }.map_err(told)?;
-    expect("a stream waits for the event", !runtime.is_idle(runtime.stream)?)?;
+    expect(
+        "a stream waits for the event",
+        !runtime.is_idle(runtime.stream)?,
+    )?;
     runtime.channel.tell(b'q')?;
     runtime.synchronize(runtime.stream)?;
     runtime.channel.tell(b'd')

@@ -1,7 +1,9 @@
-//! The runtime's stream-ordered pools: that what is written stays, that nobody waits or comes too early, that they run
-//! out where the device does, and that they keep and give back what they were told.
+//! The runtime's stream-ordered pools: that what is written stays, that nobody waits or comes too
+//! early, that they run out where the device does, and that they keep and give back what they were
+//! told.
 //!
-//! Each part follows a report of AMD's, or a rule of [`GpuPools`]: what is found is a [`PoolDefect`].
+//! Each part follows a report of AMD's, or a rule of [`GpuPools`]: what is found is a
+//! [`PoolDefect`].
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -10,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_api::{
-    Allocation, Error, EventKind, GpuCopies, GpuEvents, GpuMemory, GpuPools, GpuStreams, PoolUsage, RawEvent, RawPool,
-    RawStream, Sharing,
+    Allocation, Error, EventKind, GpuCopies, GpuEvents, GpuMemory, GpuPools, GpuStreams, PoolUsage,
+    RawEvent, RawPool, RawStream, Sharing,
 };
 
 use super::runtime::{Runtime, Seen, expect, told};
@@ -25,7 +27,8 @@ const ROUNDS: usize = 60;
 const LIVE: usize = 6;
 /// Large beside what a pool takes from the device at once.
 const PIECE: u64 = 64 << 20;
-/// How many pieces of the device's memory come and go, and into how many parts that memory is divided for it.
+/// How many pieces of the device's memory come and go, and into how many parts that memory is
+/// divided for it.
 const CHURN: u64 = 24;
 const PARTS: u64 = 16;
 /// What a call that waits for nobody may take, and memory that comes back.
@@ -33,7 +36,11 @@ const MOMENT: Duration = Duration::from_secs(10);
 
 /// Makes a reason of a defect where it shows.
 fn found(defect: PoolDefect, shows: bool, detail: &str) -> Seen {
-    if shows { Err(format!("{defect}; {detail}")) } else { Ok(()) }
+    if shows {
+        Err(format!("{defect}; {detail}"))
+    } else {
+        Ok(())
+    }
 }
 
 /// A pool that is ended with its step; after an error with the process.
@@ -44,7 +51,13 @@ struct Pool<'a> {
 
 impl Pool<'_> {
     fn make(runtime: &Runtime, keep: u64) -> Result<Pool<'_>, String> {
-        Ok(Pool { runtime, raw: runtime.hip.create_pool(runtime.device, keep).map_err(told)? })
+        Ok(Pool {
+            runtime,
+            raw: runtime
+                .hip
+                .create_pool(runtime.device, keep)
+                .map_err(told)?,
+        })
     }
 
     fn end(self) -> Seen {
@@ -54,21 +67,24 @@ impl Pool<'_> {
 
     /// Allocates; there may be no room.
     fn try_alloc(&self, stream: RawStream, len: u64) -> Result<Allocation, Error> {
-        // SAFETY: `pool_alloc` asks for a live pool and stream of one device: both until the step's end.
+        // SAFETY: `pool_alloc` asks for a live pool and stream of one device: both until the step's
+        // end.
         unsafe { self.runtime.hip.pool_alloc(self.raw, stream, len) }
     }
 
     /// Allocates where there is room.
     fn alloc(&self, stream: RawStream, len: u64) -> Result<Allocation, String> {
         self.try_alloc(stream, len).map_err(|error| match error {
-            Error::OutOfMemory { .. } => format!("{}; {len} bytes: {}", PoolDefect::RunsOut, told(error)),
+            Error::OutOfMemory { .. } => {
+                format!("{}; {len} bytes: {}", PoolDefect::RunsOut, told(error))
+            }
             error => told(error),
         })
     }
 
     fn free(&self, stream: RawStream, memory: Allocation) -> Seen {
-        // SAFETY: `pool_free` asks for memory of a pool, once, all of whose work this stream comes after: each part
-        // sees to it.
+        // SAFETY: `pool_free` asks for memory of a pool, once, all of whose work this stream comes
+        // after: each part sees to it.
         unsafe { self.runtime.hip.pool_free(stream, memory.base) }.map_err(told)
     }
 
@@ -92,7 +108,11 @@ impl Pool<'_> {
                 return Ok(());
             }
             let detail = format!("{reserved} bytes are reserved {when}");
-            found(PoolDefect::GivesNothingBack, Instant::now() > until, &detail)?;
+            found(
+                PoolDefect::GivesNothingBack,
+                Instant::now() > until,
+                &detail,
+            )?;
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -100,24 +120,36 @@ impl Pool<'_> {
 
 /// Queues a fill.
 fn fill(runtime: &Runtime, stream: RawStream, memory: Allocation, byte: u8) -> Seen {
-    // SAFETY: `fill` asks for a live stream and a range that stays valid until it is done: what frees the memory is
-    // queued behind it.
+    // SAFETY: `fill` asks for a live stream and a range that stays valid until it is done: what
+    // frees the memory is queued behind it.
     unsafe { runtime.hip.fill(stream, memory.base, byte, memory.len) }.map_err(told)
 }
 
 /// Makes a stream wait for all that another one has queued.
 fn follow(runtime: &Runtime, event: RawEvent, after: RawStream, stream: RawStream) -> Seen {
-    // SAFETY: `record_event` asks for a live event and stream of one device: until the process ends.
+    // SAFETY: `record_event` asks for a live event and stream of one device: until the process
+    // ends.
     unsafe { runtime.hip.record_event(event, after) }.map_err(told)?;
     // SAFETY: `stream_wait_event` asks for the same.
     unsafe { runtime.hip.stream_wait_event(stream, event) }.map_err(told)
 }
 
 /// Reads all of a buffer and finds the first byte that is another.
-fn first_other(runtime: &Runtime, stream: RawStream, memory: Allocation, byte: u8) -> Result<Option<usize>, String> {
+fn first_other(
+    runtime: &Runtime,
+    stream: RawStream,
+    memory: Allocation,
+    byte: u8,
+) -> Result<Option<usize>, String> {
     let mut bytes = vec![!byte; memory.len as usize];
-    // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until it is done: this waits for it.
-    unsafe { runtime.hip.copy_to_host(stream, bytes.as_mut_ptr(), memory.base, bytes.len()) }.map_err(told)?;
+    // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until it is done:
+    // this waits for it.
+    unsafe {
+        runtime
+            .hip
+            .copy_to_host(stream, bytes.as_mut_ptr(), memory.base, bytes.len())
+    }
+    .map_err(told)?;
     runtime.synchronize(stream)?;
     // All at once: one by one takes long in a build without optimisation.
     if bytes == vec![byte; bytes.len()] {
@@ -126,9 +158,19 @@ fn first_other(runtime: &Runtime, stream: RawStream, memory: Allocation, byte: u
     Ok(bytes.iter().position(|found| *found != byte))
 }
 
-fn expect_kept(runtime: &Runtime, stream: RawStream, memory: Allocation, byte: u8, when: &str) -> Seen {
+fn expect_kept(
+    runtime: &Runtime,
+    stream: RawStream,
+    memory: Allocation,
+    byte: u8,
+    when: &str,
+) -> Seen {
     let other = first_other(runtime, stream, memory, byte)?;
-    let detail = format!("byte {} of {}, {when}", other.unwrap_or_default(), memory.len);
+    let detail = format!(
+        "byte {} of {}, {when}",
+        other.unwrap_or_default(),
+        memory.len
+    );
     found(PoolDefect::LosesBytes, other.is_some(), &detail)
 }
 
@@ -168,19 +210,31 @@ pub(super) fn use_the_rest(runtime: &Runtime) -> Seen {
     runtime.channel.await_point(b'f')?;
     let len = runtime.free_bytes()? / 2;
     let memory = runtime.hip.alloc(runtime.device, len, Sharing::Handle);
-    let memory =
-        memory.map_err(|error| format!("{}; for another process: {}", PoolDefect::KeepsTheRest, told(error)))?;
+    let memory = memory.map_err(|error| {
+        format!(
+            "{}; for another process: {}",
+            PoolDefect::KeepsTheRest,
+            told(error)
+        )
+    })?;
     runtime.write(memory.base, 1)?;
     // SAFETY: `free` asks for an allocation that nothing touches: the write was waited for.
     unsafe { runtime.hip.free(memory.base) }.map_err(told)?;
     runtime.channel.tell(b'u')
 }
 
-/// Fills buffers of one stream, copies them on the other, and gives each back on the stream that did not allocate it
-/// (ROCm/rocm-systems#10943: copies alone, two streams, synchronised now and then).
+/// Fills buffers of one stream, copies them on the other, and gives each back on the stream that
+/// did not allocate it (ROCm/rocm-systems#10943: copies alone, two streams, synchronised now and
+/// then).
 fn pass_buffers(pool: &Pool<'_>, other: RawStream) -> Seen {
     let runtime = pool.runtime;
-    let (own, event) = (runtime.stream, runtime.hip.create_event(runtime.device, EventKind::Local).map_err(told)?);
+    let (own, event) = (
+        runtime.stream,
+        runtime
+            .hip
+            .create_event(runtime.device, EventKind::Local)
+            .map_err(told)?,
+    );
     let mut live: VecDeque<(Allocation, u8)> = VecDeque::new();
     for round in 0..ROUNDS {
         let (len, byte) = (SIZES[round % SIZES.len()], (round % 251 + 1) as u8);
@@ -188,8 +242,8 @@ fn pass_buffers(pool: &Pool<'_>, other: RawStream) -> Seen {
         fill(runtime, own, first, byte)?;
         follow(runtime, event, own, other)?;
         let second = pool.alloc(other, len)?;
-        // SAFETY: `copy` asks for a live stream and ranges that stay valid until it is done: what frees them is queued
-        // behind it.
+        // SAFETY: `copy` asks for a live stream and ranges that stay valid until it is done: what
+        // frees them is queued behind it.
         unsafe { runtime.hip.copy(other, second.base, first.base, len) }.map_err(told)?;
         pool.free(other, first)?;
         expect_kept(runtime, other, second, byte, "when it was copied")?;
@@ -215,8 +269,8 @@ fn pass_buffers(pool: &Pool<'_>, other: RawStream) -> Seen {
     unsafe { runtime.hip.destroy_event(event) }.map_err(told)
 }
 
-/// Gives memory back on a stream that is held up, and allocates as much on another one: that must not wait, and must
-/// not be the same memory.
+/// Gives memory back on a stream that is held up, and allocates as much on another one: that must
+/// not wait, and must not be the same memory.
 fn keep_apart(pool: &Pool<'_>, other: RawStream, len: u64) -> Seen {
     let (runtime, own) = (pool.runtime, pool.runtime.stream);
     let first = pool.alloc(own, len)?;
@@ -228,10 +282,17 @@ fn keep_apart(pool: &Pool<'_>, other: RawStream, len: u64) -> Seen {
         // The receiver is dropped after the thread's end only.
         scope.spawn(|| done.send(pool.alloc(other, len)));
         let second = waiting.recv_timeout(MOMENT);
-        let late = found(PoolDefect::Waits, second.is_err(), "the call did not return until the other stream went on");
+        let late = found(
+            PoolDefect::Waits,
+            second.is_err(),
+            "the call did not return until the other stream went on",
+        );
         // What is late is waited for at the end of the scope, and that waits for the stream.
         let go = late.is_ok().then_some(go);
-        (late.and_then(|()| second.unwrap_or_else(|_| Err("no allocation came".to_owned()))), go)
+        (
+            late.and_then(|()| second.unwrap_or_else(|_| Err("no allocation came".to_owned()))),
+            go,
+        )
     });
     let second = second?;
     fill(runtime, other, second, 2)?;
@@ -239,14 +300,28 @@ fn keep_apart(pool: &Pool<'_>, other: RawStream, len: u64) -> Seen {
         let until = Instant::now() + MOMENT;
         while !runtime.is_idle(other)? {
             let waits = Instant::now() > until;
-            found(PoolDefect::Waits, waits, "it was given memory that the other stream still worked on")?;
+            found(
+                PoolDefect::Waits,
+                waits,
+                "it was given memory that the other stream still worked on",
+            )?;
             thread::sleep(Duration::from_millis(1));
         }
-        found(PoolDefect::TooEarly, true, "what the second stream wrote will be overwritten")?;
+        found(
+            PoolDefect::TooEarly,
+            true,
+            "what the second stream wrote will be overwritten",
+        )?;
     }
     drop(go);
     runtime.synchronize(own)?;
-    expect_kept(runtime, other, second, 2, "beside a stream that was held up")?;
+    expect_kept(
+        runtime,
+        other,
+        second,
+        2,
+        "beside a stream that was held up",
+    )?;
     pool.free(other, second)
 }
 
@@ -257,14 +332,18 @@ fn churn(runtime: &Runtime) -> Seen {
     for round in 0..CHURN {
         let len = part * (1 + round % 6);
         let memory = match pool.try_alloc(stream, len) {
-            // What it keeps may be in pieces that are too small: an allocator gives those back and asks again.
+            // What it keeps may be in pieces that are too small: an allocator gives those back and
+            // asks again.
             Err(Error::OutOfMemory { .. }) => {
                 pool.trim()?;
                 pool.alloc(stream, len)?
             }
             other => other.map_err(told)?,
         };
-        let last = Allocation { base: memory.base.offset(memory.len - 4096), len: 4096 };
+        let last = Allocation {
+            base: memory.base.offset(memory.len - 4096),
+            len: 4096,
+        };
         fill(runtime, stream, last, 3)?;
         expect_kept(runtime, stream, last, 3, "at the end of a large piece")?;
         pool.free(stream, memory)?;
@@ -275,8 +354,8 @@ fn churn(runtime: &Runtime) -> Seen {
     pool.end()
 }
 
-/// Looks whether a pool keeps what it was told to (ROCm/rocm-systems#11690), and gives it back when it is trimmed; and
-/// whether one that is to keep nothing does.
+/// Looks whether a pool keeps what it was told to (ROCm/rocm-systems#11690), and gives it back when
+/// it is trimmed; and whether one that is to keep nothing does.
 fn keep_what_is_told(runtime: &Runtime) -> Seen {
     let (stream, before) = (runtime.stream, runtime.free_bytes()?);
     let pool = Pool::make(runtime, u64::MAX)?;
@@ -321,7 +400,11 @@ fn expect_free(runtime: &Runtime, before: u64, when: &str) -> Seen {
             return Ok(());
         }
         let detail = format!("{free} bytes are free {when}, {before} before");
-        found(PoolDefect::GivesNothingBack, Instant::now() > until, &detail)?;
+        found(
+            PoolDefect::GivesNothingBack,
+            Instant::now() > until,
+            &detail,
+        )?;
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -346,7 +429,14 @@ fn fail_alone(runtime: &Runtime) -> Seen {
         Err(error) => return Err(told(error)),
     }
     let rest = plain(free / 4);
-    let rest = rest.map_err(|error| format!("{}; {} bytes: {}", PoolDefect::KeepsTheRest, free / 4, told(error)))?;
+    let rest = rest.map_err(|error| {
+        format!(
+            "{}; {} bytes: {}",
+            PoolDefect::KeepsTheRest,
+            free / 4,
+            told(error)
+        )
+    })?;
     let whole = first_other(runtime, stream, small, 6)?.is_none();
     found(PoolDefect::LosesBytes, !whole, "after an allocation failed")?;
     pool.free(stream, small)?;

@@ -1,4 +1,5 @@
-//! Trying one step on one device: both sides started, waited for, and killed where they do not come back.
+//! Trying one step on one device: both sides started, waited for, and killed where they do not come
+//! back.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -25,30 +26,55 @@ struct Runner {
 }
 
 impl Runner {
-    fn start(program: &Path, step: Step, device: DeviceId, side: Side, socket: OwnedFd) -> Result<Runner> {
-        let failed = |source| Error::system("starting a probe", "see that the program can be executed", source);
+    fn start(
+        program: &Path,
+        step: Step,
+        device: DeviceId,
+        side: Side,
+        socket: OwnedFd,
+    ) -> Result<Runner> {
+        let failed = |source| {
+            Error::system(
+                "starting a probe",
+                "see that the program can be executed",
+                source,
+            )
+        };
         let said = rustix::fs::memfd_create("gpu-ipc-probe", rustix::fs::MemfdFlags::CLOEXEC);
         let said = File::from(said.map_err(|errno| failed(errno.into()))?);
         let child = Command::new(program)
-            .env(TASK, format!("{} {} {}", step.name(), side.name(), device.0))
+            .env(
+                TASK,
+                format!("{} {} {}", step.name(), side.name(), device.0),
+            )
             .stdin(Stdio::from(socket))
             .stdout(Stdio::null())
             .stderr(Stdio::from(said.try_clone().map_err(failed)?))
             .spawn()
             .map_err(failed)?;
-        Ok(Runner { side, child, said, ended: None })
+        Ok(Runner {
+            side,
+            child,
+            said,
+            ended: None,
+        })
     }
 
     /// Waits until it has ended or the time is up.
     fn wait(&mut self, until: Instant) -> Result<()> {
-        let failed = |source: std::io::Error| Error::system("waiting for a probe", "try again", source);
+        let failed =
+            |source: std::io::Error| Error::system("waiting for a probe", "try again", source);
         let pid = Pid::from_child(&self.child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?;
         let left = until.saturating_duration_since(Instant::now());
         let left = rustix::time::Timespec::try_from(left).ok();
-        let mut ended = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
+        let mut ended = [rustix::event::PollFd::new(
+            &pidfd,
+            rustix::event::PollFlags::IN,
+        )];
         match rustix::event::poll(&mut ended, left.as_ref()) {
-            // A signal cut it short: the time that is left is killed for, which errs on the safe side.
+            // A signal cut it short: the time that is left is killed for, which errs on the safe
+            // side.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(failed(errno.into())),
         }
@@ -68,23 +94,38 @@ impl Runner {
                 let said = said.lines().last().unwrap_or("it said nothing").to_owned();
                 Err(format!("the {name} ended with {status}: {said}"))
             }
-            None => Err(format!("the {name} did not come back within {} s", patience.as_secs())),
+            None => Err(format!(
+                "the {name} did not come back within {} s",
+                patience.as_secs()
+            )),
         }
     }
 }
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        // One that has ended cannot be killed, and one that cannot be killed is the kernel's matter.
+        // One that has ended cannot be killed, and one that cannot be killed is the kernel's
+        // matter.
         let _ = self.child.kill();
         let _ = self.child.try_wait();
     }
 }
 
 /// Tries a step.
-pub(super) fn attempt(program: &Path, step: Step, device: DeviceId, patience: Duration) -> Result<Seen> {
-    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    let (here, there) = pair.map_err(|errno| Error::system("socketpair", "raise RLIMIT_NOFILE", errno))?;
+pub(super) fn attempt(
+    program: &Path,
+    step: Step,
+    device: DeviceId,
+    patience: Duration,
+) -> Result<Seen> {
+    let pair = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let (here, there) =
+        pair.map_err(|errno| Error::system("socketpair", "raise RLIMIT_NOFILE", errno))?;
     let until = Instant::now() + patience;
     let mut exporter = Runner::start(program, step, device, Side::Exporter, here)?;
     let mut importer = Runner::start(program, step, device, Side::Importer, there)?;

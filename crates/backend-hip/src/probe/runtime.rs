@@ -22,9 +22,13 @@ impl Runtime {
     /// Writes eight bytes and waits for it.
     pub(super) fn write(&self, to: DevicePtr, value: u64) -> Seen {
         let bytes = value.to_le_bytes();
-        // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: this process has
-        // the memory and waits.
-        unsafe { self.hip.copy_to_device(self.stream, to, bytes.as_ptr(), bytes.len()) }.map_err(told)?;
+        // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is
+        // done: this process has the memory and waits.
+        unsafe {
+            self.hip
+                .copy_to_device(self.stream, to, bytes.as_ptr(), bytes.len())
+        }
+        .map_err(told)?;
         self.synchronize(self.stream)
     }
 
@@ -36,9 +40,13 @@ impl Runtime {
     /// Reads eight bytes by a stream.
     pub(super) fn read_by(&self, stream: RawStream, from: DevicePtr) -> Result<u64, String> {
         let mut bytes = [0; 8];
-        // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until it is done: this process has
-        // the memory and waits.
-        unsafe { self.hip.copy_to_host(stream, bytes.as_mut_ptr(), from, bytes.len()) }.map_err(told)?;
+        // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until it is done:
+        // this process has the memory and waits.
+        unsafe {
+            self.hip
+                .copy_to_host(stream, bytes.as_mut_ptr(), from, bytes.len())
+        }
+        .map_err(told)?;
         self.synchronize(stream)?;
         Ok(u64::from_le_bytes(bytes))
     }
@@ -55,13 +63,15 @@ impl Runtime {
             // An error is the sign: the other end was dropped.
             let _ = gate.recv();
         });
-        // SAFETY: `host_function` asks for a live stream that nobody captures: until the process ends.
+        // SAFETY: `host_function` asks for a live stream that nobody captures: until the process
+        // ends.
         unsafe { self.hip.host_function(stream, wait) }.map_err(told)?;
         Ok(go)
     }
 
     pub(super) fn synchronize(&self, stream: RawStream) -> Seen {
-        // SAFETY: `synchronize_stream` asks for a live stream: none is destroyed before the process ends.
+        // SAFETY: `synchronize_stream` asks for a live stream: none is destroyed before the process
+        // ends.
         unsafe { self.hip.synchronize_stream(stream) }.map_err(told)
     }
 
@@ -81,5 +91,9 @@ pub(super) fn told(error: Error) -> String {
 
 /// Makes a reason of what should have been.
 pub(super) fn expect(what: &str, holds: bool) -> Seen {
-    if holds { Ok(()) } else { Err(format!("not so: {what}")) }
+    if holds {
+        Ok(())
+    } else {
+        Err(format!("not so: {what}"))
+    }
 }

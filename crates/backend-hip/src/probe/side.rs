@@ -31,16 +31,21 @@ impl Side {
     }
 }
 
-/// Runs one side of a step and ends the process, if [`prove`](super::prove) started it for that; else does nothing.
+/// Runs one side of a step and ends the process, if [`prove`](super::prove) started it for that;
+/// else does nothing.
 ///
 /// Call it first thing in `main`, before anything is printed or any thread is started.
 pub fn run_if_asked() {
     let Ok(task) = env::var(TASK) else { return };
     let code = match run(&task) {
-        // AMD's is reported to crash here once a pool was used (ROCm/rocm-systems#11642): what is said now is read only
-        // if it does.
+        // AMD's is reported to crash here once a pool was used (ROCm/rocm-systems#11642): what is
+        // said now is read only if it does.
         Ok(()) if task.starts_with(Step::Pools.name()) => {
-            let _ = writeln!(std::io::stderr(), "{}; all went well before", PoolDefect::CrashesAtTheEnd);
+            let _ = writeln!(
+                std::io::stderr(),
+                "{}; all went well before",
+                PoolDefect::CrashesAtTheEnd
+            );
             std::process::exit(0)
         }
         Ok(()) => 0,
@@ -50,19 +55,27 @@ pub fn run_if_asked() {
             1
         }
     };
-    // The runtime's own clean-up at the end of a process is no part of what the other steps prove, and may hang too.
-    // SAFETY: `_exit` has no conditions.
+    // The runtime's own clean-up at the end of a process is no part of what the other steps prove,
+    // and may hang too. SAFETY: `_exit` has no conditions.
     unsafe { libc::_exit(code) }
 }
 
 fn run(task: &str) -> Seen {
     let words: Vec<&str> = task.split(' ').collect();
-    let [step, side, device] = words[..] else { return Err(format!("not a task: {task}")) };
+    let [step, side, device] = words[..] else {
+        return Err(format!("not a task: {task}"));
+    };
     let step = Step::from_name(step).ok_or_else(|| format!("no such step: {step}"))?;
-    let device = device.parse().map(DeviceId).map_err(|_| format!("no such device: {device}"))?;
-    let side = [Side::Exporter, Side::Importer].into_iter().find(|known| known.name() == side);
+    let device = device
+        .parse()
+        .map(DeviceId)
+        .map_err(|_| format!("no such device: {device}"))?;
+    let side = [Side::Exporter, Side::Importer]
+        .into_iter()
+        .find(|known| known.name() == side);
     let side = side.ok_or_else(|| format!("no such side: {task}"))?;
-    // A side whose starter is killed must not stay behind; where the kernel cannot promise that, the socket ends it.
+    // A side whose starter is killed must not stay behind; where the kernel cannot promise that,
+    // the socket ends it.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let channel = Channel::from_stdin()?;
     let assumed: &[Step] = match step {
@@ -72,7 +85,12 @@ fn run(task: &str) -> Seen {
     };
     let hip = HipBackend::load_assuming(assumed).map_err(told)?;
     let stream = hip.create_stream(device).map_err(told)?;
-    let runtime = Runtime { hip, device, stream, channel };
+    let runtime = Runtime {
+        hip,
+        device,
+        stream,
+        channel,
+    };
     match (step, side) {
         (Step::Handles, Side::Exporter) => memory::export_handles(&runtime),
         (Step::Handles, Side::Importer) => memory::open_handles(&runtime),

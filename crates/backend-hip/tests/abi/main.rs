@@ -1,7 +1,9 @@
-//! The backend's structures and constants against AMD's headers, by a C program that the machine's compiler builds.
+//! The backend's structures and constants against AMD's headers, by a C program that the machine's
+//! compiler builds.
 //!
-//! The headers are those under `/usr` and `/opt/rocm`, and in the include directories that `GPU_IPC_HIP_HEADERS` lists,
-//! separated by colons. Where there are none, or no C compiler, the case is ignored and says so.
+//! The headers are those under `/usr` and `/opt/rocm`, and in the include directories that
+//! `GPU_IPC_HIP_HEADERS` lists, separated by colons. Where there are none, or no C compiler, the
+//! case is ignored and says so.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -16,11 +18,19 @@ const HEADER: &str = "hip/hip_runtime_api.h";
 
 fn main() {
     let named = env::var("GPU_IPC_HIP_HEADERS").unwrap_or_default();
-    let named = named.split(':').filter(|directory| !directory.is_empty()).map(PathBuf::from);
+    let named = named
+        .split(':')
+        .filter(|directory| !directory.is_empty())
+        .map(PathBuf::from);
     let usual = ["/usr/include", "/opt/rocm/include"].map(PathBuf::from);
-    let usual = usual.into_iter().filter(|directory| directory.join(HEADER).exists());
+    let usual = usual
+        .into_iter()
+        .filter(|directory| directory.join(HEADER).exists());
     let places: Vec<PathBuf> = named.chain(usual).collect();
-    let compiler = Command::new("cc").arg("--version").output().is_ok_and(|output| output.status.success());
+    let compiler = Command::new("cc")
+        .arg("--version")
+        .output()
+        .is_ok_and(|output| output.status.success());
     let mut trials = Vec::new();
     for place in &places {
         let place = place.clone();
@@ -28,8 +38,12 @@ fn main() {
         trials.push(Trial::test(name, move || compare(&place)).with_ignored_flag(!compiler));
     }
     if trials.is_empty() {
-        eprintln!("ignored: no {HEADER}: install libamdhip64-dev, or name include directories in GPU_IPC_HIP_HEADERS");
-        trials.push(Trial::test("headers", || Err(Failed::from("there are none"))).with_ignored_flag(true));
+        eprintln!(
+            "ignored: no {HEADER}: install libamdhip64-dev, or name include directories in GPU_IPC_HIP_HEADERS"
+        );
+        trials.push(
+            Trial::test("headers", || Err(Failed::from("there are none"))).with_ignored_flag(true),
+        );
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
@@ -62,7 +76,11 @@ fn print(place: &Path) -> Result<BTreeMap<String, u64>, Failed> {
 
 fn compare(place: &Path) -> Result<(), Failed> {
     let theirs = print(place)?;
-    let version = Version(*theirs.get("HIP_VERSION").ok_or("the headers have no version")? as u32);
+    let version = Version(
+        *theirs
+            .get("HIP_VERSION")
+            .ok_or("the headers have no version")? as u32,
+    );
     let mut wrong = Vec::new();
     let ours = layout(version);
     for (name, ours) in &ours {
@@ -72,22 +90,45 @@ fn compare(place: &Path) -> Result<(), Failed> {
     }
     for (name, ours) in room() {
         if theirs.get(name).is_none_or(|theirs| *theirs > ours) {
-            wrong.push(format!("{name} is {:?}, here is room for {ours}", theirs.get(name)));
+            wrong.push(format!(
+                "{name} is {:?}, here is room for {ours}",
+                theirs.get(name)
+            ));
         }
     }
-    for (name, number) in
-        theirs.iter().filter_map(|(name, number)| Some((name.strip_prefix("kind hipMemoryType")?, number)))
+    for (name, number) in theirs
+        .iter()
+        .filter_map(|(name, number)| Some((name.strip_prefix("kind hipMemoryType")?, number)))
     {
         let ours = memory_type(version, *number as u32);
         if ours != name {
-            wrong.push(format!("hipMemoryType{name} is {number}, here taken for {ours}"));
+            wrong.push(format!(
+                "hipMemoryType{name} is {number}, here taken for {ours}"
+            ));
         }
     }
-    eprintln!("{}: HIP {version}, {} numbers compared", place.display(), theirs.len());
+    eprintln!(
+        "{}: HIP {version}, {} numbers compared",
+        place.display(),
+        theirs.len()
+    );
     // What the program prints and nobody compares would be forgotten.
-    let compared = ours.len() + room().len() + theirs.keys().filter(|name| name.starts_with("kind ")).count() + 1;
+    let compared = ours.len()
+        + room().len()
+        + theirs
+            .keys()
+            .filter(|name| name.starts_with("kind "))
+            .count()
+        + 1;
     if compared != theirs.len() {
-        wrong.push(format!("{} numbers are printed, {compared} compared", theirs.len()));
+        wrong.push(format!(
+            "{} numbers are printed, {compared} compared",
+            theirs.len()
+        ));
     }
-    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(wrong.join("\n").into())
+    }
 }

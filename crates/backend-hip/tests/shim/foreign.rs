@@ -23,7 +23,10 @@ impl Exporter {
     pub fn start() -> Exporter {
         let mut process = Child::<(), Vec<u8>>::start(&Role::Exporter);
         let handle = process.answer().expect("it exports");
-        Exporter { process, handle: MemHandle(handle.try_into().expect("64 bytes")) }
+        Exporter {
+            process,
+            handle: MemHandle(handle.try_into().expect("64 bytes")),
+        }
     }
 }
 
@@ -37,9 +40,13 @@ impl Drop for Exporter {
 
 /// Is that process, if it was started as such.
 pub fn run_if_asked() -> bool {
-    let Some(Role::Exporter) = harness::role() else { return false };
+    let Some(Role::Exporter) = harness::role() else {
+        return false;
+    };
     let hip = crate::hip();
-    let memory = hip.alloc(GPU, 1 << 20, Sharing::Handle).expect("there is room");
+    let memory = hip
+        .alloc(GPU, 1 << 20, Sharing::Handle)
+        .expect("there is room");
     let handle = hip.export_handle(memory.base).expect("it has a handle");
     say(&handle.0.to_vec());
     // Until the test lets it go.

@@ -1,4 +1,5 @@
-//! The library that a case runs over, and its functions as an application in the same process calls them.
+//! The library that a case runs over, and its functions as an application in the same process calls
+//! them.
 
 use std::env;
 use std::ffi::c_int;
@@ -14,11 +15,18 @@ use crate::Library;
 fn whole() -> io::Result<PathBuf> {
     let program = env::current_exe()?;
     let beside = program.parent().expect("a program lies in a directory");
-    let found = [beside.join("libhip_on_cuda.so"), beside.join("../libhip_on_cuda.so")];
-    found.into_iter().find(|path| path.exists()).ok_or_else(|| io::Error::other("libhip_on_cuda.so was not built"))
+    let found = [
+        beside.join("libhip_on_cuda.so"),
+        beside.join("../libhip_on_cuda.so"),
+    ];
+    found
+        .into_iter()
+        .find(|path| path.exists())
+        .ok_or_else(|| io::Error::other("libhip_on_cuda.so was not built"))
 }
 
-/// Provides a case's library, in `directory` where it has to be made; `None` where it lies there to be found.
+/// Provides a case's library, in `directory` where it has to be made; `None` where it lies there to
+/// be found.
 pub fn provide(library: Library, directory: &Path) -> io::Result<Option<PathBuf>> {
     match library {
         Library::Absent => Ok(Some(directory.join("none.so"))),
@@ -53,15 +61,24 @@ fn without(names: &[&str], path: &Path) -> io::Result<()> {
     fs::write(path, bytes)
 }
 
-/// Changes a function's name wherever it stands: the loader finds its place by its hash, and then another name there.
+/// Changes a function's name wherever it stands: the loader finds its place by its hash, and then
+/// another name there.
 fn blot_out(bytes: &mut [u8], name: &str) -> io::Result<()> {
     let whole = [b"\0", name.as_bytes(), b"\0"].concat();
-    let places: Vec<usize> =
-        bytes.windows(whole.len()).enumerate().filter(|(_, window)| *window == whole).map(|(at, _)| at).collect();
+    let places: Vec<usize> = bytes
+        .windows(whole.len())
+        .enumerate()
+        .filter(|(_, window)| *window == whole)
+        .map(|(at, _)| at)
+        .collect();
     for &at in &places {
         bytes[at + name.len()] = b'~';
     }
-    if places.is_empty() { Err(io::Error::other(format!("the library never had {name}"))) } else { Ok(()) }
+    if places.is_empty() {
+        Err(io::Error::other(format!("the library never had {name}")))
+    } else {
+        Ok(())
+    }
 }
 
 /// `hipMemAllocationProp` of memory on the first device that can be exported.
@@ -74,7 +91,13 @@ pub struct Properties {
     flags: [u16; 4],
 }
 
-pub static PROPERTIES: Properties = Properties { kind: 1, handle_types: 1, location: [1, 0], win32: 0, flags: [0; 4] };
+pub static PROPERTIES: Properties = Properties {
+    kind: 1,
+    handle_types: 1,
+    location: [1, 0],
+    win32: 0,
+    flags: [0; 4],
+};
 
 macro_rules! function {
     ($($name:ident = $symbol:literal : fn($($argument:ident: $type:ty),*) -> $result:ty;)*) => {

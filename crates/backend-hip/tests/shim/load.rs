@@ -11,7 +11,12 @@ use crate::{Case, GPU, Library, WHOLE, hip, proved, version};
 
 macro_rules! refused {
     ($name:ident, $library:expr, $environment:expr, $expected:expr) => {
-        Case { name: stringify!($name), library: $library, environment: $environment, run: || unavailable($expected) }
+        Case {
+            name: stringify!($name),
+            library: $library,
+            environment: $environment,
+            run: || unavailable($expected),
+        }
     };
 }
 
@@ -21,7 +26,12 @@ macro_rules! numa_node {
             name: stringify!($name),
             library: WHOLE,
             environment: $environment,
-            run: || assert_eq!(hip().host_numa_node(GPU).expect("it can be asked"), $expected),
+            run: || {
+                assert_eq!(
+                    hip().host_numa_node(GPU).expect("it can be asked"),
+                    $expected
+                )
+            },
         }
     };
 }
@@ -38,12 +48,30 @@ macro_rules! starts {
 }
 
 const TWO: &[(&str, &str)] = &[("GPU_IPC_HOST_DEVICES", "2")];
-const NO_UUID: &[(&str, &str)] = &[("GPU_IPC_SHIM_INJECT", "no-uuid"), ("GPU_IPC_HOST_DEVICES", "2")];
+const NO_UUID: &[(&str, &str)] = &[
+    ("GPU_IPC_SHIM_INJECT", "no-uuid"),
+    ("GPU_IPC_HOST_DEVICES", "2"),
+];
 
 pub const CASES: &[Case] = &[
-    refused!(a_named_library_that_is_not_there_is_told, Library::Absent, &[], "GPU_IPC_HIP_LIBRARY names"),
-    refused!(a_library_that_is_not_amds_is_no_runtime, Library::Foreign, &[], "has no hipRuntimeGetVersion"),
-    refused!(a_library_that_is_none_is_told, Library::Broken, &[], "libamdhip64.so cannot be loaded: /"),
+    refused!(
+        a_named_library_that_is_not_there_is_told,
+        Library::Absent,
+        &[],
+        "GPU_IPC_HIP_LIBRARY names"
+    ),
+    refused!(
+        a_library_that_is_not_amds_is_no_runtime,
+        Library::Foreign,
+        &[],
+        "has no hipRuntimeGetVersion"
+    ),
+    refused!(
+        a_library_that_is_none_is_told,
+        Library::Broken,
+        &[],
+        "libamdhip64.so cannot be loaded: /"
+    ),
     Case {
         name: "the_newest_runtime_is_taken",
         library: Library::Installed,
@@ -56,19 +84,39 @@ pub const CASES: &[Case] = &[
         environment: &[],
         run: loaded,
     },
-    refused!(a_machine_without_device_is_told, WHOLE, &[("GPU_IPC_HOST_DEVICES", "0")], "7.2.53211 gave 100"),
+    refused!(
+        a_machine_without_device_is_told,
+        WHOLE,
+        &[("GPU_IPC_HOST_DEVICES", "0")],
+        "7.2.53211 gave 100"
+    ),
     refused!(
         a_machine_without_device_is_told_by_the_oldest_too,
         WHOLE,
-        &[("GPU_IPC_HOST_DEVICES", "0"), ("GPU_IPC_SHIM_VERSION", "50221153")],
+        &[
+            ("GPU_IPC_HOST_DEVICES", "0"),
+            ("GPU_IPC_SHIM_VERSION", "50221153")
+        ],
         "5.2.21153 gave 101"
     ),
-    refused!(a_version_before_all_is_told, WHOLE, &[("GPU_IPC_SHIM_VERSION", "40400000")], "older"),
-    numa_node!(the_runtime_names_the_numa_node, &[("GPU_IPC_SHIM_NUMA_NODE", "1")], Some(1)),
+    refused!(
+        a_version_before_all_is_told,
+        WHOLE,
+        &[("GPU_IPC_SHIM_VERSION", "40400000")],
+        "older"
+    ),
+    numa_node!(
+        the_runtime_names_the_numa_node,
+        &[("GPU_IPC_SHIM_NUMA_NODE", "1")],
+        Some(1)
+    ),
     numa_node!(a_machine_of_one_node_names_none, &[], None),
     numa_node!(
         a_runtime_before_7_2_is_not_asked_for_the_node,
-        &[("GPU_IPC_SHIM_NUMA_NODE", "1"), ("GPU_IPC_SHIM_VERSION", "70051831")],
+        &[
+            ("GPU_IPC_SHIM_NUMA_NODE", "1"),
+            ("GPU_IPC_SHIM_VERSION", "70051831")
+        ],
         None
     ),
     starts!(version_5_2_starts, "50221153", "5.2.21153"),
@@ -76,8 +124,18 @@ pub const CASES: &[Case] = &[
     starts!(version_6_4_starts, "60443484", "6.4.43484"),
     starts!(version_7_0_starts, "70051831", "7.0.51831"),
     starts!(version_7_2_starts, "70253211", "7.2.53211"),
-    Case { name: "without_a_proof_only_handles_are_used", library: WHOLE, environment: &[], run: without_a_proof },
-    Case { name: "a_proof_of_elsewhere_is_refused", library: WHOLE, environment: &[], run: proof_of_elsewhere },
+    Case {
+        name: "without_a_proof_only_handles_are_used",
+        library: WHOLE,
+        environment: &[],
+        run: without_a_proof,
+    },
+    Case {
+        name: "a_proof_of_elsewhere_is_refused",
+        library: WHOLE,
+        environment: &[],
+        run: proof_of_elsewhere,
+    },
     Case {
         name: "a_proof_in_the_environment_of_elsewhere_is_none",
         library: WHOLE,
@@ -100,7 +158,12 @@ pub const CASES: &[Case] = &[
         name: "what_the_runtime_lacks_is_listed",
         library: Library::Without(&["hipLaunchHostFunc", "hipMemGetHandleForAddressRange"]),
         environment: &[],
-        run: || assert_eq!(hip().missing_functions(), ["hipMemGetHandleForAddressRange", "hipLaunchHostFunc"]),
+        run: || {
+            assert_eq!(
+                hip().missing_functions(),
+                ["hipMemGetHandleForAddressRange", "hipLaunchHostFunc"]
+            )
+        },
     },
     Case {
         name: "a_device_without_identity_has_its_place",
@@ -117,17 +180,33 @@ pub const CASES: &[Case] = &[
     Case {
         name: "devices_of_one_identity_have_their_places",
         library: WHOLE,
-        environment: &[("GPU_IPC_SHIM_INJECT", "same-uuid"), ("GPU_IPC_HOST_DEVICES", "2")],
+        environment: &[
+            ("GPU_IPC_SHIM_INJECT", "same-uuid"),
+            ("GPU_IPC_HOST_DEVICES", "2"),
+        ],
         run: identity_by_place,
     },
     Case {
         name: "a_sick_device_hides_no_other",
         library: WHOLE,
-        environment: &[("GPU_IPC_SHIM_INJECT", "sick-device"), ("GPU_IPC_HOST_DEVICES", "8")],
+        environment: &[
+            ("GPU_IPC_SHIM_INJECT", "sick-device"),
+            ("GPU_IPC_HOST_DEVICES", "8"),
+        ],
         run: sick_device,
     },
-    Case { name: "the_thread_is_left_as_it_was", library: WHOLE, environment: TWO, run: thread_is_left },
-    Case { name: "no_error_of_ours_is_left_behind", library: WHOLE, environment: &[], run: no_error_is_left },
+    Case {
+        name: "the_thread_is_left_as_it_was",
+        library: WHOLE,
+        environment: TWO,
+        run: thread_is_left,
+    },
+    Case {
+        name: "no_error_of_ours_is_left_behind",
+        library: WHOLE,
+        environment: &[],
+        run: no_error_is_left,
+    },
 ];
 
 fn unavailable(expected: &str) {
@@ -139,8 +218,12 @@ fn unavailable(expected: &str) {
 
 fn loaded() {
     // SAFETY: `Library::new` runs the library's initialisers, which have no conditions.
-    let application = unsafe { libloading::os::unix::Library::new("libamdhip64.so.6") }.expect("it is on the path");
-    assert!(hip().missing_functions().is_empty(), "another copy was loaded beside the application's");
+    let application = unsafe { libloading::os::unix::Library::new("libamdhip64.so.6") }
+        .expect("it is on the path");
+    assert!(
+        hip().missing_functions().is_empty(),
+        "another copy was loaded beside the application's"
+    );
     drop(application);
 }
 
@@ -148,11 +231,19 @@ fn without_a_proof() {
     let hip = HipBackend::load().expect("it starts");
     assert!(hip.proof().is_none());
     let caps = hip.caps(GPU).expect("it is a device");
-    assert!(caps.handle && !caps.fd && !caps.read_only && !caps.event_ipc && !caps.stream_writes && !caps.stream_waits);
+    assert!(
+        caps.handle
+            && !caps.fd
+            && !caps.read_only
+            && !caps.event_ipc
+            && !caps.stream_writes
+            && !caps.stream_waits
+    );
     for refused in [
         hip.alloc(GPU, 1, Sharing::Fd).map(|_| ()),
         hip.create_event(GPU, EventKind::Interprocess).map(|_| ()),
-        hip.open_event(GPU, &gpu_api::EventHandle([0; 64])).map(|_| ()),
+        hip.open_event(GPU, &gpu_api::EventHandle([0; 64]))
+            .map(|_| ()),
     ] {
         let error = refused.expect_err("it is not proved");
         assert!(error.to_string().contains("GPU_IPC_HIP_PROOF"), "{error}");
@@ -167,8 +258,16 @@ fn proof_of_elsewhere() {
 
 fn identity_by_place() {
     let hip = hip();
-    let uuid = |device| hip.device_info(DeviceId(device)).expect("there are two").uuid.0;
-    assert_eq!((&uuid(0), &uuid(1)), (b"pci-0000:00:00.0", b"pci-0000:01:00.0"));
+    let uuid = |device| {
+        hip.device_info(DeviceId(device))
+            .expect("there are two")
+            .uuid
+            .0
+    };
+    assert_eq!(
+        (&uuid(0), &uuid(1)),
+        (b"pci-0000:00:00.0", b"pci-0000:01:00.0")
+    );
 }
 
 fn sick_device() {
@@ -176,8 +275,13 @@ fn sick_device() {
     assert_eq!(hip.device_count().expect("it counts"), 8);
     let works = |device: &DeviceId| hip.device_info(*device).is_ok();
     assert_eq!((0..8).map(DeviceId).filter(works).count(), 7);
-    let error = hip.device_info(DeviceId(7)).expect_err("it answers nothing");
-    assert!(matches!(&error, Error::Driver { source, .. } if source.code == 999), "{error:?}");
+    let error = hip
+        .device_info(DeviceId(7))
+        .expect_err("it answers nothing");
+    assert!(
+        matches!(&error, Error::Driver { source, .. } if source.code == 999),
+        "{error:?}"
+    );
 }
 
 fn thread_is_left() {
@@ -187,7 +291,10 @@ fn thread_is_left() {
     assert_eq!(exchange_mode(&raw mut mode), 0);
     let memory = hip.alloc(GPU, 1, Sharing::Handle).expect("there is room");
     assert!(hip.alloc(GPU, u64::MAX, Sharing::Handle).is_err());
-    assert_eq!(hip.memory_info(DeviceId(1)).expect("it tells").total_bytes, 1 << 30);
+    assert_eq!(
+        hip.memory_info(DeviceId(1)).expect("it tells").total_bytes,
+        1 << 30
+    );
     // SAFETY: `free`: just made.
     unsafe { hip.free(memory.base) }.expect("it frees");
     let mut device: c_int = -1;

@@ -1,8 +1,8 @@
-//! The backend over a library that stands in for AMD's, on shared memory: what it does by which version's rules, what
-//! it makes of AMD's faults, and what its probe proves.
+//! The backend over a library that stands in for AMD's, on shared memory: what it does by which
+//! version's rules, what it makes of AMD's faults, and what its probe proves.
 //!
-//! Every case runs in a process of its own, this program started again, because the library is chosen when a process
-//! first loads it.
+//! Every case runs in a process of its own, this program started again, because the library is
+//! chosen when a process first loads it.
 
 mod foreign;
 mod library;
@@ -44,8 +44,8 @@ pub enum Library {
     Foreign,
     /// One without these functions.
     Without(&'static [&'static str]),
-    /// Two on the loader's path, and none named: `libamdhip64.so.8`, which lacks `hipStreamGetId`, and
-    /// `libamdhip64.so.6`.
+    /// Two on the loader's path, and none named: `libamdhip64.so.8`, which lacks `hipStreamGetId`,
+    /// and `libamdhip64.so.6`.
     Installed,
     /// One on the loader's path that is no library.
     Broken,
@@ -59,16 +59,27 @@ fn main() -> ExitCode {
     if foreign::run_if_asked() {
         return ExitCode::SUCCESS;
     }
-    let cases: Vec<&'static Case> = [load::CASES, memory::CASES, pool::CASES, queue::CASES, rules::CASES, probe::CASES]
-        .into_iter()
-        .flatten()
-        .collect();
+    let cases: Vec<&'static Case> = [
+        load::CASES,
+        memory::CASES,
+        pool::CASES,
+        queue::CASES,
+        rules::CASES,
+        probe::CASES,
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     if let Ok(name) = env::var(CASE) {
-        let case = cases.iter().find(|case| case.name == name).expect("the parent names a case of the list");
+        let case = cases
+            .iter()
+            .find(|case| case.name == name)
+            .expect("the parent names a case of the list");
         (case.run)();
         return ExitCode::SUCCESS;
     }
-    // SAFETY: `remove_var` asks that no other thread reads the environment: this is the only thread.
+    // SAFETY: `remove_var` asks that no other thread reads the environment: this is the only
+    // thread.
     unsafe { env::remove_var(backend_hip::LIBRARY) };
     // A runtime of the machine's own would be found behind what is none.
     let has_runtime = HipBackend::inspect().is_ok();
@@ -87,7 +98,9 @@ fn in_child(case: &Case) -> Result<(), Failed> {
     let mut command = Command::new(env::current_exe()?);
     match library::provide(case.library, directory.path())? {
         Some(library) => command.env(backend_hip::LIBRARY, library),
-        None => command.env_remove(backend_hip::LIBRARY).env("LD_LIBRARY_PATH", directory.path()),
+        None => command
+            .env_remove(backend_hip::LIBRARY)
+            .env("LD_LIBRARY_PATH", directory.path()),
     };
     let output = command
         .env(CASE, case.name)
@@ -99,13 +112,18 @@ fn in_child(case: &Case) -> Result<(), Failed> {
     if output.status.success() {
         return Ok(());
     }
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     Err(format!("{}\n{out}{err}", output.status).into())
 }
 
 /// The version whose rules the library keeps.
 pub fn version() -> Version {
-    Version(env::var("GPU_IPC_SHIM_VERSION").map_or(70_253_211, |text| text.parse().expect("a number")))
+    Version(
+        env::var("GPU_IPC_SHIM_VERSION").map_or(70_253_211, |text| text.parse().expect("a number")),
+    )
 }
 
 /// Loads the backend with everything proved.
@@ -115,5 +133,6 @@ pub fn hip() -> Arc<HipBackend> {
 
 /// Loads the backend with some steps proved.
 pub fn proved(steps: &[Step]) -> Arc<HipBackend> {
-    HipBackend::load_with(Some(Proof::new(version(), steps.iter().copied()))).expect("the library starts")
+    HipBackend::load_with(Some(Proof::new(version(), steps.iter().copied())))
+        .expect("the library starts")
 }

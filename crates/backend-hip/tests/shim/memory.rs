@@ -9,7 +9,12 @@ use crate::{Case, GPU, Library, WHOLE, hip, proved};
 
 macro_rules! by_version {
     ($name:ident, $version:literal, $run:expr) => {
-        Case { name: stringify!($name), library: WHOLE, environment: &[("GPU_IPC_SHIM_VERSION", $version)], run: $run }
+        Case {
+            name: stringify!($name),
+            library: WHOLE,
+            environment: &[("GPU_IPC_SHIM_VERSION", $version)],
+            run: $run,
+        }
     };
 }
 
@@ -18,15 +23,51 @@ pub const CASES: &[Case] = &[
     by_version!(a_handle_is_opened_by_the_rules_of_5_7, "50731921", opened),
     by_version!(a_handle_is_opened_by_the_rules_of_6_4, "60443484", opened),
     by_version!(a_handle_is_opened_by_the_rules_of_7_2, "70253211", opened),
-    by_version!(addresses_are_classified_by_the_rules_of_5_7, "50731921", classified),
-    by_version!(addresses_are_classified_by_the_rules_of_6_4, "60443484", classified),
-    by_version!(addresses_are_classified_by_the_rules_of_6_2, "60242134", classified),
-    by_version!(addresses_are_classified_by_the_rules_of_7_2, "70253211", classified),
-    by_version!(addresses_are_classified_by_the_rules_of_7_14, "71400000", classified),
-    by_version!(descriptors_are_imported_by_the_rules_of_5_7, "50731921", imported),
-    by_version!(descriptors_are_imported_by_the_rules_of_7_0, "70051831", imported),
-    by_version!(descriptors_are_imported_by_the_rules_of_7_2, "70253211", imported),
-    by_version!(descriptors_are_imported_by_the_rules_of_7_14, "71400000", imported),
+    by_version!(
+        addresses_are_classified_by_the_rules_of_5_7,
+        "50731921",
+        classified
+    ),
+    by_version!(
+        addresses_are_classified_by_the_rules_of_6_4,
+        "60443484",
+        classified
+    ),
+    by_version!(
+        addresses_are_classified_by_the_rules_of_6_2,
+        "60242134",
+        classified
+    ),
+    by_version!(
+        addresses_are_classified_by_the_rules_of_7_2,
+        "70253211",
+        classified
+    ),
+    by_version!(
+        addresses_are_classified_by_the_rules_of_7_14,
+        "71400000",
+        classified
+    ),
+    by_version!(
+        descriptors_are_imported_by_the_rules_of_5_7,
+        "50731921",
+        imported
+    ),
+    by_version!(
+        descriptors_are_imported_by_the_rules_of_7_0,
+        "70051831",
+        imported
+    ),
+    by_version!(
+        descriptors_are_imported_by_the_rules_of_7_2,
+        "70253211",
+        imported
+    ),
+    by_version!(
+        descriptors_are_imported_by_the_rules_of_7_14,
+        "71400000",
+        imported
+    ),
     Case {
         name: "equal_process_numbers_are_explained",
         library: WHOLE,
@@ -39,13 +80,37 @@ pub const CASES: &[Case] = &[
         environment: &[("GPU_IPC_SHIM_INJECT", "attach-fails")],
         run: || refused_with(17, "namespaces"),
     },
-    Case { name: "memory_is_exported_once", library: WHOLE, environment: &[], run: exported_once },
-    Case { name: "memory_of_others_is_exported_once_vouched_for", library: WHOLE, environment: &[], run: adopted },
-    Case { name: "an_address_within_is_not_exported", library: WHOLE, environment: &[], run: interior },
-    Case { name: "a_dma_buf_is_not_mapped_to_read", library: WHOLE, environment: &[], run: dma_buf },
+    Case {
+        name: "memory_is_exported_once",
+        library: WHOLE,
+        environment: &[],
+        run: exported_once,
+    },
+    Case {
+        name: "memory_of_others_is_exported_once_vouched_for",
+        library: WHOLE,
+        environment: &[],
+        run: adopted,
+    },
+    Case {
+        name: "an_address_within_is_not_exported",
+        library: WHOLE,
+        environment: &[],
+        run: interior,
+    },
+    Case {
+        name: "a_dma_buf_is_not_mapped_to_read",
+        library: WHOLE,
+        environment: &[],
+        run: dma_buf,
+    },
     Case {
         name: "what_the_probe_proved_and_the_runtime_lacks_is_not_used",
-        library: Library::Without(&["hipMemCreate", "hipMemGetHandleForAddressRange", "hipStreamWaitValue64"]),
+        library: Library::Without(&[
+            "hipMemCreate",
+            "hipMemGetHandleForAddressRange",
+            "hipStreamWaitValue64",
+        ]),
         environment: &[],
         run: lacking,
     },
@@ -54,15 +119,23 @@ pub const CASES: &[Case] = &[
 fn opened() {
     let (hip, exporter) = (hip(), Exporter::start());
     let first = hip.open_handle(GPU, &exporter.handle).expect("it opens");
-    let second = hip.open_handle(GPU, &exporter.handle).expect("it opens again");
+    let second = hip
+        .open_handle(GPU, &exporter.handle)
+        .expect("it opens again");
     assert_eq!(first, second);
-    assert_eq!(hip.address_range(first.offset(5)).expect("it is known").len, 2 << 20);
+    assert_eq!(
+        hip.address_range(first.offset(5)).expect("it is known").len,
+        2 << 20
+    );
     for base in [first, second] {
         // SAFETY: `close`: opened above, once for each.
         unsafe { hip.close(base) }.expect("it closes");
     }
     // SAFETY: `close`: the table refuses what is not open.
-    assert!(unsafe { hip.close(first) }.is_err(), "closed more often than it was opened");
+    assert!(
+        unsafe { hip.close(first) }.is_err(),
+        "closed more often than it was opened"
+    );
 }
 
 fn refused_with(code: u32, why: &str) {
@@ -81,10 +154,30 @@ fn classified() {
     let mut foreign = 0;
     assert_eq!(malloc(&raw mut foreign, 1 << 20), 0);
     let info = hip.classify(DevicePtr(foreign)).expect("it tells");
-    assert_eq!((info.kind, info.sharing, info.device), (MemoryKind::Plain, None, Some(GPU)));
-    assert_eq!(hip.classify(DevicePtr(0x10)).expect("it tells").kind, MemoryKind::Unknown);
-    let host = hip.host_alloc(GPU, 100, gpu_api::HostMemory { pinned: true, numa_node: None }).expect("room");
-    assert_eq!(hip.classify(DevicePtr(host.0 as u64)).expect("it tells").kind, MemoryKind::Host);
+    assert_eq!(
+        (info.kind, info.sharing, info.device),
+        (MemoryKind::Plain, None, Some(GPU))
+    );
+    assert_eq!(
+        hip.classify(DevicePtr(0x10)).expect("it tells").kind,
+        MemoryKind::Unknown
+    );
+    let host = hip
+        .host_alloc(
+            GPU,
+            100,
+            gpu_api::HostMemory {
+                pinned: true,
+                numa_node: None,
+            },
+        )
+        .expect("room");
+    assert_eq!(
+        hip.classify(DevicePtr(host.0 as u64))
+            .expect("it tells")
+            .kind,
+        MemoryKind::Host
+    );
     // SAFETY: `host_free`: just made.
     unsafe { hip.host_free(host) }.expect("it frees");
     assert_eq!(free(foreign), 0);
@@ -96,10 +189,14 @@ fn imported() {
     let hip = hip();
     let memory = hip.alloc(GPU, 1, Sharing::Fd).expect("there is room");
     let fd = hip.export_fd(memory.base).expect("it is exported");
-    let base = hip.import_fd(GPU, fd.as_fd(), memory.len, Access::ReadWrite).expect("it is imported");
+    let base = hip
+        .import_fd(GPU, fd.as_fd(), memory.len, Access::ReadWrite)
+        .expect("it is imported");
     assert_ne!(base, memory.base);
     for len in [memory.len + 1, memory.len * 2] {
-        let error = hip.import_fd(GPU, fd.as_fd(), len, Access::ReadWrite).expect_err("more than there is");
+        let error = hip
+            .import_fd(GPU, fd.as_fd(), len, Access::ReadWrite)
+            .expect_err("more than there is");
         assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
     }
     // SAFETY: `close`: imported above.
@@ -116,7 +213,10 @@ fn exported_once() {
     assert!(hip.export_handle(memory.base).expect("it is exported") == handle);
     // SAFETY: `free`: made above.
     unsafe { hip.free(memory.base) }.expect("it frees");
-    assert!(hip.export_handle(memory.base).is_err(), "the handle outlived its memory");
+    assert!(
+        hip.export_handle(memory.base).is_err(),
+        "the handle outlived its memory"
+    );
 }
 
 fn adopted() {
@@ -131,10 +231,16 @@ fn adopted() {
     assert_eq!(range.base, base);
     // SAFETY: `adopt_memory`: as above.
     assert!(unsafe { hip.adopt_memory(base) }.is_err(), "adopted twice");
-    assert_eq!(hip.classify(base).expect("it tells").sharing, Some(Sharing::Handle));
+    assert_eq!(
+        hip.classify(base).expect("it tells").sharing,
+        Some(Sharing::Handle)
+    );
     assert!(hip.export_handle(base).is_ok());
     // SAFETY: `free`: the table refuses what it did not allocate.
-    assert!(unsafe { hip.free(base) }.is_err(), "freed what somebody else allocated");
+    assert!(
+        unsafe { hip.free(base) }.is_err(),
+        "freed what somebody else allocated"
+    );
     assert!(hip.forget_memory(base) && !hip.forget_memory(base));
     assert!(hip.export_handle(base).is_err());
     assert_eq!(free(foreign), 0);
@@ -148,7 +254,9 @@ fn interior() {
         let memory = hip.alloc(GPU, 1, sharing).expect("there is room");
         let inside = memory.base.offset(64);
         let (handle, fd) = (hip.export_handle(inside), hip.export_fd(inside));
-        for error in [handle.map(|_| ()), fd.map(|_| ())].map(|refused| refused.expect_err("it is no base")) {
+        for error in
+            [handle.map(|_| ()), fd.map(|_| ())].map(|refused| refused.expect_err("it is no base"))
+        {
             assert!(error.to_string().contains("offset"), "{error}");
         }
         // SAFETY: `free`: made above.
@@ -163,10 +271,17 @@ fn dma_buf() {
     assert!(!hip.caps(GPU).expect("it is a device").read_only);
     let memory = hip.alloc(GPU, 1, Sharing::Fd).expect("there is room");
     let fd = hip.export_fd(memory.base).expect("it is exported");
-    let error = hip.import_fd(GPU, fd.as_fd(), memory.len, Access::ReadOnly).expect_err("it would be writable");
+    let error = hip
+        .import_fd(GPU, fd.as_fd(), memory.len, Access::ReadOnly)
+        .expect_err("it would be writable");
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
-    assert!(matches!(hip.import_fd(GPU, fd.as_fd(), memory.len * 2, Access::ReadWrite), Err(Error::Invalid { .. })));
-    let base = hip.import_fd(GPU, fd.as_fd(), memory.len, Access::ReadWrite).expect("it is imported");
+    assert!(matches!(
+        hip.import_fd(GPU, fd.as_fd(), memory.len * 2, Access::ReadWrite),
+        Err(Error::Invalid { .. })
+    ));
+    let base = hip
+        .import_fd(GPU, fd.as_fd(), memory.len, Access::ReadWrite)
+        .expect("it is imported");
     // SAFETY: `close`: imported above.
     unsafe { hip.close(base) }.expect("it closes");
     // SAFETY: `free`: made above.
@@ -178,6 +293,16 @@ fn dma_buf() {
 fn lacking() {
     let hip = hip();
     let caps = hip.caps(GPU).expect("it is a device");
-    assert!(caps.handle && caps.event_ipc && !caps.fd && !caps.read_only && caps.stream_writes && !caps.stream_waits);
-    assert!(matches!(hip.alloc(GPU, 1, Sharing::Fd), Err(Error::Unsupported { .. })));
+    assert!(
+        caps.handle
+            && caps.event_ipc
+            && !caps.fd
+            && !caps.read_only
+            && caps.stream_writes
+            && !caps.stream_waits
+    );
+    assert!(matches!(
+        hip.alloc(GPU, 1, Sharing::Fd),
+        Err(Error::Unsupported { .. })
+    ));
 }

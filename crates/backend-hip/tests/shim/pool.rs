@@ -11,12 +11,20 @@ const RIGHT: (&str, &str) = ("GPU_IPC_SHIM_VERSION", "71400000");
 
 macro_rules! case {
     ($name:ident, $environment:expr) => {
-        Case { name: stringify!($name), library: WHOLE, environment: $environment, run: $name }
+        Case {
+            name: stringify!($name),
+            library: WHOLE,
+            environment: $environment,
+            run: $name,
+        }
     };
 }
 
 pub const CASES: &[Case] = &[
-    case!(pools_without_a_proof_are_refused_with_what_was_reported, &[]),
+    case!(
+        pools_without_a_proof_are_refused_with_what_was_reported,
+        &[]
+    ),
     case!(pools_are_refused_with_what_the_probe_saw, &[]),
     Case {
         name: "pools_that_the_runtime_lacks_are_refused",
@@ -25,10 +33,22 @@ pub const CASES: &[Case] = &[
         run: lacking,
     },
     case!(a_pool_comes_and_goes_whole, &[RIGHT]),
-    case!(a_pool_outlives_its_destruction_while_memory_of_it_is_out, &[RIGHT]),
-    case!(pools_stay_out_of_captures, &[RIGHT, ("GPU_IPC_SHIM_INJECT", "captures")]),
-    case!(null_is_no_memory, &[RIGHT, ("GPU_IPC_SHIM_INJECT", "pool-gives-null")]),
-    case!(a_return_that_failed_is_never_tried_again, &[RIGHT, ("GPU_IPC_SHIM_INJECT", "pool-free-fails")]),
+    case!(
+        a_pool_outlives_its_destruction_while_memory_of_it_is_out,
+        &[RIGHT]
+    ),
+    case!(
+        pools_stay_out_of_captures,
+        &[RIGHT, ("GPU_IPC_SHIM_INJECT", "captures")]
+    ),
+    case!(
+        null_is_no_memory,
+        &[RIGHT, ("GPU_IPC_SHIM_INJECT", "pool-gives-null")]
+    ),
+    case!(
+        a_return_that_failed_is_never_tried_again,
+        &[RIGHT, ("GPU_IPC_SHIM_INJECT", "pool-free-fails")]
+    ),
 ];
 
 fn refused(proof: Proof) -> String {
@@ -41,14 +61,25 @@ fn refused(proof: Proof) -> String {
 
 fn pools_without_a_proof_are_refused_with_what_was_reported() {
     let text = refused(Proof::new(version(), [Step::Words]));
-    for expected in ["no probe has proved it", "rocm-systems#10943", "GPU_IPC_HIP_TRY=pools", "GPU_IPC_HIP_PROOF"] {
+    for expected in [
+        "no probe has proved it",
+        "rocm-systems#10943",
+        "GPU_IPC_HIP_TRY=pools",
+        "GPU_IPC_HIP_PROOF",
+    ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
 }
 
 fn pools_are_refused_with_what_the_probe_saw() {
-    let text = refused(Proof::new(version(), [Step::Pools]).with_pool_defects([PoolDefect::IgnoresThreshold]));
-    for expected in ["the probe saw here", "a pool gives memory back that it was told to keep", "rocm-systems#11690"] {
+    let text = refused(
+        Proof::new(version(), [Step::Pools]).with_pool_defects([PoolDefect::IgnoresThreshold]),
+    );
+    for expected in [
+        "the probe saw here",
+        "a pool gives memory back that it was told to keep",
+        "rocm-systems#11690",
+    ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
     assert!(!text.contains("#10943"), "what was only reported: {text}");
@@ -56,7 +87,10 @@ fn pools_are_refused_with_what_the_probe_saw() {
 
 fn lacking() {
     let text = refused(Proof::new(version(), [Step::Pools]));
-    assert!(text.contains("hipMallocFromPoolAsync") && text.contains("update ROCm"), "{text}");
+    assert!(
+        text.contains("hipMallocFromPoolAsync") && text.contains("update ROCm"),
+        "{text}"
+    );
 }
 
 fn a_pool_comes_and_goes_whole() {
@@ -68,22 +102,40 @@ fn a_pool_comes_and_goes_whole() {
     // SAFETY: `pool_alloc`: the pool and the stream are alive.
     let memory = unsafe { hip.pool_alloc(pool, stream, 1000) }.expect("there is room");
     // SAFETY: `pool_alloc`: as above.
-    assert!(matches!(unsafe { hip.pool_alloc(pool, stream, 0) }, Err(Error::Invalid { .. })));
+    assert!(matches!(
+        unsafe { hip.pool_alloc(pool, stream, 0) },
+        Err(Error::Invalid { .. })
+    ));
     let info = hip.classify(memory.base.offset(999)).expect("it is known");
-    assert_eq!((info.kind, info.sharing, info.device), (MemoryKind::Pool, None, Some(GPU)));
-    for error in [hip.export_handle(memory.base).map(drop), hip.export_fd(memory.base).map(drop)] {
+    assert_eq!(
+        (info.kind, info.sharing, info.device),
+        (MemoryKind::Pool, None, Some(GPU))
+    );
+    for error in [
+        hip.export_handle(memory.base).map(drop),
+        hip.export_fd(memory.base).map(drop),
+    ] {
         let error = error.expect_err("it has no handle");
         assert!(error.to_string().contains("stream-ordered"), "{error}");
     }
     // SAFETY: `pool_usage`: the pool is alive.
     let usage = unsafe { hip.pool_usage(pool) }.expect("it can be asked");
-    assert!(usage.used >= 1000 && usage.reserved >= usage.used && usage.most_reserved >= usage.reserved, "{usage:?}");
+    assert!(
+        usage.used >= 1000 && usage.reserved >= usage.used && usage.most_reserved >= usage.reserved,
+        "{usage:?}"
+    );
     // SAFETY: `free` asks for memory of `alloc`: it is refused for any other.
-    assert!(unsafe { hip.free(memory.base) }.is_err(), "a pool's memory goes back to the pool");
+    assert!(
+        unsafe { hip.free(memory.base) }.is_err(),
+        "a pool's memory goes back to the pool"
+    );
     // SAFETY: `pool_free`: allocated above, nothing uses it, and the stream is alive.
     unsafe { hip.pool_free(stream, memory.base) }.expect("it is there");
     // SAFETY: `pool_free`: it is refused.
-    assert!(unsafe { hip.pool_free(stream, memory.base) }.is_err(), "once");
+    assert!(
+        unsafe { hip.pool_free(stream, memory.base) }.is_err(),
+        "once"
+    );
     // SAFETY: `synchronize_stream`: it is alive.
     unsafe { hip.synchronize_stream(stream) }.expect("it ends");
     // SAFETY: `trim_pool` and `pool_usage`: the pool is alive.
@@ -120,13 +172,17 @@ fn pools_stay_out_of_captures() {
     let refused = unsafe { hip.pool_alloc(pool, stream, 1000) }.expect_err("a graph would own it");
     assert!(matches!(refused, Error::Capturing { .. }), "{refused}");
     // SAFETY: `pool_free`: it is refused.
-    let refused = unsafe { hip.pool_free(stream, gpu_api::DevicePtr(0x10)) }.expect_err("a graph would free it");
+    let refused = unsafe { hip.pool_free(stream, gpu_api::DevicePtr(0x10)) }
+        .expect_err("a graph would free it");
     assert!(matches!(refused, Error::Capturing { .. }), "{refused}");
 }
 
 fn null_is_no_memory() {
     let hip = proved(&[Step::Pools]);
-    let (stream, pool) = (hip.create_stream(GPU).expect("a stream"), hip.create_pool(GPU, 0).expect("a pool"));
+    let (stream, pool) = (
+        hip.create_stream(GPU).expect("a stream"),
+        hip.create_pool(GPU, 0).expect("a pool"),
+    );
     let asked = hip.memory_info(GPU).expect("it tells").total_bytes + 1;
     let alloc = |pool: RawPool, stream: RawStream| {
         // SAFETY: `pool_alloc`: the pool and the stream are alive.
@@ -140,13 +196,20 @@ fn null_is_no_memory() {
 
 fn a_return_that_failed_is_never_tried_again() {
     let hip = proved(&[Step::Pools]);
-    let (stream, pool) = (hip.create_stream(GPU).expect("a stream"), hip.create_pool(GPU, 0).expect("a pool"));
+    let (stream, pool) = (
+        hip.create_stream(GPU).expect("a stream"),
+        hip.create_pool(GPU, 0).expect("a pool"),
+    );
     // SAFETY: `pool_alloc`: the pool and the stream are alive.
     let memory = unsafe { hip.pool_alloc(pool, stream, 1000) }.expect("there is room");
     // SAFETY: `pool_free`: allocated above, and nothing uses it.
     let error = unsafe { hip.pool_free(stream, memory.base) }.expect_err("the call failed");
-    assert!(matches!(&error, Error::Driver { source, .. } if source.code == 719), "{error:?}");
+    assert!(
+        matches!(&error, Error::Driver { source, .. } if source.code == 719),
+        "{error:?}"
+    );
     // SAFETY: `pool_free`: it is refused.
-    let error = unsafe { hip.pool_free(stream, memory.base) }.expect_err("nobody knows what is left");
+    let error =
+        unsafe { hip.pool_free(stream, memory.base) }.expect_err("nobody knows what is left");
     assert!(error.to_string().contains("leaked"), "{error}");
 }

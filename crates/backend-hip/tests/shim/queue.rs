@@ -10,14 +10,24 @@ use crate::library::{stream_create, stream_destroy};
 use crate::{Case, GPU, Library, WHOLE, hip};
 
 pub const CASES: &[Case] = &[
-    Case { name: "streams_call_functions", library: WHOLE, environment: &[], run: called },
+    Case {
+        name: "streams_call_functions",
+        library: WHOLE,
+        environment: &[],
+        run: called,
+    },
     Case {
         name: "streams_call_functions_by_the_older_call",
         library: Library::Without(&["hipLaunchHostFunc"]),
         environment: &[],
         run: called,
     },
-    Case { name: "streams_of_others_are_told_apart", library: WHOLE, environment: TWO, run: foreign },
+    Case {
+        name: "streams_of_others_are_told_apart",
+        library: WHOLE,
+        environment: TWO,
+        run: foreign,
+    },
     Case {
         name: "streams_of_others_are_adopted_where_they_cannot_be_told_apart",
         library: Library::Without(&["hipStreamGetId"]),
@@ -53,7 +63,8 @@ fn called() {
         unsafe { hip.host_function(stream, function) }.expect("it queues");
     }
     // SAFETY: `host_function`: the stream is alive.
-    unsafe { hip.host_function(stream, Box::new(|| panic!("this one is meant to"))) }.expect("it queues");
+    unsafe { hip.host_function(stream, Box::new(|| panic!("this one is meant to"))) }
+        .expect("it queues");
     // SAFETY: `synchronize_stream`: the stream is alive.
     unsafe { hip.synchronize_stream(stream) }.expect("it runs");
     assert_eq!(count.load(Ordering::Relaxed), 20);
@@ -103,26 +114,52 @@ fn told() {
     let hip = hip();
     let stream = made();
     // SAFETY: `stream_info`: the stream is alive.
-    assert!(matches!(unsafe { hip.stream_info(stream) }, Err(Error::Unsupported { .. })));
+    assert!(matches!(
+        unsafe { hip.stream_info(stream) },
+        Err(Error::Unsupported { .. })
+    ));
     // SAFETY: `adopt_stream`: the stream lives until it is forgotten, and is of this device.
     unsafe { hip.adopt_stream(stream) }.expect("who made it knows its device");
     // SAFETY: `stream_info`: the stream is alive.
-    assert_eq!(unsafe { hip.stream_info(stream) }.expect("it is known").device, GPU);
+    assert_eq!(
+        unsafe { hip.stream_info(stream) }
+            .expect("it is known")
+            .device,
+        GPU
+    );
     let elsewhere = RawStream::new(DeviceId(1), stream.handle);
     // SAFETY: `stream_info`: the stream is alive.
     let refused = unsafe { hip.stream_info(elsewhere) }.expect_err("it is of another device");
-    assert!(matches!(refused, Error::Mismatch { what: "the stream's device", .. }), "{refused:?}");
+    assert!(
+        matches!(
+            refused,
+            Error::Mismatch {
+                what: "the stream's device",
+                ..
+            }
+        ),
+        "{refused:?}"
+    );
     assert!(hip.forget_stream(stream));
     let own = hip.create_stream(DeviceId(1)).expect("a stream");
     // SAFETY: `stream_info`: the stream is alive.
-    assert_eq!(unsafe { hip.stream_info(own) }.expect("it is ours").device, DeviceId(1));
+    assert_eq!(
+        unsafe { hip.stream_info(own) }.expect("it is ours").device,
+        DeviceId(1)
+    );
 }
 
 fn no_words() {
     let hip = hip();
     let stream = hip.create_stream(GPU).expect("a stream");
-    let op = gpu_api::StreamOp::Write { word: gpu_api::WordPtr(64), value: 1 };
+    let op = gpu_api::StreamOp::Write {
+        word: gpu_api::WordPtr(64),
+        value: 1,
+    };
     // SAFETY: `stream_batch`: the runtime refuses before it looks at the word.
     let error = unsafe { hip.stream_batch(stream, &[op]) }.expect_err("the runtime refuses");
-    assert!(matches!(&error, Error::Driver { source, .. } if source.code == 801), "{error:?}");
+    assert!(
+        matches!(&error, Error::Driver { source, .. } if source.code == 801),
+        "{error:?}"
+    );
 }

@@ -1,4 +1,5 @@
-//! Rules that stand in AMD's own sources, each with what the backend did wrong before it knew of it.
+//! Rules that stand in AMD's own sources, each with what the backend did wrong before it knew of
+//! it.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -17,14 +18,25 @@ use crate::{Case, GPU, WHOLE, hip, proved};
 
 macro_rules! rule {
     ($name:ident, $environment:expr, $run:expr) => {
-        Case { name: stringify!($name), library: WHOLE, environment: $environment, run: $run }
+        Case {
+            name: stringify!($name),
+            library: WHOLE,
+            environment: $environment,
+            run: $run,
+        }
     };
 }
 
-const OF_5_7: &[(&str, &str)] = &[("GPU_IPC_SHIM_VERSION", "50731921"), ("GPU_IPC_SHIM_INJECT", "no-kernel-ipc")];
+const OF_5_7: &[(&str, &str)] = &[
+    ("GPU_IPC_SHIM_VERSION", "50731921"),
+    ("GPU_IPC_SHIM_INJECT", "no-kernel-ipc"),
+];
 const OF_6_2: &[(&str, &str)] = &[("GPU_IPC_SHIM_VERSION", "60242134")];
 const OF_7_2: &[(&str, &str)] = &[("GPU_IPC_SHIM_VERSION", "70253211")];
-const OF_7_14: &[(&str, &str)] = &[("GPU_IPC_SHIM_VERSION", "71400000"), ("GPU_IPC_HOST_DEVICES", "2")];
+const OF_7_14: &[(&str, &str)] = &[
+    ("GPU_IPC_SHIM_VERSION", "71400000"),
+    ("GPU_IPC_HOST_DEVICES", "2"),
+];
 const NO_IPC: &[(&str, &str)] = &[("GPU_IPC_SHIM_INJECT", "no-kernel-ipc")];
 const TAKES: &[(&str, &str)] = &[("GPU_IPC_SHIM_INJECT", "import-takes")];
 
@@ -33,31 +45,80 @@ const NO_KFD: &[(&str, &str)] = &[("GPU_IPC_SHIM_KFD", "/there is none")];
 
 pub const CASES: &[Case] = &[
     // `hipMemRetainAllocationHandle`: rs#5807, rs#2696, change logs of 7.12 and 7.14.
-    rule!(looking_at_others_virtual_memory_drops_no_reference_of_theirs_in_7_2, OF_7_2, others_virtual_memory),
-    rule!(looking_at_others_virtual_memory_drops_no_reference_of_theirs_in_7_14, OF_7_14, others_virtual_memory),
+    rule!(
+        looking_at_others_virtual_memory_drops_no_reference_of_theirs_in_7_2,
+        OF_7_2,
+        others_virtual_memory
+    ),
+    rule!(
+        looking_at_others_virtual_memory_drops_no_reference_of_theirs_in_7_14,
+        OF_7_14,
+        others_virtual_memory
+    ),
     // `hipStreamDestroy` waits: its header, hip#3367.
     rule!(a_held_stream_is_destroyed_without_waiting, &[], held_stream),
     // A wait occupies one of few hardware queues, so a proof of writes is none of waits.
-    rule!(waits_are_not_used_where_writes_are_proved, &[], writes_alone),
-    // Queues of a dead process that go later: `kfd_process_remove_sysfs`, and the two patches of amdkfd.
-    rule!(a_process_shows_its_life_where_the_kernel_does, KFD, life_is_shown),
-    rule!(where_the_kernel_shows_no_life_the_quarantine_is_longer, NO_KFD, life_is_hidden),
+    rule!(
+        waits_are_not_used_where_writes_are_proved,
+        &[],
+        writes_alone
+    ),
+    // Queues of a dead process that go later: `kfd_process_remove_sysfs`, and the two patches of
+    // amdkfd.
+    rule!(
+        a_process_shows_its_life_where_the_kernel_does,
+        KFD,
+        life_is_shown
+    ),
+    rule!(
+        where_the_kernel_shows_no_life_the_quarantine_is_longer,
+        NO_KFD,
+        life_is_hidden
+    ),
     // Handles: ROCR-Runtime#270, rs#2209; success of 5.7.1 to 6.1.2; the exporter's ordinal.
-    rule!(a_kernel_that_exports_nothing_is_named, NO_IPC, no_kernel_ipc),
-    rule!(a_false_success_is_explained_where_it_is_opened, OF_5_7, false_success),
-    rule!(a_handle_of_a_device_that_is_not_seen_here_is_refused, &[], unseen_device),
-    // External memory: `retain` in `hipExternalMemoryGetMappedBuffer`; nothing closes the descriptor.
-    rule!(an_imported_dma_buf_is_given_back_whole, &[], dma_buf_given_back),
-    rule!(a_descriptor_that_the_runtime_closed_is_not_closed_again, TAKES, dma_buf_given_back),
+    rule!(
+        a_kernel_that_exports_nothing_is_named,
+        NO_IPC,
+        no_kernel_ipc
+    ),
+    rule!(
+        a_false_success_is_explained_where_it_is_opened,
+        OF_5_7,
+        false_success
+    ),
+    rule!(
+        a_handle_of_a_device_that_is_not_seen_here_is_refused,
+        &[],
+        unseen_device
+    ),
+    // External memory: `retain` in `hipExternalMemoryGetMappedBuffer`; nothing closes the
+    // descriptor.
+    rule!(
+        an_imported_dma_buf_is_given_back_whole,
+        &[],
+        dma_buf_given_back
+    ),
+    rule!(
+        a_descriptor_that_the_runtime_closed_is_not_closed_again,
+        TAKES,
+        dma_buf_given_back
+    ),
     // Virtual memory: `hip_vm.cpp` of 6.2.2; rs#8304, rs#8436.
     rule!(what_was_not_mapped_is_not_unmapped, OF_6_2, failed_mapping),
-    rule!(a_descriptor_is_kept_while_the_runtime_needs_it, OF_7_14, kept_descriptor),
+    rule!(
+        a_descriptor_is_kept_while_the_runtime_needs_it,
+        OF_7_14,
+        kept_descriptor
+    ),
 ];
 
 fn others_virtual_memory() {
     let hip = hip();
     let (len, mut handle, mut base) = (2 << 20, 0, 0);
-    assert_eq!(library::mem_create(&raw mut handle, len, &raw const PROPERTIES, 0), 0);
+    assert_eq!(
+        library::mem_create(&raw mut handle, len, &raw const PROPERTIES, 0),
+        0
+    );
     assert_eq!(library::mem_reserve(&raw mut base, len, 0, 0, 0), 0);
     assert_eq!(library::mem_map(base, len, 0, handle, 0), 0);
     for _ in 0..3 {
@@ -65,7 +126,11 @@ fn others_virtual_memory() {
         assert_eq!((info.sharing, info.device), (None, Some(GPU)));
     }
     assert_eq!(library::mem_unmap(base, len), 0);
-    assert_eq!(library::mem_release(handle), 0, "its reference was dropped by somebody else");
+    assert_eq!(
+        library::mem_release(handle),
+        0,
+        "its reference was dropped by somebody else"
+    );
 }
 
 fn held_stream() {
@@ -94,7 +159,10 @@ fn writes_alone() {
     let caps = hip.caps(GPU).expect("it is a device");
     assert!(caps.stream_writes && !caps.stream_waits);
     let stream = hip.create_stream(GPU).expect("a stream");
-    let wait = gpu_api::StreamOp::WaitGeq { word: gpu_api::WordPtr(64), value: 1 };
+    let wait = gpu_api::StreamOp::WaitGeq {
+        word: gpu_api::WordPtr(64),
+        value: 1,
+    };
     // SAFETY: `stream_batch`: it is refused before the word is looked at.
     let error = unsafe { hip.stream_batch(stream, &[wait]) }.expect_err("a wait is not proved");
     assert!(error.to_string().contains("GPU_IPC_HIP_PROOF"), "{error}");
@@ -103,7 +171,13 @@ fn writes_alone() {
 fn life_is_shown() {
     let hip = hip();
     let signs = hip.signs_of_life(std::process::id());
-    assert_eq!(signs, [std::path::PathBuf::from(format!("/proc/{}", std::process::id()))]);
+    assert_eq!(
+        signs,
+        [std::path::PathBuf::from(format!(
+            "/proc/{}",
+            std::process::id()
+        ))]
+    );
     assert!(signs[0].exists());
     assert_eq!(hip.quarantine(), Duration::from_millis(100));
 }
@@ -118,10 +192,17 @@ fn no_kernel_ipc() {
     let hip = hip();
     let memory = hip.alloc(GPU, 1, Sharing::Handle).expect("there is room");
     match hip.export_handle(memory.base) {
-        Err(Error::Driver { call: "hipIpcGetMemHandle", source, .. }) => {
+        Err(Error::Driver {
+            call: "hipIpcGetMemHandle",
+            source,
+            ..
+        }) => {
             assert_eq!(source.code, 1);
             assert!(source.name.contains("KFD's calls"), "{source}");
-            assert!(!source.name.contains("export_handle"), "advice to call what just failed: {source}");
+            assert!(
+                !source.name.contains("export_handle"),
+                "advice to call what just failed: {source}"
+            );
         }
         other => panic!("{:?}", other.map(|_| ())),
     }
@@ -142,22 +223,34 @@ fn unseen_device() {
     let (hip, exporter) = (hip(), Exporter::start());
     let mut bytes = exporter.handle.0;
     bytes[52] = 7;
-    let error = hip.open_handle(GPU, &MemHandle(bytes)).expect_err("there is one device here");
+    let error = hip
+        .open_handle(GPU, &MemHandle(bytes))
+        .expect_err("there is one device here");
     assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
     let text = error.to_string();
-    assert!(text.contains("number 7") && text.contains("HIP_VISIBLE_DEVICES"), "{text}");
+    assert!(
+        text.contains("number 7") && text.contains("HIP_VISIBLE_DEVICES"),
+        "{text}"
+    );
 }
 
 /// Lists open descriptors of memory.
 fn descriptors() -> usize {
-    let open = fs::read_dir("/proc/self/fd").expect("it is there").flatten();
-    open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy().contains("memfd"))).count()
+    let open = fs::read_dir("/proc/self/fd")
+        .expect("it is there")
+        .flatten();
+    open.filter(|entry| {
+        fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy().contains("memfd"))
+    })
+    .count()
 }
 
 /// Counts mappings of memory.
 fn mappings() -> usize {
     let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
-    maps.lines().filter(|line| line.contains("memfd:gpu-ipc-host")).count()
+    maps.lines()
+        .filter(|line| line.contains("memfd:gpu-ipc-host"))
+        .count()
 }
 
 fn dma_buf_given_back() {
@@ -166,13 +259,23 @@ fn dma_buf_given_back() {
     let fd = hip.export_fd(memory.base).expect("it is exported");
     let before = (descriptors(), mappings());
     for _ in 0..3 {
-        let base = hip.import_fd(GPU, fd.as_fd(), memory.len, Access::ReadWrite).expect("it is imported");
+        let base = hip
+            .import_fd(GPU, fd.as_fd(), memory.len, Access::ReadWrite)
+            .expect("it is imported");
         assert_ne!(mappings(), before.1);
         // SAFETY: `close`: imported above, and nothing uses it.
         unsafe { hip.close(base) }.expect("it closes");
         let (mut start, mut len) = (0, 0);
-        assert_ne!(library::address_range(&raw mut start, &raw mut len, base.0), 0, "the mapping stayed");
-        assert_eq!((descriptors(), mappings()), before, "a descriptor or a mapping stayed");
+        assert_ne!(
+            library::address_range(&raw mut start, &raw mut len, base.0),
+            0,
+            "the mapping stayed"
+        );
+        assert_eq!(
+            (descriptors(), mappings()),
+            before,
+            "a descriptor or a mapping stayed"
+        );
     }
 }
 
@@ -181,8 +284,13 @@ fn failed_mapping() {
     let memory = hip.alloc(GPU, 4 << 20, Sharing::Fd).expect("there is room");
     let fd = hip.export_fd(memory.base).expect("it is exported");
     // The stand-in maps whole memory only, and says that it mapped the half.
-    assert!(hip.import_fd(GPU, fd.as_fd(), 2 << 20, Access::ReadWrite).is_err());
-    let base = hip.import_fd(GPU, fd.as_fd(), 4 << 20, Access::ReadWrite).expect("it is imported");
+    assert!(
+        hip.import_fd(GPU, fd.as_fd(), 2 << 20, Access::ReadWrite)
+            .is_err()
+    );
+    let base = hip
+        .import_fd(GPU, fd.as_fd(), 4 << 20, Access::ReadWrite)
+        .expect("it is imported");
     // SAFETY: `close`: imported above, and nothing uses it.
     unsafe { hip.close(base) }.expect("it closes");
 }
@@ -192,11 +300,14 @@ fn kept_descriptor() {
     let memory = hip.alloc(GPU, 1, Sharing::Fd).expect("there is room");
     let fd = hip.export_fd(memory.base).expect("it is exported");
     let before = descriptors();
-    let base = hip.import_fd(GPU, fd.as_fd(), memory.len, Access::ReadWrite).expect("it is imported");
+    let base = hip
+        .import_fd(GPU, fd.as_fd(), memory.len, Access::ReadWrite)
+        .expect("it is imported");
     drop(fd);
     // Its number is another file's.
     let _other = fs::File::open("/dev/null").expect("it is there");
-    hip.enable_peer_access(DeviceId(1), GPU).expect("the runtime finds the descriptor once more");
+    hip.enable_peer_access(DeviceId(1), GPU)
+        .expect("the runtime finds the descriptor once more");
     // SAFETY: `close`: imported above, and nothing uses it.
     unsafe { hip.close(base) }.expect("it closes");
     // But for the one that was dropped.

@@ -1,7 +1,8 @@
 //! From the last write to the epoch.
 //!
-//! The releases of the write leases are queued behind the streams that wrote; the thread waits for them, unmaps, and
-//! only then asks the broker, which reads the same words. So an object that is visible is one whose writes have ended.
+//! The releases of the write leases are queued behind the streams that wrote; the thread waits for
+//! them, unmaps, and only then asks the broker, which reads the same words. So an object that is
+//! visible is one whose writes have ended.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,7 +27,10 @@ pub(super) struct CommitCell {
 
 impl CommitCell {
     pub(super) fn set(&self, done: Result<Epoch>) {
-        self.done.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(done);
+        self.done
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(done);
         self.changed.notify_all();
     }
 }
@@ -41,8 +45,8 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// Returns the number by which [`Client::outcome`](crate::Client::outcome) tells what became of it: the object's
-    /// identity.
+    /// Returns the number by which [`Client::outcome`](crate::Client::outcome) tells what became of
+    /// it: the object's identity.
     pub fn id(&self) -> Identity {
         self.identity
     }
@@ -51,8 +55,9 @@ impl Commit {
     ///
     /// # Errors
     ///
-    /// [`ObjectError::Conflict`] when the name has another epoch than was expected, [`ObjectError::WriterLost`] when
-    /// the broker died before it was asked, [`ObjectError::Refused`] when the keeper does not take the object.
+    /// [`ObjectError::Conflict`] when the name has another epoch than was expected,
+    /// [`ObjectError::WriterLost`] when the broker died before it was asked,
+    /// [`ObjectError::Refused`] when the keeper does not take the object.
     pub fn wait(self) -> Result<Epoch> {
         self.wait_until(None)
     }
@@ -67,16 +72,27 @@ impl Commit {
     }
 
     fn wait_until(self, deadline: Option<Instant>) -> Result<Epoch> {
-        let mut done = self.cell.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = self
+            .cell
+            .done
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(done) = done.take() {
                 return done;
             }
-            let left = deadline.map_or(Duration::from_secs(3_600), |at| at.saturating_duration_since(Instant::now()));
+            let left = deadline.map_or(Duration::from_secs(3_600), |at| {
+                at.saturating_duration_since(Instant::now())
+            });
             if left.is_zero() {
                 return Err(Error::Deadline { what: "the commit" }.into());
             }
-            done = self.cell.changed.wait_timeout(done, left).unwrap_or_else(PoisonError::into_inner).0;
+            done = self
+                .cell
+                .changed
+                .wait_timeout(done, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 }
@@ -95,17 +111,23 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Unmaps when the writes have ended. Returns nothing while they have not, and then what to ask the broker, if
-    /// there is still one to ask.
+    /// Unmaps when the writes have ended. Returns nothing while they have not, and then what to ask
+    /// the broker, if there is still one to ask.
     pub(super) fn go_on(&mut self) -> Option<Option<(Arc<CommitCell>, Identity)>> {
-        let ended = |lease: &LeaseSlot| self.words.file.slot(lease.slot).is_released(lease.generation);
+        let ended = |lease: &LeaseSlot| {
+            self.words
+                .file
+                .slot(lease.slot)
+                .is_released(lease.generation)
+        };
         if !self.leases.iter().all(ended) {
             return None;
         }
         channel::trace_point!("commit.released");
         if let Some(range) = self.range.take() {
-            // SAFETY: `release` asks that no work touches the range: the leases were released behind every stream that
-            // wrote, and the writer, who could queue more, has gone into this commit.
+            // SAFETY: `release` asks that no work touches the range: the leases were released
+            // behind every stream that wrote, and the writer, who could queue more, has gone into
+            // this commit.
             unsafe { range.release() };
         }
         Some((!self.lost).then(|| (self.cell.clone(), self.identity)))
@@ -114,7 +136,9 @@ impl Pending {
     /// Learns that the broker has gone before it was asked.
     pub(super) fn lose(&mut self) {
         self.lost = true;
-        self.cell.set(Err(ObjectError::WriterLost { identity: self.identity }));
+        self.cell.set(Err(ObjectError::WriterLost {
+            identity: self.identity,
+        }));
     }
 }
 
@@ -149,7 +173,11 @@ impl Lane {
             release_now(words, leases);
             return Ok(None);
         }
-        let mut lane = Lane { gpu: gpu.clone(), _stream: Stream::create(gpu)?, events: Vec::new() };
+        let mut lane = Lane {
+            gpu: gpu.clone(),
+            _stream: Stream::create(gpu)?,
+            events: Vec::new(),
+        };
         let mut behind: Vec<(RawEvent, RawStream)> = Vec::with_capacity(streams.len());
         for stream in streams {
             let event = gpu.backend().create_event(gpu.device(), EventKind::Local)?;
@@ -162,10 +190,14 @@ impl Lane {
             value: released_word(lease.generation),
         };
         let ops: Vec<StreamOp> = leases.iter().map(write).collect();
-        // SAFETY: `batch_behind` asks for live streams and events of one device, and for words in a registration that
-        // outlives the operations: `lane` keeps its stream and events and the caller its own, which were checked to be
-        // of this device, and the pending commit keeps `words` until the releases have happened.
-        unsafe { gpu.backend().batch_behind(lane._stream.raw(), &behind, &ops) }?;
+        // SAFETY: `batch_behind` asks for live streams and events of one device, and for words in a
+        // registration that outlives the operations: `lane` keeps its stream and events and the
+        // caller its own, which were checked to be of this device, and the pending commit keeps
+        // `words` until the releases have happened.
+        unsafe {
+            gpu.backend()
+                .batch_behind(lane._stream.raw(), &behind, &ops)
+        }?;
         Ok(Some(lane))
     }
 }
@@ -173,13 +205,15 @@ impl Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         for &event in &self.events {
-            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: it is this lane's own, and
-            // waits that were queued for it stay good.
+            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: it is this
+            // lane's own, and waits that were queued for it stay good.
             let _ = unsafe { self.gpu.backend().destroy_event(event) };
         }
     }
 }
 
 fn release_now(words: &Words, leases: &[LeaseSlot]) {
-    leases.iter().for_each(|lease| words.file.slot(lease.slot).release(lease.generation));
+    leases
+        .iter()
+        .for_each(|lease| words.file.slot(lease.slot).release(lease.generation));
 }

@@ -26,21 +26,25 @@ pub(super) struct Words {
 impl Words {
     fn of(gpu: &Gpu, file: CounterFile) -> Result<Words> {
         let registered = if gpu.caps().stream_writes {
-            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: `drop` calls that
-            // before the file goes.
+            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`:
+            // `drop` calls that before the file goes.
             Some(unsafe { gpu.backend().register_words(file.start(), file.bytes()) }?)
         } else {
             None
         };
-        Ok(Words { file, registered, gpu: gpu.clone() })
+        Ok(Words {
+            file,
+            registered,
+            gpu: gpu.clone(),
+        })
     }
 }
 
 impl Drop for Words {
     fn drop(&mut self) {
         if self.registered.is_some() {
-            // SAFETY: `unregister_words` asks for a registration that no unfinished operation uses: a commit keeps
-            // these words until its releases have happened.
+            // SAFETY: `unregister_words` asks for a registration that no unfinished operation uses:
+            // a commit keeps these words until its releases have happened.
             if let Err(error) = unsafe { self.gpu.backend().unregister_words(self.file.start()) } {
                 tracing::warn!(%error, "words cannot be unregistered");
             }
@@ -58,7 +62,12 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects, says hello and waits for the welcome.
-    pub(super) fn greet(gpu: &Gpu, dir: &Path, name: &str, deadline: Instant) -> Result<Connection> {
+    pub(super) fn greet(
+        gpu: &Gpu,
+        dir: &Path,
+        name: &str,
+        deadline: Instant,
+    ) -> Result<Connection> {
         let socket = connect_within(&dir.join(SOCKET), Some(deadline))?;
         let pidfd = own_pidfd()?;
         let descendants = descendants_holding(gpu.backend().device_files())?;
@@ -69,42 +78,80 @@ impl Connection {
             name: name.into(),
         };
         let mut bytes = [0; MOST_BYTES];
-        let fds: Vec<BorrowedFd<'_>> = std::iter::once(&pidfd).chain(&descendants).map(AsFd::as_fd).collect();
+        let fds: Vec<BorrowedFd<'_>> = std::iter::once(&pidfd)
+            .chain(&descendants)
+            .map(AsFd::as_fd)
+            .collect();
         let len = hello.encode(&mut bytes, wire::LOWEST, fds.len());
         match socket::send(&socket, &bytes[..len], &fds) {
             Ok(socket::SendOutcome::Sent) => {}
             Ok(_) => return Err(gone(dir)),
-            Err(e) => return Err(Error::system("sendmsg to the broker", "raise RLIMIT_NOFILE", e).into()),
+            Err(e) => {
+                return Err(
+                    Error::system("sendmsg to the broker", "raise RLIMIT_NOFILE", e).into(),
+                );
+            }
         }
         loop {
             let mut fds = Vec::new();
             match socket::receive(&socket, &mut bytes, &mut fds) {
-                Ok(ReceiveOutcome::Packet(len)) => return Connection::welcomed(gpu, socket, &bytes[..len], fds),
+                Ok(ReceiveOutcome::Packet(len)) => {
+                    return Connection::welcomed(gpu, socket, &bytes[..len], fds);
+                }
                 Ok(ReceiveOutcome::Empty) => {
-                    socket::wait_ready(socket.as_fd(), PollFlags::IN, "the broker's welcome", Some(deadline))?;
+                    socket::wait_ready(
+                        socket.as_fd(),
+                        PollFlags::IN,
+                        "the broker's welcome",
+                        Some(deadline),
+                    )?;
                 }
                 Ok(ReceiveOutcome::HungUp) => return Err(gone(dir)),
-                Err(e) => return Err(Error::system("recvmsg from the broker", "raise RLIMIT_NOFILE", e).into()),
+                Err(e) => {
+                    return Err(
+                        Error::system("recvmsg from the broker", "raise RLIMIT_NOFILE", e).into(),
+                    );
+                }
             }
         }
     }
 
-    fn welcomed(gpu: &Gpu, socket: OwnedFd, bytes: &[u8], mut fds: Vec<OwnedFd>) -> Result<Connection> {
+    fn welcomed(
+        gpu: &Gpu,
+        socket: OwnedFd,
+        bytes: &[u8],
+        mut fds: Vec<OwnedFd>,
+    ) -> Result<Connection> {
         match ToClient::decode(bytes, fds.len()).map_err(Error::from)? {
             ToClient::Welcome { slots, .. } => {
                 // Decoded: it has a header.
                 let version = u16::from_le_bytes([bytes[2], bytes[3]]);
                 let file = CounterFile::open(fds.swap_remove(1), slots)?;
-                Ok(Connection { socket, version, words: Arc::new(Words::of(gpu, file)?) })
+                Ok(Connection {
+                    socket,
+                    version,
+                    words: Arc::new(Words::of(gpu, file)?),
+                })
             }
-            ToClient::Refused { refusal, lowest, highest, why } => {
+            ToClient::Refused {
+                refusal,
+                lowest,
+                highest,
+                why,
+            } => {
                 let why = if refusal == Refusal::Version {
                     let (l, h) = (wire::LOWEST, wire::HIGHEST);
-                    format!("the broker speaks versions {lowest} to {highest}, this side {l} to {h}")
+                    format!(
+                        "the broker speaks versions {lowest} to {highest}, this side {l} to {h}"
+                    )
                 } else {
                     why
                 };
-                Err(ObjectError::Refused { refusal, why, remedy: refusal.remedy() })
+                Err(ObjectError::Refused {
+                    refusal,
+                    why,
+                    remedy: refusal.remedy(),
+                })
             }
             _ => Err(nonsense()),
         }
@@ -113,8 +160,17 @@ impl Connection {
 
 fn gone(dir: &Path) -> ObjectError {
     let path = dir.join(SOCKET).display().to_string();
-    let (why, remedy) = ("the broker hung up".into(), "start it again: `gpu-ipc keep -- gpu-ipc broker`");
-    Error::Connect { path, why, remedy, source: None }.into()
+    let (why, remedy) = (
+        "the broker hung up".into(),
+        "start it again: `gpu-ipc keep -- gpu-ipc broker`",
+    );
+    Error::Connect {
+        path,
+        why,
+        remedy,
+        source: None,
+    }
+    .into()
 }
 
 /// The broker answered a question that was not asked.

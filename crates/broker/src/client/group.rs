@@ -5,9 +5,10 @@
 //! Group::open ─► the roll names an identity for each rank ─► each rank opens, or advances to, its own
 //! ```
 //!
-//! The *roll* is an object without parts under the group's name; its user bytes are the identities of the members. It
-//! is committed after the last member, so a roll that is visible has all its members. A member that was committed for a
-//! roll that never came is only an epoch of its own name that no roll mentions.
+//! The *roll* is an object without parts under the group's name; its user bytes are the identities
+//! of the members. It is committed after the last member, so a roll that is visible has all its
+//! members. A member that was committed for a roll that never came is only an epoch of its own name
+//! that no roll mentions.
 //!
 //! | step | fails, or its process dies | then |
 //! |---|---|---|
@@ -55,16 +56,28 @@ impl Roll {
         let roll = client.open_one(selector)?;
         let invalid = || gpu_api::Error::Invalid {
             what: "the roll of a group",
-            got: format!("{} other bytes beside {} parts", roll.layout().user().len(), roll.layout().parts().len()),
+            got: format!(
+                "{} other bytes beside {} parts",
+                roll.layout().user().len(),
+                roll.layout().parts().len()
+            ),
             must: "what `GroupWriter::commit` writes",
         };
-        let identities = roll.layout().user().strip_prefix(&MAGIC).ok_or_else(invalid)?;
+        let identities = roll
+            .layout()
+            .user()
+            .strip_prefix(&MAGIC)
+            .ok_or_else(invalid)?;
         let (members, rest) = identities.as_chunks::<16>();
         if members.is_empty() || !rest.is_empty() || !roll.layout().parts().is_empty() {
             return Err(invalid().into());
         }
         let members = members.iter().map(|member| Identity(*member)).collect();
-        Ok(Roll { name: roll.name().into(), epoch: roll.epoch(), members })
+        Ok(Roll {
+            name: roll.name().into(),
+            epoch: roll.epoch(),
+            members,
+        })
     }
 
     /// Maps the member of a rank, by a client of its device.
@@ -76,7 +89,8 @@ impl Roll {
         client.open_one(&self.selector(rank)?)
     }
 
-    /// Moves the reader of a rank to its member, at the same addresses; says whether it was another.
+    /// Moves the reader of a rank to its member, at the same addresses; says whether it was
+    /// another.
     ///
     /// # Errors
     ///
@@ -88,7 +102,11 @@ impl Roll {
     fn selector(&self, rank: usize) -> Result<Selector> {
         let member = self.members.get(rank).copied().ok_or_else(|| {
             let got = format!("{rank} of a group of {}", self.members.len());
-            gpu_api::Error::Invalid { what: "a rank", got, must: "below the number of members" }
+            gpu_api::Error::Invalid {
+                what: "a rank",
+                got,
+                must: "below the number of members",
+            }
         })?;
         Ok(Selector::Identity(member))
     }
@@ -117,7 +135,12 @@ impl GroupWriter {
         check_name("the name of a group", name)?;
         let Some((coordinator, _)) = ranks.first() else {
             let got = "none".into();
-            return Err(gpu_api::Error::Invalid { what: "the ranks of a group", got, must: "at least one" }.into());
+            return Err(gpu_api::Error::Invalid {
+                what: "the ranks of a group",
+                got,
+                must: "at least one",
+            }
+            .into());
         };
         let coordinator = coordinator.clone();
         let mut writers = Vec::with_capacity(ranks.len());
@@ -125,11 +148,15 @@ impl GroupWriter {
             // On the way out the drop of the others aborts them.
             writers.push(client.create(&member_name(name, rank), layout)?);
         }
-        Ok(GroupWriter { name: name.into(), coordinator, writers })
+        Ok(GroupWriter {
+            name: name.into(),
+            coordinator,
+            writers,
+        })
     }
 
-    /// Commits all members behind the streams that each has named, and then the roll. With `expect` the group must be
-    /// at that epoch; 0 stands for a group that has none.
+    /// Commits all members behind the streams that each has named, and then the roll. With `expect`
+    /// the group must be at that epoch; 0 stands for a group that has none.
     ///
     /// # Errors
     ///
@@ -137,7 +164,11 @@ impl GroupWriter {
     pub fn commit(self, expect: Option<Epoch>) -> Result<Epoch> {
         let identities: Vec<Identity> = self.writers.iter().map(Writer::identity).collect();
         // All are on their way before the first is waited for.
-        let commits: Vec<Commit> = self.writers.into_iter().map(|writer| writer.commit(&[])).collect::<Result<_>>()?;
+        let commits: Vec<Commit> = self
+            .writers
+            .into_iter()
+            .map(|writer| writer.commit(&[]))
+            .collect::<Result<_>>()?;
         let mut failed: Option<ObjectError> = None;
         for commit in commits {
             if let Err(error) = commit.wait() {
@@ -148,9 +179,16 @@ impl GroupWriter {
             return Err(error);
         }
         let mut user = MAGIC.to_vec();
-        identities.iter().for_each(|identity| user.extend_from_slice(&identity.0));
-        let options = CreateOptions { expect, ..CreateOptions::default() };
-        let roll = self.coordinator.create_with(&self.name, Layout::pack([], &user)?, &options)?;
+        identities
+            .iter()
+            .for_each(|identity| user.extend_from_slice(&identity.0));
+        let options = CreateOptions {
+            expect,
+            ..CreateOptions::default()
+        };
+        let roll = self
+            .coordinator
+            .create_with(&self.name, Layout::pack([], &user)?, &options)?;
         roll.commit(&[])?.wait()
     }
 }

@@ -1,4 +1,5 @@
-//! The connection to a broker: its thread hears, repeats what was not answered, finishes commits, and reconnects.
+//! The connection to a broker: its thread hears, repeats what was not answered, finishes commits,
+//! and reconnects.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -56,7 +57,8 @@ impl LinkState {
         self.commits.iter_mut().for_each(Pending::lose);
     }
 
-    /// Takes the readers' leases again, for the list of who reads what: the memory is there without.
+    /// Takes the readers' leases again, for the list of who reads what: the memory is there
+    /// without.
     fn welcome(&mut self, connection: Connection) {
         self.questions.welcome(connection);
         for &identity in self.leases.keys() {
@@ -86,24 +88,44 @@ pub(super) struct Link {
 
 impl std::fmt::Debug for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Link").field("dir", &self.shared.dir).finish_non_exhaustive()
+        f.debug_struct("Link")
+            .field("dir", &self.shared.dir)
+            .finish_non_exhaustive()
     }
 }
 
 impl Link {
     /// Connects and starts the thread.
-    pub(super) fn connect(gpu: Gpu, dir: PathBuf, name: String, patience: Duration) -> Result<Arc<Link>> {
+    pub(super) fn connect(
+        gpu: Gpu,
+        dir: PathBuf,
+        name: String,
+        patience: Duration,
+    ) -> Result<Arc<Link>> {
         let fork = ForkGuard::new()?;
         let connection = Connection::greet(&gpu, &dir, &name, Instant::now() + patience)?;
         let state = Mutex::new(LinkState::new(connection));
-        let shared = Shared { gpu, dir, name, state, changed: Condvar::new(), waker: Waker::new()? };
+        let shared = Shared {
+            gpu,
+            dir,
+            name,
+            state,
+            changed: Condvar::new(),
+            waker: Waker::new()?,
+        };
         let shared = Arc::new(shared);
-        let thread = Thread { shared: shared.clone() };
+        let thread = Thread {
+            shared: shared.clone(),
+        };
         std::thread::Builder::new()
             .name("gpu-ipc-objects".into())
             .spawn(move || thread.run())
             .map_err(|e| Error::system("starting a thread", "raise RLIMIT_NPROC", e))?;
-        Ok(Arc::new(Link { shared, fork, patience }))
+        Ok(Arc::new(Link {
+            shared,
+            fork,
+            patience,
+        }))
     }
 
     pub(super) fn gpu(&self) -> &Gpu {
@@ -125,7 +147,11 @@ impl Link {
     }
 
     /// Asks a question that may be put to any broker, and waits for the answer.
-    pub(super) fn ask(&self, message: impl FnOnce(u64) -> ToBroker, fds: Vec<OwnedFd>) -> Result<Answer> {
+    pub(super) fn ask(
+        &self,
+        message: impl FnOnce(u64) -> ToBroker,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Answer> {
         self.ask_until(message, fds, Instant::now() + self.patience)
     }
 
@@ -140,7 +166,11 @@ impl Link {
     }
 
     /// Asks a question that goes with this broker.
-    pub(super) fn ask_here(&self, message: impl FnOnce(u64) -> ToBroker, fds: Vec<OwnedFd>) -> Result<Answer> {
+    pub(super) fn ask_here(
+        &self,
+        message: impl FnOnce(u64) -> ToBroker,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Answer> {
         self.put(message, fds, Instant::now() + self.patience, false)
     }
 
@@ -163,9 +193,17 @@ impl Link {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 state.questions.withdraw(request);
-                return Err(Error::Deadline { what: "the broker's answer" }.into());
+                return Err(Error::Deadline {
+                    what: "the broker's answer",
+                }
+                .into());
             }
-            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .shared
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -175,7 +213,9 @@ impl Link {
             return;
         }
         let mut state = self.shared.state();
-        let request = state.questions.begin(message, Vec::new(), Waiter::Nobody, false);
+        let request = state
+            .questions
+            .begin(message, Vec::new(), Waiter::Nobody, false);
         state.questions.send(request);
         self.shared.waker.wake();
     }
@@ -256,10 +296,20 @@ impl Thread {
                 let mut retiring = std::mem::take(&mut state.retiring);
                 let spent = std::mem::take(&mut state.spent);
                 // What was made by a broker that has gone was lost with it.
-                let words = state.questions.connection.as_ref().map(|connection| connection.words.clone());
-                let is_here =
-                    |pending: &Pending| words.as_ref().is_some_and(|words| Arc::ptr_eq(words, &pending.words));
-                commits.iter_mut().filter(|pending| !is_here(pending)).for_each(Pending::lose);
+                let words = state
+                    .questions
+                    .connection
+                    .as_ref()
+                    .map(|connection| connection.words.clone());
+                let is_here = |pending: &Pending| {
+                    words
+                        .as_ref()
+                        .is_some_and(|words| Arc::ptr_eq(words, &pending.words))
+                };
+                commits
+                    .iter_mut()
+                    .filter(|pending| !is_here(pending))
+                    .for_each(Pending::lose);
                 drop((state, words));
                 drop(spent);
                 commits.retain_mut(|pending| match pending.go_on() {
@@ -294,8 +344,13 @@ impl Thread {
                 }
                 let now = Instant::now();
                 state.questions.repeat(now);
-                let mut timeout = state.questions.due().map(|due| due.saturating_duration_since(now));
-                let mut at_most = |time: Duration| timeout = Some(timeout.map_or(time, |timeout| timeout.min(time)));
+                let mut timeout = state
+                    .questions
+                    .due()
+                    .map(|due| due.saturating_duration_since(now));
+                let mut at_most = |time: Duration| {
+                    timeout = Some(timeout.map_or(time, |timeout| timeout.min(time)))
+                };
                 if busy {
                     at_most(LOOK);
                 }
@@ -330,7 +385,10 @@ impl Shared {
         let waker = self.waker.fd();
         let mut fds = vec![PollFd::new(&waker, PollFlags::IN)];
         fds.extend(connection.map(|connection| PollFd::new(&connection.socket, PollFlags::IN)));
-        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: t.as_secs() as i64,
+            tv_nsec: i64::from(t.subsec_nanos()),
+        });
         // An interruption is a wake-up with nothing to do.
         let _ = poll(&mut fds, timeout.as_ref());
         self.waker.rise();
@@ -341,7 +399,8 @@ impl Shared {
         loop {
             let mut fds = Vec::new();
             match socket::receive(&connection.socket, &mut bytes, &mut fds) {
-                Ok(ReceiveOutcome::Packet(len)) => match ToClient::decode(&bytes[..len], fds.len()) {
+                Ok(ReceiveOutcome::Packet(len)) => match ToClient::decode(&bytes[..len], fds.len())
+                {
                     Ok(message) => self.state().questions.hear(message, fds),
                     Err(error) => tracing::warn!(%error, "a message of the broker is passed over"),
                 },

@@ -1,4 +1,5 @@
-//! What writers and readers have in common: the addresses of parts, and the streams that touch them.
+//! What writers and readers have in common: the addresses of parts, and the streams that touch
+//! them.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,7 +12,10 @@ use crate::object::part::Part;
 
 /// Finds a part's address: its region lies behind those before it.
 pub(super) fn address(manifest: &Manifest, base: DevicePtr, part: &Part) -> DevicePtr {
-    let before: u64 = manifest.mapped_regions().take(usize::from(part.region)).sum();
+    let before: u64 = manifest
+        .mapped_regions()
+        .take(usize::from(part.region))
+        .sum();
     base.offset(before + part.offset)
 }
 
@@ -22,7 +26,9 @@ pub(super) fn regions(manifest: &Manifest, base: DevicePtr) -> Vec<(DevicePtr, u
         *at += bytes;
         Some(base.offset(start))
     });
-    starts.zip(manifest.layout.regions().iter().copied()).collect()
+    starts
+        .zip(manifest.layout.regions().iter().copied())
+        .collect()
 }
 
 pub(super) fn check_stream(gpu: &Gpu, stream: &Stream) -> Result<()> {
@@ -41,7 +47,10 @@ pub(super) fn check_stream(gpu: &Gpu, stream: &Stream) -> Result<()> {
 /// Adds a stream to those that touch an object, once.
 pub(super) fn note(streams: &Mutex<Vec<Stream>>, stream: &Stream) {
     let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
-    if !streams.iter().any(|known| known.identity() == stream.identity()) {
+    if !streams
+        .iter()
+        .any(|known| known.identity() == stream.identity())
+    {
         streams.push(stream.clone());
     }
 }
@@ -50,8 +59,9 @@ pub(super) fn note(streams: &Mutex<Vec<Stream>>, stream: &Stream) {
 pub(super) fn copy_and_wait(gpu: &Gpu, copies: &[(DevicePtr, DevicePtr, u64)]) -> Result<()> {
     let stream = Stream::create(gpu)?;
     for &(to, from, len) in copies.iter().filter(|(.., len)| *len > 0) {
-        // SAFETY: `copy` asks for a live stream, and for ranges of the stream's device that are valid until the copy
-        // has finished: the callers' mappings, which they hold until the wait below is over.
+        // SAFETY: `copy` asks for a live stream, and for ranges of the stream's device that are
+        // valid until the copy has finished: the callers' mappings, which they hold until the wait
+        // below is over.
         unsafe { gpu.backend().copy(stream.raw(), to, from, len) }?;
     }
     Ok(stream.synchronize()?)
@@ -69,17 +79,31 @@ pub(super) fn read_part(
     let end = offset.checked_add(bytes.len() as u64);
     let found = manifest.layout.part(name);
     let Some(part) = found.filter(|part| end.is_some_and(|end| end <= part.spec.len)) else {
-        let has = found.map_or("no such part".into(), |part| format!("{} bytes", part.spec.len));
-        let got = format!("{} bytes at {offset} of {name}, which has {has}", bytes.len());
-        return Err(Error::Invalid { what: "the range to read of a part", got, must: "inside it" }.into());
+        let has = found.map_or("no such part".into(), |part| {
+            format!("{} bytes", part.spec.len)
+        });
+        let got = format!(
+            "{} bytes at {offset} of {name}, which has {has}",
+            bytes.len()
+        );
+        return Err(Error::Invalid {
+            what: "the range to read of a part",
+            got,
+            must: "inside it",
+        }
+        .into());
     };
     if bytes.is_empty() {
         return Ok(());
     }
     let at = address(manifest, base, part).offset(offset);
     let stream = Stream::create(gpu)?;
-    // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until the copy has finished: the
-    // piece lies in the mapped range, and `bytes` and the mapping outlive the wait below.
-    unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), at, bytes.len()) }?;
+    // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until the copy has
+    // finished: the piece lies in the mapped range, and `bytes` and the mapping outlive the wait
+    // below.
+    unsafe {
+        gpu.backend()
+            .copy_to_host(stream.raw(), bytes.as_mut_ptr(), at, bytes.len())
+    }?;
     Ok(stream.synchronize()?)
 }

@@ -1,10 +1,12 @@
-//! What writers and readers do: connect, create, fill, commit; open, advance, sleep, wake; watch and remove.
+//! What writers and readers do: connect, create, fill, commit; open, advance, sleep, wake; watch
+//! and remove.
 //!
 //! 1. `connection`: from the hello to the welcome. `commit`: from the last write to the epoch.
 //! 2. `retire`: addresses that are given back once the GPU is done with them.
-//! 3. `questions`: what was asked and not answered yet. `link`: the thread that asks, hears and reconnects.
-//! 4. `mapped`: what writers and readers have in common. `writer`: an object that is being filled. `scratch`: one that
-//!    is never committed.
+//! 3. `questions`: what was asked and not answered yet. `link`: the thread that asks, hears and
+//!    reconnects.
+//! 4. `mapped`: what writers and readers have in common. `writer`: an object that is being filled.
+//!    `scratch`: one that is never committed.
 //! 5. `opened`: one that is leased and imported. `reader`: one that is mapped.
 //! 6. `group`: one for each of several devices, all or none.
 
@@ -45,7 +47,8 @@ use link::Link;
 /// The most bytes of a listing.
 const MOST_LISTING: u64 = 64 << 20;
 
-/// Finds the directory of a broker: the given one, `$NVIDIA_DRA_LOCAL_IPC_DIR`, or `broker` in the runtime directory.
+/// Finds the directory of a broker: the given one, `$NVIDIA_DRA_LOCAL_IPC_DIR`, or `broker` in the
+/// runtime directory.
 ///
 /// # Errors
 ///
@@ -84,7 +87,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a question may take: 60 seconds. A creation waits for the driver, which may scrub memory first.
+    /// Sets how long a question may take: 60 seconds. A creation waits for the driver, which may
+    /// scrub memory first.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> ClientBuilder {
         self.patience = patience;
@@ -95,16 +99,20 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// [`gpu_api::Error::Connect`] when no broker listens, [`ObjectError::Refused`] when it refuses.
+    /// [`gpu_api::Error::Connect`] when no broker listens, [`ObjectError::Refused`] when it
+    /// refuses.
     pub fn connect(self) -> Result<Client> {
         let dir = broker_dir(self.dir.as_deref())?;
-        Ok(Client { link: Link::connect(self.gpu, dir, self.name, self.patience)? })
+        Ok(Client {
+            link: Link::connect(self.gpu, dir, self.name, self.patience)?,
+        })
     }
 }
 
 /// A participant of a broker. Cheap to clone.
 ///
-/// It reconnects by itself when the broker was started again; readers' mappings stay good all along.
+/// It reconnects by itself when the broker was started again; readers' mappings stay good all
+/// along.
 ///
 /// # Examples
 ///
@@ -133,7 +141,12 @@ pub struct Client {
 impl Client {
     /// Starts to describe a connection, for objects on a device.
     pub fn builder(gpu: Gpu) -> ClientBuilder {
-        ClientBuilder { gpu, dir: None, name: String::new(), patience: Duration::from_secs(60) }
+        ClientBuilder {
+            gpu,
+            dir: None,
+            name: String::new(),
+            patience: Duration::from_secs(60),
+        }
     }
 
     /// Connects to the broker of the default directory.
@@ -145,7 +158,8 @@ impl Client {
         Client::builder(gpu).connect()
     }
 
-    /// Makes an object to be filled: its regions are there, readable and writable by this process alone.
+    /// Makes an object to be filled: its regions are there, readable and writable by this process
+    /// alone.
     ///
     /// # Errors
     ///
@@ -159,12 +173,19 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`create`](Client::create), and [`ObjectError::Conflict`] when the name has another epoch than was expected.
-    pub fn create_with(&self, name: &str, layout: Layout, options: &CreateOptions) -> Result<Writer> {
+    /// As [`create`](Client::create), and [`ObjectError::Conflict`] when the name has another epoch
+    /// than was expected.
+    pub fn create_with(
+        &self,
+        name: &str,
+        layout: Layout,
+        options: &CreateOptions,
+    ) -> Result<Writer> {
         Writer::create(&self.link, name, layout, options, false)
     }
 
-    /// Makes memory that is never committed and goes with this process: what counts against the broker's limits.
+    /// Makes memory that is never committed and goes with this process: what counts against the
+    /// broker's limits.
     ///
     /// # Errors
     ///
@@ -186,7 +207,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ObjectError::NotFound`] when there is none, [`ObjectError::Refused`] when it is not for this user.
+    /// [`ObjectError::NotFound`] when there is none, [`ObjectError::Refused`] when it is not for
+    /// this user.
     pub fn open_one(&self, selector: &Selector) -> Result<Reader> {
         Reader::open(&self.link, selector)
     }
@@ -197,22 +219,28 @@ impl Client {
     ///
     /// [`gpu_api::Error::Deadline`] without an answer.
     pub fn outcome(&self, identity: Identity) -> Result<Standing> {
-        let (answer, _) = self.link.ask(|request| ToBroker::AskOutcome { request, identity }, Vec::new())?;
+        let (answer, _) = self.link.ask(
+            |request| ToBroker::AskOutcome { request, identity },
+            Vec::new(),
+        )?;
         match answer {
             ToClient::Outcome { standing, .. } => Ok(standing),
             _ => Err(connection::nonsense()),
         }
     }
 
-    /// Asks again for a commit that was refused because the keeper did not take it, and waits for the epoch: what was
-    /// written is still there.
+    /// Asks again for a commit that was refused because the keeper did not take it, and waits for
+    /// the epoch: what was written is still there.
     ///
     /// # Errors
     ///
     /// [`ObjectError::Refused`] when the keeper still does not take it, or the object was given up;
     /// [`ObjectError::WriterLost`] when the broker went meanwhile, and the object with it.
     pub fn commit_again(&self, identity: Identity) -> Result<Epoch> {
-        match self.link.ask_here(|request| ToBroker::Commit { request, identity }, Vec::new())? {
+        match self
+            .link
+            .ask_here(|request| ToBroker::Commit { request, identity }, Vec::new())?
+        {
             (ToClient::Committed { epoch, .. }, _) => Ok(epoch),
             _ => Err(connection::nonsense()),
         }
@@ -224,7 +252,9 @@ impl Client {
     ///
     /// [`gpu_api::Error::Deadline`] without an answer.
     pub fn give_up(&self, identity: Identity) -> Result<()> {
-        self.link.ask_here(|request| ToBroker::Abort { request, identity }, Vec::new()).map(drop)
+        self.link
+            .ask_here(|request| ToBroker::Abort { request, identity }, Vec::new())
+            .map(drop)
     }
 
     /// Waits until a name has an epoch newer than `seen`; `None` when the time is over.
@@ -232,23 +262,39 @@ impl Client {
     /// # Errors
     ///
     /// [`ObjectError::Refused`] by the broker.
-    pub fn watch(&self, name: &str, seen: Epoch, timeout: Duration) -> Result<Option<(Epoch, Identity)>> {
+    pub fn watch(
+        &self,
+        name: &str,
+        seen: Epoch,
+        timeout: Duration,
+    ) -> Result<Option<(Epoch, Identity)>> {
         check_name("the name of an object", name)?;
         let deadline = Instant::now() + timeout;
-        let question = |request| ToBroker::Watch { request, seen, name: name.into() };
+        let question = |request| ToBroker::Watch {
+            request,
+            seen,
+            name: name.into(),
+        };
         match self.link.ask_until(question, Vec::new(), deadline) {
-            Ok((ToClient::Newer { identity, epoch, .. }, _)) => Ok(Some((epoch, identity))),
+            Ok((
+                ToClient::Newer {
+                    identity, epoch, ..
+                },
+                _,
+            )) => Ok(Some((epoch, identity))),
             Ok(_) => Err(connection::nonsense()),
             Err(ObjectError::Gpu(gpu_api::Error::Deadline { .. })) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Removes a name with all its epochs; a process that has one mapped keeps it. Returns its last epoch.
+    /// Removes a name with all its epochs; a process that has one mapped keeps it. Returns its last
+    /// epoch.
     ///
     /// # Errors
     ///
-    /// [`ObjectError::NotFound`] for a name without a commit, [`ObjectError::Refused`] for another user's.
+    /// [`ObjectError::NotFound`] for a name without a commit, [`ObjectError::Refused`] for another
+    /// user's.
     pub fn remove(&self, name: &str) -> Result<Epoch> {
         self.remove_epoch(name, Epoch(0))
     }
@@ -260,7 +306,11 @@ impl Client {
     /// As [`remove`](Client::remove).
     pub fn remove_epoch(&self, name: &str, epoch: Epoch) -> Result<Epoch> {
         check_name("the name of an object", name)?;
-        let question = |request| ToBroker::Remove { request, epoch, name: name.into() };
+        let question = |request| ToBroker::Remove {
+            request,
+            epoch,
+            name: name.into(),
+        };
         match self.link.ask(question, Vec::new())? {
             (ToClient::Removed { epoch, .. }, _) => Ok(epoch),
             _ => Err(connection::nonsense()),
@@ -274,8 +324,12 @@ impl Client {
     /// [`gpu_api::Error::Deadline`] without an answer.
     pub fn list(&self) -> Result<Listing> {
         use std::os::fd::AsFd;
-        let (_, files) = self.link.ask(|request| ToBroker::List { request }, Vec::new())?;
-        let [file] = files.as_slice() else { return Err(connection::nonsense()) };
+        let (_, files) = self
+            .link
+            .ask(|request| ToBroker::List { request }, Vec::new())?;
+        let [file] = files.as_slice() else {
+            return Err(connection::nonsense());
+        };
         let text = sealed::read(file.as_fd(), MOST_LISTING)?;
         serde_json::from_slice(&text).map_err(|_| connection::nonsense())
     }

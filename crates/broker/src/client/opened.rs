@@ -25,7 +25,10 @@ pub(super) struct Lease {
 impl Lease {
     fn note(link: &Arc<Link>, identity: Identity) -> Lease {
         link.hold(identity);
-        Lease { link: link.clone(), identity }
+        Lease {
+            link: link.clone(),
+            identity,
+        }
     }
 }
 
@@ -49,22 +52,42 @@ impl Opened {
         Opened::ask_unless(link, selector, None)?.ok_or_else(nonsense)
     }
 
-    /// As [`ask`](Opened::ask), and nothing if it is the one that the asker leases already: its memory is not imported
-    /// a second time.
-    pub(super) fn ask_for_another(link: &Arc<Link>, selector: &Selector, known: Identity) -> Result<Option<Opened>> {
+    /// As [`ask`](Opened::ask), and nothing if it is the one that the asker leases already: its
+    /// memory is not imported a second time.
+    pub(super) fn ask_for_another(
+        link: &Arc<Link>,
+        selector: &Selector,
+        known: Identity,
+    ) -> Result<Option<Opened>> {
         Opened::ask_unless(link, selector, Some(known))
     }
 
-    fn ask_unless(link: &Arc<Link>, selector: &Selector, known: Option<Identity>) -> Result<Option<Opened>> {
-        let question = |request| ToBroker::Open { request, selector: selector.clone() };
+    fn ask_unless(
+        link: &Arc<Link>,
+        selector: &Selector,
+        known: Option<Identity>,
+    ) -> Result<Option<Opened>> {
+        let question = |request| ToBroker::Open {
+            request,
+            selector: selector.clone(),
+        };
         let (answer, files) = link.ask(question, Vec::new())?;
-        let ToClient::Opened { identity, epoch, .. } = answer else { return Err(nonsense()) };
+        let ToClient::Opened {
+            identity, epoch, ..
+        } = answer
+        else {
+            return Err(nonsense());
+        };
         if known == Some(identity) {
             return Ok(None);
         }
         let lease = Lease::note(link, identity);
         let (manifest, imported) = check(link, selector, identity, epoch, &files)?;
-        Ok(Some(Opened { lease, manifest, imported }))
+        Ok(Some(Opened {
+            lease,
+            manifest,
+            imported,
+        }))
     }
 }
 
@@ -76,7 +99,9 @@ fn check(
     epoch: Epoch,
     files: &[OwnedFd],
 ) -> Result<(Manifest, Imported)> {
-    let Some((file, regions)) = files.split_first() else { return Err(nonsense()) };
+    let Some((file, regions)) = files.split_first() else {
+        return Err(nonsense());
+    };
     let manifest = Manifest::decode(&sealed::read(file.as_fd(), MOST_MANIFEST)?)?;
     let asked = match selector {
         Selector::Latest(name) => *name == manifest.name,
@@ -104,8 +129,8 @@ fn check(
 
 /// Another epoch for one reader's addresses: leased, imported and checked, not mapped.
 ///
-/// [`Reader::prepare`](crate::Reader::prepare) makes it and [`Reader::switch`](crate::Reader::switch) takes it.
-/// Dropped, its lease ends.
+/// [`Reader::prepare`](crate::Reader::prepare) makes it and
+/// [`Reader::switch`](crate::Reader::switch) takes it. Dropped, its lease ends.
 pub struct Prepared {
     pub(super) opened: Opened,
     /// Those of the reader that prepared it.
@@ -127,6 +152,9 @@ impl Prepared {
 impl fmt::Debug for Prepared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let manifest = &self.opened.manifest;
-        f.debug_struct("Prepared").field("name", &manifest.name).field("epoch", &manifest.epoch).finish_non_exhaustive()
+        f.debug_struct("Prepared")
+            .field("name", &manifest.name)
+            .field("epoch", &manifest.epoch)
+            .finish_non_exhaustive()
     }
 }

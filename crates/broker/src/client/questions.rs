@@ -6,10 +6,10 @@
 //! | answered | the answer waits for the asker | taken |
 //! | lost | the broker went, and the question was about what went with it | taken |
 //!
-//! An answer is known by its number; one that nobody waits for is dropped with its descriptors. A question that may be
-//! put to any broker (open, watch, remove, outcome) is asked again of the next one; one about an object that is being
-//! filled is lost with the broker, for its memory is. A commit that was asked for turns into the question for its
-//! outcome.
+//! An answer is known by its number; one that nobody waits for is dropped with its descriptors. A
+//! question that may be put to any broker (open, watch, remove, outcome) is asked again of the next
+//! one; one about an object that is being filled is lost with the broker, for its memory is. A
+//! commit that was asked for turns into the question for its outcome.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -60,7 +60,11 @@ pub(super) struct Questions {
 
 impl Questions {
     pub(super) fn new(connection: Connection) -> Questions {
-        Questions { connection: Some(Arc::new(connection)), rows: BTreeMap::new(), next_request: 1 }
+        Questions {
+            connection: Some(Arc::new(connection)),
+            rows: BTreeMap::new(),
+            next_request: 1,
+        }
     }
 
     /// Notes a question. One that goes with this broker is lost at once where there is none.
@@ -74,7 +78,15 @@ impl Questions {
         let request = self.next_request;
         self.next_request += 1;
         let (due, pause) = (Instant::now() + FIRST_PAUSE, FIRST_PAUSE);
-        let mut row = Row { message: message(request), fds, waiter, survives, answer: None, due, pause };
+        let mut row = Row {
+            message: message(request),
+            fds,
+            waiter,
+            survives,
+            answer: None,
+            due,
+            pause,
+        };
         if self.connection.is_none() && !survives {
             row.answer = Some(Err(lost(&row.message)));
         }
@@ -84,18 +96,26 @@ impl Questions {
 
     /// Sends a question, if there is a broker.
     pub(super) fn send(&self, request: u64) {
-        let (Some(connection), Some(row)) = (&self.connection, self.rows.get(&request)) else { return };
+        let (Some(connection), Some(row)) = (&self.connection, self.rows.get(&request)) else {
+            return;
+        };
         let mut bytes = [0; MOST_BYTES];
         let fds: Vec<BorrowedFd<'_>> = row.fds.iter().map(AsFd::as_fd).collect();
-        let len = row.message.encode(&mut bytes, connection.version, fds.len());
+        let len = row
+            .message
+            .encode(&mut bytes, connection.version, fds.len());
         // What does not fit is repeated; a hang-up is found by the thread.
         let _ = socket::send(&connection.socket, &bytes[..len], &fds);
     }
 
     /// Repeats questions that were not answered in time.
     pub(super) fn repeat(&mut self, now: Instant) {
-        let due: Vec<u64> =
-            self.rows.iter().filter(|(_, row)| row.answer.is_none() && row.due <= now).map(|(id, _)| *id).collect();
+        let due: Vec<u64> = self
+            .rows
+            .iter()
+            .filter(|(_, row)| row.answer.is_none() && row.due <= now)
+            .map(|(id, _)| *id)
+            .collect();
         for request in due {
             self.send(request);
             if let Some(row) = self.rows.get_mut(&request) {
@@ -108,7 +128,9 @@ impl Questions {
     /// Takes an answer.
     pub(super) fn hear(&mut self, message: ToClient, fds: Vec<OwnedFd>) {
         let request = message.request();
-        let Some(row) = self.rows.get_mut(&request) else { return };
+        let Some(row) = self.rows.get_mut(&request) else {
+            return;
+        };
         if row.answer.is_some() {
             return;
         }
@@ -118,13 +140,24 @@ impl Questions {
             Waiter::Commit(cell, identity) => {
                 let done = match message {
                     ToClient::Committed { epoch, .. } => Ok(epoch),
-                    ToClient::Outcome { standing: Standing::Committed(epoch), .. } => Ok(epoch),
+                    ToClient::Outcome {
+                        standing: Standing::Committed(epoch),
+                        ..
+                    } => Ok(epoch),
                     // The broker that was asked before has not died yet, or has not decided.
-                    ToClient::Outcome { standing: Standing::Unfinished, .. } => return,
-                    ToClient::Outcome { standing: Standing::Unknown, .. } => {
-                        Err(ObjectError::WriterLost { identity: *identity })
+                    ToClient::Outcome {
+                        standing: Standing::Unfinished,
+                        ..
+                    } => return,
+                    ToClient::Outcome {
+                        standing: Standing::Unknown,
+                        ..
+                    } => Err(ObjectError::WriterLost {
+                        identity: *identity,
+                    }),
+                    ToClient::Declined { refusal, why, .. } => {
+                        Err(declined(refusal, why, &row.message))
                     }
-                    ToClient::Declined { refusal, why, .. } => Err(declined(refusal, why, &row.message)),
                     _ => Err(nonsense()),
                 };
                 cell.set(done);
@@ -147,12 +180,18 @@ impl Questions {
 
     /// Says when the next question is repeated.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.rows.values().filter(|row| row.answer.is_none()).map(|row| row.due).min()
+        self.rows
+            .values()
+            .filter(|row| row.answer.is_none())
+            .map(|row| row.due)
+            .min()
     }
 
     /// Says whether a commit waits for its answer.
     pub(super) fn has_commits(&self) -> bool {
-        self.rows.values().any(|row| matches!(row.waiter, Waiter::Commit(..)))
+        self.rows
+            .values()
+            .any(|row| matches!(row.waiter, Waiter::Commit(..)))
     }
 
     /// Loses the broker: what went with it is told, and the rest is asked of the next one.
@@ -162,17 +201,23 @@ impl Questions {
         let mut forgotten = Vec::new();
         for (&request, row) in &mut self.rows {
             match &row.waiter {
-                Waiter::Commit(cell, identity) if matches!(row.message, ToBroker::Commit { .. }) => {
+                Waiter::Commit(cell, identity)
+                    if matches!(row.message, ToBroker::Commit { .. }) =>
+                {
                     outcomes.push((cell.clone(), *identity));
                     forgotten.push(request);
                 }
                 // What it was about has gone with the broker.
                 Waiter::Nobody => forgotten.push(request),
-                _ if !row.survives && row.answer.is_none() => row.answer = Some(Err(lost(&row.message))),
+                _ if !row.survives && row.answer.is_none() => {
+                    row.answer = Some(Err(lost(&row.message)))
+                }
                 _ => {}
             }
         }
-        forgotten.iter().for_each(|request| drop(self.rows.remove(request)));
+        forgotten
+            .iter()
+            .for_each(|request| drop(self.rows.remove(request)));
         for (cell, identity) in outcomes {
             let ask = |request| ToBroker::AskOutcome { request, identity };
             self.begin(ask, Vec::new(), Waiter::Commit(cell, identity), true);
@@ -207,14 +252,20 @@ fn declined(refusal: Refusal, why: String, question: &ToBroker) -> ObjectError {
         }
         Refusal::Conflict => ObjectError::Conflict { why },
         Refusal::OutOfMemory => ObjectError::OutOfMemory { why },
-        refusal => ObjectError::Refused { refusal, why, remedy: refusal.remedy() },
+        refusal => ObjectError::Refused {
+            refusal,
+            why,
+            remedy: refusal.remedy(),
+        },
     }
 }
 
 fn lost(question: &ToBroker) -> ObjectError {
     match question {
         ToBroker::Create { identity, .. } | ToBroker::Commit { identity, .. } => {
-            ObjectError::WriterLost { identity: *identity }
+            ObjectError::WriterLost {
+                identity: *identity,
+            }
         }
         _ => Error::ProducerGone { pid: 0 }.into(),
     }

@@ -22,8 +22,9 @@ use crate::wire::Selector;
 
 /// An object that is mapped read-only.
 ///
-/// Its addresses stay the same for its life, whatever epoch they reach: graphs that were captured over them stay good.
-/// They are good through a restart of the broker, and after the object was removed.
+/// Its addresses stay the same for its life, whatever epoch they reach: graphs that were captured
+/// over them stay good. They are good through a restart of the broker, and after the object was
+/// removed.
 #[derive(Debug)]
 pub struct Reader {
     link: Arc<Link>,
@@ -42,7 +43,11 @@ pub struct Reader {
 
 impl Reader {
     pub(super) fn open(link: &Arc<Link>, selector: &Selector) -> Result<Reader> {
-        let Opened { lease, manifest, imported } = Opened::ask(link, selector)?;
+        let Opened {
+            lease,
+            manifest,
+            imported,
+        } = Opened::ask(link, selector)?;
         trace_point!("opened");
         let range = Range::reserve(link.gpu(), manifest.mapped_bytes(), Access::ReadOnly)?;
         let base = range.base();
@@ -87,14 +92,18 @@ impl Reader {
 
     /// Returns the address of a part: the same for the reader's life.
     ///
-    /// Read-only: a kernel that writes there kills its context. Work on it is named with [`used_on`](Reader::used_on):
-    /// work on a stream that was not named, and that is not finished when the reader advances, sleeps or is dropped, is
-    /// undefined behaviour.
+    /// Read-only: a kernel that writes there kills its context. Work on it is named with
+    /// [`used_on`](Reader::used_on): work on a stream that was not named, and that is not finished
+    /// when the reader advances, sleeps or is dropped, is undefined behaviour.
     pub fn device_ptr(&self, part: &str) -> Option<DevicePtr> {
-        self.manifest.layout.part(part).map(|part| address(&self.manifest, self.base, part))
+        self.manifest
+            .layout
+            .part(part)
+            .map(|part| address(&self.manifest, self.base, part))
     }
 
-    /// Lists the address and the bytes of each region: all parts lie in them. For copying a whole object.
+    /// Lists the address and the bytes of each region: all parts lie in them. For copying a whole
+    /// object.
     pub fn regions(&self) -> Vec<(DevicePtr, u64)> {
         regions(&self.manifest, self.base)
     }
@@ -119,7 +128,8 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a part that is not there, [`ObjectError::Asleep`], and the driver's error.
+    /// [`Error::Invalid`] for a part that is not there, [`ObjectError::Asleep`], and the driver's
+    /// error.
     pub fn read(&self, part: &str) -> Result<Vec<u8>> {
         let len = self.layout().part(part).map_or(0, |part| part.spec.len);
         let len = usize::try_from(len).map_err(|_| too_long(part))?;
@@ -135,22 +145,35 @@ impl Reader {
     /// As [`read`](Reader::read), and [`Error::Invalid`] beyond the part's end.
     pub fn read_at(&self, name: &str, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.check_mapped()?;
-        read_part(self.link.gpu(), &self.manifest, self.base, name, offset, bytes)
+        read_part(
+            self.link.gpu(),
+            &self.manifest,
+            self.base,
+            name,
+            offset,
+            bytes,
+        )
     }
 
-    /// Copies a part into the part of the same name of an object that is being filled, on the device, and waits for it.
-    /// A part that is unchanged and lies apart can be taken over without a copy:
-    /// [`CreateOptions::unchanged`](crate::CreateOptions::unchanged).
+    /// Copies a part into the part of the same name of an object that is being filled, on the
+    /// device, and waits for it. A part that is unchanged and lies apart can be taken over without
+    /// a copy: [`CreateOptions::unchanged`](crate::CreateOptions::unchanged).
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a part that either has not, of another length, or taken over; [`Error::Mismatch`] for a
-    /// writer on another device; [`ObjectError::Asleep`]; the driver's error.
+    /// [`Error::Invalid`] for a part that either has not, of another length, or taken over;
+    /// [`Error::Mismatch`] for a writer on another device; [`ObjectError::Asleep`]; the driver's
+    /// error.
     pub fn copy_part(&self, name: &str, to: &mut Writer) -> Result<()> {
         self.check_mapped()?;
         let Some(part) = self.layout().part(name) else {
             let got = format!("{name}, which {} does not have", self.name());
-            return Err(Error::Invalid { what: "a part to copy", got, must: "a part of the object" }.into());
+            return Err(Error::Invalid {
+                what: "a part to copy",
+                got,
+                must: "a part of the object",
+            }
+            .into());
         };
         let ours = address(&self.manifest, self.base, part);
         let theirs = to.place_for(name, part.spec.len)?;
@@ -158,8 +181,8 @@ impl Reader {
         copy_and_wait(self.link.gpu(), &[(theirs, ours, part.spec.len)])
     }
 
-    /// Copies the whole object into memory of this process alone, which may be written to: a broker's scratch memory,
-    /// which counts against its limits. The reader stays as it is.
+    /// Copies the whole object into memory of this process alone, which may be written to: a
+    /// broker's scratch memory, which counts against its limits. The reader stays as it is.
     ///
     /// # Errors
     ///
@@ -201,9 +224,10 @@ impl Reader {
 
     /// Moves to another object at the same addresses; says whether it was another.
     ///
-    /// Imports and checks everything first, waits for the streams that were named, then maps. The caller launches
-    /// nothing meanwhile that touches the addresses; what was registered with them elsewhere (NCCL, RDMA) is registered
-    /// anew. [`prepare`](Reader::prepare) does the first half while work goes on.
+    /// Imports and checks everything first, waits for the streams that were named, then maps. The
+    /// caller launches nothing meanwhile that touches the addresses; what was registered with them
+    /// elsewhere (NCCL, RDMA) is registered anew. [`prepare`](Reader::prepare) does the first half
+    /// while work goes on.
     ///
     /// # Errors
     ///
@@ -215,12 +239,14 @@ impl Reader {
         }
     }
 
-    /// Leases another object, imports its memory and checks it, all but the mapping; `None` if it is the one that the
-    /// addresses reach. Work on the addresses may go on meanwhile: what is left to do is [`switch`](Reader::switch).
+    /// Leases another object, imports its memory and checks it, all but the mapping; `None` if it
+    /// is the one that the addresses reach. Work on the addresses may go on meanwhile: what is left
+    /// to do is [`switch`](Reader::switch).
     ///
     /// # Errors
     ///
-    /// [`ObjectError::LayoutDiffers`] and [`ObjectError::NotFound`]; [`ObjectError::Asleep`]; the driver's error.
+    /// [`ObjectError::LayoutDiffers`] and [`ObjectError::NotFound`]; [`ObjectError::Asleep`]; the
+    /// driver's error.
     ///
     /// # Examples
     ///
@@ -244,32 +270,47 @@ impl Reader {
     /// ```
     pub fn prepare(&self, to: &Selector) -> Result<Option<Prepared>> {
         self.check_mapped()?;
-        let Some(opened) = Opened::ask_for_another(&self.link, to, self.manifest.identity)? else { return Ok(None) };
+        let Some(opened) = Opened::ask_for_another(&self.link, to, self.manifest.identity)? else {
+            return Ok(None);
+        };
         trace_point!("advance.imported");
         self.check_layout(&opened.manifest)?;
-        Ok(Some(Prepared { opened, addresses: self.addresses.clone() }))
+        Ok(Some(Prepared {
+            opened,
+            addresses: self.addresses.clone(),
+        }))
     }
 
-    /// Moves to an object that was prepared, at the same addresses: waits for the streams that were named, unmaps and
-    /// maps, and asks the broker nothing.
+    /// Moves to an object that was prepared, at the same addresses: waits for the streams that were
+    /// named, unmaps and maps, and asks the broker nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what another reader prepared and [`ObjectError::Asleep`]: nothing changed.
-    /// [`ObjectError::Poisoned`] when neither the new memory nor the old could be mapped.
+    /// [`Error::Invalid`] for what another reader prepared and [`ObjectError::Asleep`]: nothing
+    /// changed. [`ObjectError::Poisoned`] when neither the new memory nor the old could be mapped.
     pub fn switch(&mut self, to: Prepared) -> Result<()> {
         self.check_mapped()?;
         if !Arc::ptr_eq(&self.addresses, &to.addresses) {
             let got = format!("{to:?}, which another reader prepared");
-            return Err(Error::Invalid { what: "an object to switch to", got, must: "prepared by this reader" }.into());
+            return Err(Error::Invalid {
+                what: "an object to switch to",
+                got,
+                must: "prepared by this reader",
+            }
+            .into());
         }
         self.wait_for_streams()?;
-        let Opened { lease, manifest, imported } = to.opened;
-        // SAFETY: `swap` asks that no work touches the range: every stream that was named is idle, and the caller, who
-        // has the only reference, launches nothing meanwhile.
+        let Opened {
+            lease,
+            manifest,
+            imported,
+        } = to.opened;
+        // SAFETY: `swap` asks that no work touches the range: every stream that was named is idle,
+        // and the caller, who has the only reference, launches nothing meanwhile.
         let swapped = unsafe { self.range_mut()?.swap(imported) };
         // The engine goes on; the handles of what it had can wait.
-        self.link.let_fall(swapped.map_err(|error| self.swap_error(error))?);
+        self.link
+            .let_fall(swapped.map_err(|error| self.swap_error(error))?);
         self.manifest = manifest;
         self.lease = Some(lease);
         trace_point!("advance.done");
@@ -281,14 +322,16 @@ impl Reader {
         let difference = self.manifest.layout.difference(&other.layout);
         match difference.or_else(|| (!same_regions()).then(|| "another granularity".to_owned())) {
             None => Ok(()),
-            Some(difference) => {
-                Err(ObjectError::LayoutDiffers { name: other.name.clone(), to: other.epoch, difference })
-            }
+            Some(difference) => Err(ObjectError::LayoutDiffers {
+                name: other.name.clone(),
+                to: other.epoch,
+                difference,
+            }),
         }
     }
 
-    /// Gives up the mapping, and keeps the addresses. With `release` the lease too, so that a sole reader's memory may
-    /// go.
+    /// Gives up the mapping, and keeps the addresses. With `release` the lease too, so that a sole
+    /// reader's memory may go.
     ///
     /// # Errors
     ///
@@ -297,7 +340,8 @@ impl Reader {
         self.link.check_fork()?;
         self.wait_for_streams()?;
         // SAFETY: `unmap` asks that no work touches the range: as in `switch`.
-        let unmapped = unsafe { self.range_mut()?.unmap() }.map_err(|error| self.swap_error(error))?;
+        let unmapped =
+            unsafe { self.range_mut()?.unmap() }.map_err(|error| self.swap_error(error))?;
         trace_point!("sleep.unmapped");
         self.asleep = unmapped.or(self.asleep.take());
         if release {
@@ -311,8 +355,8 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`ObjectError::NotFound`] when the lease was released and the object has gone meanwhile: then
-    /// [`wake_to`](Reader::wake_to) another epoch.
+    /// [`ObjectError::NotFound`] when the lease was released and the object has gone meanwhile:
+    /// then [`wake_to`](Reader::wake_to) another epoch.
     pub fn wake(&mut self) -> Result<()> {
         self.wake_to(&Selector::Identity(self.manifest.identity))
     }
@@ -336,10 +380,16 @@ impl Reader {
             let mapped = self.range_mut()?.map(imported);
             return mapped.map_err(|error| self.swap_error(error));
         }
-        let Opened { lease, manifest, imported } = Opened::ask(&self.link, to)?;
+        let Opened {
+            lease,
+            manifest,
+            imported,
+        } = Opened::ask(&self.link, to)?;
         self.check_layout(&manifest)?;
         trace_point!("wake.imported");
-        self.range_mut()?.map(imported).map_err(|error| self.swap_error(error))?;
+        self.range_mut()?
+            .map(imported)
+            .map_err(|error| self.swap_error(error))?;
         trace_point!("wake.mapped");
         self.lease = Some(lease);
         self.asleep = None;
@@ -354,12 +404,18 @@ impl Reader {
 
     fn check_mapped(&self) -> Result<()> {
         self.link.check_fork()?;
-        if self.range.as_ref().is_some_and(Range::is_mapped) { Ok(()) } else { Err(self.not_mapped()) }
+        if self.range.as_ref().is_some_and(Range::is_mapped) {
+            Ok(())
+        } else {
+            Err(self.not_mapped())
+        }
     }
 
     fn wait_for_streams(&self) -> Result<()> {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        streams.iter().try_for_each(|stream| Ok(stream.synchronize()?))
+        streams
+            .iter()
+            .try_for_each(|stream| Ok(stream.synchronize()?))
     }
 
     fn range_mut(&mut self) -> Result<&mut Range> {
@@ -369,7 +425,10 @@ impl Reader {
     fn not_mapped(&self) -> ObjectError {
         let name = self.manifest.name.clone();
         if self.range.as_ref().is_some_and(Range::is_poisoned) {
-            ObjectError::Poisoned { name, why: "an earlier call failed".into() }
+            ObjectError::Poisoned {
+                name,
+                why: "an earlier call failed".into(),
+            }
         } else {
             ObjectError::Asleep { name }
         }
@@ -378,18 +437,23 @@ impl Reader {
     fn swap_error(&self, error: SwapError) -> ObjectError {
         match error {
             SwapError::Unchanged(error) => error.into(),
-            SwapError::Poisoned(error) => {
-                ObjectError::Poisoned { name: self.manifest.name.clone(), why: error.to_string() }
-            }
+            SwapError::Poisoned(error) => ObjectError::Poisoned {
+                name: self.manifest.name.clone(),
+                why: error.to_string(),
+            },
         }
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        let Some(range) = self.range.take() else { return };
-        let streams = std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
-        self.link.retire(Retiring::new(self.link.gpu(), range, &streams));
+        let Some(range) = self.range.take() else {
+            return;
+        };
+        let streams =
+            std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        self.link
+            .retire(Retiring::new(self.link.gpu(), range, &streams));
     }
 }
 
@@ -408,5 +472,10 @@ fn check_same(ours: &Gpu, theirs: &Gpu) -> Result<()> {
 
 fn too_long(part: &str) -> ObjectError {
     let got = format!("{part}, which does not fit into memory");
-    Error::Invalid { what: "a part to read", got, must: "shorter; read it in pieces" }.into()
+    Error::Invalid {
+        what: "a part to read",
+        got,
+        must: "shorter; read it in pieces",
+    }
+    .into()
 }

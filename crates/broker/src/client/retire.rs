@@ -17,7 +17,11 @@ pub(super) struct Behind {
 impl Behind {
     /// Records an event on each stream.
     pub(super) fn of(gpu: &Gpu, streams: &[Stream]) -> Behind {
-        let mut behind = Behind { gpu: gpu.clone(), events: Vec::new(), unknown: false };
+        let mut behind = Behind {
+            gpu: gpu.clone(),
+            events: Vec::new(),
+            unknown: false,
+        };
         for stream in streams {
             if let Err(error) = behind.record(stream) {
                 tracing::warn!(%error, "memory stays mapped until the process ends: its use cannot be followed");
@@ -49,7 +53,8 @@ impl Behind {
 impl Drop for Behind {
     fn drop(&mut self) {
         for &event in &self.events {
-            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: it is this value's own.
+            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: it is this
+            // value's own.
             let _ = unsafe { self.gpu.backend().destroy_event(event) };
         }
     }
@@ -65,7 +70,10 @@ pub(super) struct Retiring {
 impl Retiring {
     /// Gives a range up once the streams have finished their queued work.
     pub(super) fn new(gpu: &Gpu, range: Range, streams: &[Stream]) -> Retiring {
-        Retiring { range: Some(range), behind: Behind::of(gpu, streams) }
+        Retiring {
+            range: Some(range),
+            behind: Behind::of(gpu, streams),
+        }
     }
 
     /// Gives the range back if it is time, and says whether it is gone.
@@ -79,8 +87,8 @@ impl Retiring {
             return false;
         }
         if let Some(range) = self.range.take() {
-            // SAFETY: `release` asks that no work touches the range: what was queued on every stream that was named has
-            // finished, and its holder, who could queue more, has gone.
+            // SAFETY: `release` asks that no work touches the range: what was queued on every
+            // stream that was named has finished, and its holder, who could queue more, has gone.
             unsafe { range.release() };
         }
         true

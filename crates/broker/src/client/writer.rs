@@ -25,28 +25,32 @@ use crate::wire::{LeaseSlot, ToBroker, ToClient};
 /// How an object is made.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CreateOptions {
-    /// Users besides the owner that may open it. They could also write to it: no driver gives a descriptor that only
-    /// reads.
+    /// Users besides the owner that may open it. They could also write to it: no driver gives a
+    /// descriptor that only reads.
     pub readers: Readers,
-    /// The epoch that the name must have when this object becomes visible; 0 for a name that has none.
+    /// The epoch that the name must have when this object becomes visible; 0 for a name that has
+    /// none.
     pub expect: Option<Epoch>,
-    /// Give up the name's epochs before memory is asked for, where there is no room for two. Until the commit the name
-    /// has none.
+    /// Give up the name's epochs before memory is asked for, where there is no room for two. Until
+    /// the commit the name has none.
     pub replace: bool,
     /// The identity, where it must be known elsewhere; drawn if nothing is said.
     pub identity: Option<Identity>,
-    /// The object is a copy of one that another host's broker committed: its epoch there, and that host's name. It
-    /// keeps both, and `identity` must be the one it has there. A name that has a replica is never written to here.
+    /// The object is a copy of one that another host's broker committed: its epoch there, and that
+    /// host's name. It keeps both, and `identity` must be the one it has there. A name that has a
+    /// replica is never written to here.
     pub replica_of: Option<(Epoch, String)>,
-    /// Parts that are the same as in the name's newest epoch: this object takes them over, without memory or a copy of
-    /// its own. They are taken over by whole regions, so each region's parts must all be named or none; see
-    /// [`Layout::pack_groups`]. Both epochs must be open to the same users.
+    /// Parts that are the same as in the name's newest epoch: this object takes them over, without
+    /// memory or a copy of its own. They are taken over by whole regions, so each region's parts
+    /// must all be named or none; see [`Layout::pack_groups`]. Both epochs must be open to the same
+    /// users.
     pub unchanged: Vec<String>,
 }
 
 /// An object that is being filled.
 ///
-/// Its addresses are valid until the commit or the drop. A drop without a commit aborts it: it never becomes visible.
+/// Its addresses are valid until the commit or the drop. A drop without a commit aborts it: it
+/// never becomes visible.
 #[derive(Debug)]
 pub struct Writer {
     link: Arc<Link>,
@@ -75,7 +79,10 @@ impl Writer {
         let mut manifest = Manifest {
             identity,
             name: name.into(),
-            epoch: options.replica_of.as_ref().map_or(Epoch(0), |(epoch, _)| *epoch),
+            epoch: options
+                .replica_of
+                .as_ref()
+                .map_or(Epoch(0), |(epoch, _)| *epoch),
             home: options.replica_of.as_ref().map(|(_, home)| home.clone()),
             backend: gpu.kind(),
             device: gpu.uuid(),
@@ -89,21 +96,47 @@ impl Writer {
         let lost = || ObjectError::WriterLost { identity };
         let connection = link.connection().ok_or_else(lost)?;
         let (replace, expect) = (options.replace, options.expect);
-        let question = |request| ToBroker::Create { request, identity, scratch, replace, expect, taken };
+        let question = |request| ToBroker::Create {
+            request,
+            identity,
+            scratch,
+            replace,
+            expect,
+            taken,
+        };
         let asked = link.ask_here(question, vec![draft]);
-        // Given up on every way out until the writer is there, which gives it up itself. Who was declined has nothing:
-        // what has this identity is another's.
+        // Given up on every way out until the writer is there, which gives it up itself. Who was
+        // declined has nothing: what has this identity is another's.
         let may_be_there = matches!(asked, Ok(_) | Err(ObjectError::Gpu(Error::Deadline { .. })));
-        let mut abort = Abort { link, identity, armed: may_be_there };
+        let mut abort = Abort {
+            link,
+            identity,
+            armed: may_be_there,
+        };
         let (answer, regions) = asked?;
-        let ToClient::Created { granularity, leases, .. } = answer else { return Err(nonsense()) };
+        let ToClient::Created {
+            granularity,
+            leases,
+            ..
+        } = answer
+        else {
+            return Err(nonsense());
+        };
         trace_point!("created");
-        if !link.connection().is_some_and(|now| Arc::ptr_eq(&now, &connection)) {
+        if !link
+            .connection()
+            .is_some_and(|now| Arc::ptr_eq(&now, &connection))
+        {
             return Err(lost());
         }
         let words = connection.words.clone();
         let slots = words.file.slot_count();
-        let bytes: Vec<u64> = manifest.layout.regions().iter().map(|&bytes| round_up(bytes, granularity)).collect();
+        let bytes: Vec<u64> = manifest
+            .layout
+            .regions()
+            .iter()
+            .map(|&bytes| round_up(bytes, granularity))
+            .collect();
         let sound = granularity.is_power_of_two() && regions.len() == bytes.len();
         if !sound || leases.iter().any(|lease| lease.slot >= slots) {
             return Err(nonsense());
@@ -119,7 +152,16 @@ impl Writer {
         let base = range.base();
         abort.armed = false;
         let streams = Mutex::default();
-        let writer = Writer { link: link.clone(), manifest, words, leases, range: Some(range), base, taken, streams };
+        let writer = Writer {
+            link: link.clone(),
+            manifest,
+            words,
+            leases,
+            range: Some(range),
+            base,
+            taken,
+            streams,
+        };
         for lease in &writer.leases {
             if writer.words.file.slot(lease.slot).claim(lease.generation) != Claim::Held {
                 return Err(ObjectError::Aborted { identity });
@@ -129,7 +171,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Returns the object's identity, by which [`Client::outcome`](crate::Client::outcome) tells of its commit.
+    /// Returns the object's identity, by which [`Client::outcome`](crate::Client::outcome) tells of
+    /// its commit.
     pub fn identity(&self) -> Identity {
         self.manifest.identity
     }
@@ -139,21 +182,28 @@ impl Writer {
         &self.manifest.layout
     }
 
-    /// Returns the address of a part, which the GPU and, on the host backend, the CPU may write to. A part that is
-    /// taken over ([`CreateOptions::unchanged`]) may be read alone.
+    /// Returns the address of a part, which the GPU and, on the host backend, the CPU may write to.
+    /// A part that is taken over ([`CreateOptions::unchanged`]) may be read alone.
     ///
-    /// Work on it is named with [`used_on`](Writer::used_on) or at the [`commit`](Writer::commit): work on a stream
-    /// that was not named is undefined behaviour.
+    /// Work on it is named with [`used_on`](Writer::used_on) or at the [`commit`](Writer::commit):
+    /// work on a stream that was not named is undefined behaviour.
     pub fn device_ptr(&self, part: &str) -> Option<DevicePtr> {
-        self.manifest.layout.part(part).map(|part| address(&self.manifest, self.base, part))
+        self.manifest
+            .layout
+            .part(part)
+            .map(|part| address(&self.manifest, self.base, part))
     }
 
     /// Says whether a part is taken over from the former epoch, so that it may be read alone.
     pub fn is_unchanged(&self, part: &str) -> bool {
-        self.manifest.layout.part(part).is_some_and(|part| self.is_taken(part))
+        self.manifest
+            .layout
+            .part(part)
+            .is_some_and(|part| self.is_taken(part))
     }
 
-    /// Lists the address and the bytes of each region: all parts lie in them. For copying a whole object.
+    /// Lists the address and the bytes of each region: all parts lie in them. For copying a whole
+    /// object.
     pub fn regions(&self) -> Vec<(DevicePtr, u64)> {
         regions(&self.manifest, self.base)
     }
@@ -173,7 +223,8 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a part that is not there, has another length or is taken over; the driver's error.
+    /// [`Error::Invalid`] for a part that is not there, has another length or is taken over; the
+    /// driver's error.
     pub fn write(&mut self, part: &str, bytes: &[u8]) -> Result<()> {
         self.write_at(part, 0, bytes, true)
     }
@@ -195,9 +246,19 @@ impl Writer {
             end.is_some_and(|end| end <= part.spec.len && (!whole || end == part.spec.len))
         };
         let Some(part) = found.filter(fits) else {
-            let has = found.map_or("no such part".into(), |part| format!("{} bytes", part.spec.len));
-            let got = format!("{} bytes at {offset} for {name}, which has {has}", bytes.len());
-            return Err(Error::Invalid { what: "the data for a part", got, must: "as long as the part" }.into());
+            let has = found.map_or("no such part".into(), |part| {
+                format!("{} bytes", part.spec.len)
+            });
+            let got = format!(
+                "{} bytes at {offset} for {name}, which has {has}",
+                bytes.len()
+            );
+            return Err(Error::Invalid {
+                what: "the data for a part",
+                got,
+                must: "as long as the part",
+            }
+            .into());
         };
         self.check_own(part)?;
         if bytes.is_empty() {
@@ -206,19 +267,25 @@ impl Writer {
         let at = address(&self.manifest, self.base, part).offset(offset);
         let gpu = self.link.gpu();
         let stream = Stream::create(gpu)?;
-        // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until the copy has finished: the
-        // part lies in the mapped range, `bytes` is as long, and both outlive the wait below.
-        unsafe { gpu.backend().copy_to_device(stream.raw(), at, bytes.as_ptr(), bytes.len()) }?;
+        // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until the copy
+        // has finished: the part lies in the mapped range, `bytes` is as long, and both outlive the
+        // wait below.
+        unsafe {
+            gpu.backend()
+                .copy_to_device(stream.raw(), at, bytes.as_ptr(), bytes.len())
+        }?;
         Ok(stream.synchronize()?)
     }
 
-    /// Queues a fill: sets every byte of a part to `byte`, after the work that is queued on the stream, and returns at
-    /// once. The stream counts as [used](Writer::used_on), so the commit waits for the fill.
+    /// Queues a fill: sets every byte of a part to `byte`, after the work that is queued on the
+    /// stream, and returns at once. The stream counts as [used](Writer::used_on), so the commit
+    /// waits for the fill.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a part that is not there or is taken over, and for the per-thread default stream (handle
-    /// 2); [`Error::Mismatch`] for a stream of another device; [`Error::Capturing`]; the driver's error.
+    /// [`Error::Invalid`] for a part that is not there or is taken over, and for the per-thread
+    /// default stream (handle 2); [`Error::Mismatch`] for a stream of another device;
+    /// [`Error::Capturing`]; the driver's error.
     ///
     /// # Examples
     ///
@@ -235,7 +302,12 @@ impl Writer {
         self.link.check_fork()?;
         let Some(found) = self.manifest.layout.part(part) else {
             let got = format!("{part}, which the layout does not have");
-            return Err(Error::Invalid { what: "a part to fill", got, must: "a part of the object" }.into());
+            return Err(Error::Invalid {
+                what: "a part to fill",
+                got,
+                must: "a part of the object",
+            }
+            .into());
         };
         self.check_own(found)?;
         let (at, len) = (address(&self.manifest, self.base, found), found.spec.len);
@@ -249,8 +321,8 @@ impl Writer {
         note(&self.streams, stream);
         // SAFETY: `fill` asks for
         // - a live stream: the caller keeps it;
-        // - a range that is valid until the fill has finished: the part lies in the mapped range, which is unmapped
-        //   behind the streams that were noted.
+        // - a range that is valid until the fill has finished: the part lies in the mapped range,
+        //   which is unmapped behind the streams that were noted.
         unsafe { stream.gpu().backend().fill(stream.raw(), at, byte, len) }?;
         Ok(())
     }
@@ -258,16 +330,30 @@ impl Writer {
     /// Copies a piece of a part to the host.
     pub(super) fn read_at(&self, part: &str, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.link.check_fork()?;
-        read_part(self.link.gpu(), &self.manifest, self.base, part, offset, bytes)
+        read_part(
+            self.link.gpu(),
+            &self.manifest,
+            self.base,
+            part,
+            offset,
+            bytes,
+        )
     }
 
     /// Finds where a part of this length is written to.
     pub(super) fn place_for(&self, name: &str, len: u64) -> Result<DevicePtr> {
         let found = self.manifest.layout.part(name);
         let Some(part) = found.filter(|part| part.spec.len == len) else {
-            let has = found.map_or("no such part".into(), |part| format!("{} bytes", part.spec.len));
+            let has = found.map_or("no such part".into(), |part| {
+                format!("{} bytes", part.spec.len)
+            });
             let got = format!("{len} bytes for {name}, which has {has}");
-            return Err(Error::Invalid { what: "what is copied to a part", got, must: "as long as the part" }.into());
+            return Err(Error::Invalid {
+                what: "what is copied to a part",
+                got,
+                must: "as long as the part",
+            }
+            .into());
         };
         self.check_own(part)?;
         Ok(address(&self.manifest, self.base, part))
@@ -284,39 +370,55 @@ impl Writer {
     }
 
     fn is_taken(&self, part: &Part) -> bool {
-        self.taken.checked_shr(u32::from(part.region)).is_some_and(|bits| bits & 1 != 0)
+        self.taken
+            .checked_shr(u32::from(part.region))
+            .is_some_and(|bits| bits & 1 != 0)
     }
 
     fn check_own(&self, part: &Part) -> Result<()> {
         if !self.is_taken(part) {
             return Ok(());
         }
-        let got = format!("{}, which is taken over from the former epoch", part.spec.name);
-        Err(Error::Invalid { what: "a part to write to", got, must: "not among the unchanged ones" }.into())
+        let got = format!(
+            "{}, which is taken over from the former epoch",
+            part.spec.name
+        );
+        Err(Error::Invalid {
+            what: "a part to write to",
+            got,
+            must: "not among the unchanged ones",
+        }
+        .into())
     }
 
-    /// Asks for the commit while writes may be under way, as a participant could that lies: a broker must not hear it
-    /// before the write leases have ended. For tests of brokers.
+    /// Asks for the commit while writes may be under way, as a participant could that lies: a
+    /// broker must not hear it before the write leases have ended. For tests of brokers.
     #[doc(hidden)]
     pub fn ask_before_the_writes_have_ended(&self) {
         let identity = self.manifest.identity;
-        self.link.tell(|request| ToBroker::Commit { request, identity });
+        self.link
+            .tell(|request| ToBroker::Commit { request, identity });
     }
 
-    /// Commits the object: queues the end of the write leases behind `streams` and those that were named before, and
-    /// returns. It becomes visible, whole, once all that was queued there has finished.
+    /// Commits the object: queues the end of the write leases behind `streams` and those that were
+    /// named before, and returns. It becomes visible, whole, once all that was queued there has
+    /// finished.
     ///
     /// # Errors
     ///
-    /// [`Error::Capturing`] for a stream that is being captured and [`Error::Mismatch`] for one of another device: then
-    /// nothing is committed, and the object is aborted.
+    /// [`Error::Capturing`] for a stream that is being captured and [`Error::Mismatch`] for one of
+    /// another device: then nothing is committed, and the object is aborted.
     pub fn commit(mut self, streams: &[&Stream]) -> Result<Commit> {
         self.link.check_fork()?;
         for stream in streams {
             self.used_on(stream)?;
         }
         let gpu = self.link.gpu().clone();
-        let used = self.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let used = self
+            .streams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         trace_point!("commit.begun");
         let lane = Lane::release_behind(&gpu, &self.words, &self.leases, &used)?;
         trace_point!("commit.queued");
@@ -337,11 +439,16 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        let Some(range) = self.range.take() else { return };
-        let streams = std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
-        self.link.retire(Retiring::new(self.link.gpu(), range, &streams));
+        let Some(range) = self.range.take() else {
+            return;
+        };
+        let streams =
+            std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        self.link
+            .retire(Retiring::new(self.link.gpu(), range, &streams));
         let identity = self.manifest.identity;
-        self.link.tell(|request| ToBroker::Abort { request, identity });
+        self.link
+            .tell(|request| ToBroker::Abort { request, identity });
     }
 }
 
@@ -356,24 +463,45 @@ impl Drop for Abort<'_> {
     fn drop(&mut self) {
         if self.armed {
             let identity = self.identity;
-            self.link.tell(|request| ToBroker::Abort { request, identity });
+            self.link
+                .tell(|request| ToBroker::Abort { request, identity });
         }
     }
 }
 
 /// Finds the regions whose parts are all named, one bit each.
 fn regions_of(layout: &Layout, unchanged: &[String]) -> Result<u16> {
-    let invalid = |got, must| Err(Error::Invalid { what: "the parts that are unchanged", got, must }.into());
+    let invalid = |got, must| {
+        Err(Error::Invalid {
+            what: "the parts that are unchanged",
+            got,
+            must,
+        }
+        .into())
+    };
     let named: HashSet<&str> = unchanged.iter().map(String::as_str).collect();
     if let Some(name) = unchanged.iter().find(|name| layout.part(name).is_none()) {
-        return invalid(format!("{name}, which the layout does not have"), "parts of the layout");
+        return invalid(
+            format!("{name}, which the layout does not have"),
+            "parts of the layout",
+        );
     }
     let is_named = |part: &&Part| named.contains(part.spec.name.as_str());
-    let taken = layout.parts().iter().filter(is_named).fold(0u16, |taken, part| taken | 1 << part.region);
+    let taken = layout
+        .parts()
+        .iter()
+        .filter(is_named)
+        .fold(0u16, |taken, part| taken | 1 << part.region);
     let beside = |part: &&Part| taken >> part.region & 1 != 0 && !is_named(part);
     if let Some(part) = layout.parts().iter().find(beside) {
-        let got = format!("others of region {}, and not {}", part.region, part.spec.name);
-        return invalid(got, "all parts of a region; lay out what changes apart, with `Layout::pack_groups`");
+        let got = format!(
+            "others of region {}, and not {}",
+            part.region, part.spec.name
+        );
+        return invalid(
+            got,
+            "all parts of a region; lay out what changes apart, with `Layout::pack_groups`",
+        );
     }
     Ok(taken)
 }

@@ -1,8 +1,9 @@
-//! The broker's end of a keeper's socket: gives, takes back, and never believes without reading back.
+//! The broker's end of a keeper's socket: gives, takes back, and never believes without reading
+//! back.
 //!
-//! Every call waits for the keeper, so they are made on a thread of their own. A keeper that dies ends each wait: what
-//! was sent to it, pipes and sockets among it, is closed by the kernel. A keeper that is stopped blocks the waiting
-//! thread.
+//! Every call waits for the keeper, so they are made on a thread of their own. A keeper that dies
+//! ends each wait: what was sent to it, pipes and sockets among it, is closed by the kernel. A
+//! keeper that is stopped blocks the waiting thread.
 
 use std::collections::BTreeSet;
 use std::io::{IoSlice, Read};
@@ -16,8 +17,8 @@ use gpu_api::{Error, Result};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    sendmsg_addr, socket_with, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, sendmsg_addr, socket_with, socketpair,
 };
 
 use crate::keeper::notify::{Request, encode};
@@ -73,9 +74,18 @@ impl Depositor {
     ///
     /// [`Error::System`] when the process has no descriptor left.
     pub fn new(path: &Path) -> Result<Depositor> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
-            .map_err(|e| Error::system("socket", "raise RLIMIT_NOFILE or close descriptors", e))?;
-        Ok(Depositor { path: path.into(), socket, fed: None })
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|e| Error::system("socket", "raise RLIMIT_NOFILE or close descriptors", e))?;
+        Ok(Depositor {
+            path: path.into(),
+            socket,
+            fed: None,
+        })
     }
 
     /// Asks what the keeper has.
@@ -84,9 +94,21 @@ impl Depositor {
     ///
     /// [`DepositError::Absent`] when none listens or it dies meanwhile.
     pub fn inventory(&self, with_files: bool) -> Result<Inventory, DepositError> {
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .map_err(|e| Error::system("socketpair", "raise RLIMIT_NOFILE or close descriptors", e))?;
-        self.tell(if with_files { &Request::Read } else { &Request::List }, &[theirs.as_fd()])?;
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|e| Error::system("socketpair", "raise RLIMIT_NOFILE or close descriptors", e))?;
+        self.tell(
+            if with_files {
+                &Request::Read
+            } else {
+                &Request::List
+            },
+            &[theirs.as_fd()],
+        )?;
         drop(theirs);
         let mut inventory = Vec::new();
         let mut names = BTreeSet::new();
@@ -94,7 +116,9 @@ impl Depositor {
         loop {
             let mut fds = Vec::new();
             let received = receive(&ours, &mut packet, &mut fds);
-            let len = match received.map_err(|e| Error::system("recvmsg from the keeper", "raise RLIMIT_NOFILE", e))? {
+            let len = match received
+                .map_err(|e| Error::system("recvmsg from the keeper", "raise RLIMIT_NOFILE", e))?
+            {
                 ReceiveOutcome::Packet(len) => len,
                 ReceiveOutcome::HungUp => return Err(DepositError::Absent),
                 ReceiveOutcome::Empty => {
@@ -103,8 +127,15 @@ impl Depositor {
                 }
             };
             if let [b'.', incarnation @ ..] = &packet[..len] {
-                let Ok(incarnation) = incarnation.try_into() else { return Err(nonsense()) };
-                return Ok(Inventory { incarnation: Incarnation(incarnation), names, files: inventory, leash: ours });
+                let Ok(incarnation) = incarnation.try_into() else {
+                    return Err(nonsense());
+                };
+                return Ok(Inventory {
+                    incarnation: Incarnation(incarnation),
+                    names,
+                    files: inventory,
+                    leash: ours,
+                });
             }
             let text = str::from_utf8(&packet[..len]).map_err(|_| nonsense())?;
             let page: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -138,24 +169,38 @@ impl Depositor {
     ///
     /// # Errors
     ///
-    /// [`DepositError::Absent`] when the keeper is not the one that has everything; then it may have a part of this.
-    /// [`DepositError::Refused`] when it does not take all; then it has none of it.
-    pub fn keep(&self, seq: u64, manifest: BorrowedFd<'_>, regions: &[BorrowedFd<'_>]) -> Result<(), DepositError> {
-        let labels: Vec<Label> = (0..regions.len() as u8).map(|region| Label::Region(seq, region)).collect();
-        let all: Vec<(Label, BorrowedFd<'_>)> = labels.into_iter().zip(regions.iter().copied()).collect();
+    /// [`DepositError::Absent`] when the keeper is not the one that has everything; then it may
+    /// have a part of this. [`DepositError::Refused`] when it does not take all; then it has none
+    /// of it.
+    pub fn keep(
+        &self,
+        seq: u64,
+        manifest: BorrowedFd<'_>,
+        regions: &[BorrowedFd<'_>],
+    ) -> Result<(), DepositError> {
+        let labels: Vec<Label> = (0..regions.len() as u8)
+            .map(|region| Label::Region(seq, region))
+            .collect();
+        let all: Vec<(Label, BorrowedFd<'_>)> =
+            labels.into_iter().zip(regions.iter().copied()).collect();
         let kept = self.store(&all, "deposit.regions").and_then(|()| {
             trace_point!("deposit.regions.there");
             self.store(&[(Label::Manifest(seq), manifest)], "deposit.manifest")
         });
-        if matches!(kept, Err(DepositError::Refused(_) | DepositError::System(_))) {
+        if matches!(
+            kept,
+            Err(DepositError::Refused(_) | DepositError::System(_))
+        ) {
             // The manifest first: without it the rest is garbage that the next broker closes.
-            let labels = std::iter::once(Label::Manifest(seq)).chain(all.into_iter().map(|(label, _)| label));
+            let labels = std::iter::once(Label::Manifest(seq))
+                .chain(all.into_iter().map(|(label, _)| label));
             let _ = self.remove(labels);
         }
         kept
     }
 
-    /// Gives everything to a keeper that is new: all regions, then all manifests, so that no object is there in part.
+    /// Gives everything to a keeper that is new: all regions, then all manifests, so that no object
+    /// is there in part.
     ///
     /// # Errors
     ///
@@ -167,7 +212,9 @@ impl Depositor {
         manifests: &[(Label, BorrowedFd<'_>)],
     ) -> Result<(), DepositError> {
         self.fed = Some(keeper);
-        let fed = self.store(regions, "feed.regions").and_then(|()| self.store(manifests, "feed.manifests"));
+        let fed = self
+            .store(regions, "feed.regions")
+            .and_then(|()| self.store(manifests, "feed.manifests"));
         if fed.is_err() {
             self.fed = None;
         }
@@ -179,7 +226,11 @@ impl Depositor {
     /// # Errors
     ///
     /// As [`keep`](Depositor::keep), but for what was taken, which stays.
-    pub fn store(&self, files: &[(Label, BorrowedFd<'_>)], step: &'static str) -> Result<(), DepositError> {
+    pub fn store(
+        &self,
+        files: &[(Label, BorrowedFd<'_>)],
+        step: &'static str,
+    ) -> Result<(), DepositError> {
         for (label, file) in files {
             self.tell(&Request::Store(label.to_string()), &[*file])?;
             tracing::trace!(target: "gpu_ipc::step", step, %label);
@@ -189,11 +240,16 @@ impl Depositor {
         if self.fed != Some(inventory.incarnation) {
             return Err(DepositError::Absent);
         }
-        match files.iter().find(|(label, _)| !inventory.names.contains(&label.to_string())) {
+        match files
+            .iter()
+            .find(|(label, _)| !inventory.names.contains(&label.to_string()))
+        {
             None => Ok(()),
             Some((label, _)) => {
                 let has = inventory.names.len();
-                Err(DepositError::Refused(format!("the keeper has {has} descriptors and did not take {label}")))
+                Err(DepositError::Refused(format!(
+                    "the keeper has {has} descriptors and did not take {label}"
+                )))
             }
         }
     }
@@ -202,7 +258,8 @@ impl Depositor {
     ///
     /// # Errors
     ///
-    /// [`DepositError::Absent`] when no keeper listens, [`DepositError::Refused`] when it keeps one.
+    /// [`DepositError::Absent`] when no keeper listens, [`DepositError::Refused`] when it keeps
+    /// one.
     pub fn remove(&self, labels: impl IntoIterator<Item = Label>) -> Result<(), DepositError> {
         let names: Vec<String> = labels.into_iter().map(|label| label.to_string()).collect();
         self.remove_names(&names)
@@ -222,25 +279,33 @@ impl Depositor {
         let left = self.inventory(false)?.names;
         match names.iter().find(|name| left.contains(*name)) {
             None => Ok(()),
-            Some(name) => Err(DepositError::Refused(format!("the keeper did not close {name}"))),
+            Some(name) => Err(DepositError::Refused(format!(
+                "the keeper did not close {name}"
+            ))),
         }
     }
 
     /// Waits until all that was sent before has been done, or the keeper is gone.
     fn barrier(&self) -> Result<(), DepositError> {
-        let (mut ours, theirs) =
-            std::io::pipe().map_err(|e| Error::system("pipe", "raise RLIMIT_NOFILE or close descriptors", e))?;
+        let (mut ours, theirs) = std::io::pipe()
+            .map_err(|e| Error::system("pipe", "raise RLIMIT_NOFILE or close descriptors", e))?;
         self.tell(&Request::Barrier, &[theirs.as_fd()])?;
         drop(theirs);
         // Nothing is ever written: the end comes when the last copy of the other end is closed.
-        ours.read(&mut [0]).map_err(|e| Error::system("reading a barrier", "report this", e))?;
+        ours.read(&mut [0])
+            .map_err(|e| Error::system("reading a barrier", "report this", e))?;
         Ok(())
     }
 
     fn tell(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), DepositError> {
         let text = encode(request);
-        let address = SocketAddrUnix::new(&self.path)
-            .map_err(|e| Error::system("making the keeper's address", "choose a shorter directory", e))?;
+        let address = SocketAddrUnix::new(&self.path).map_err(|e| {
+            Error::system(
+                "making the keeper's address",
+                "choose a shorter directory",
+                e,
+            )
+        })?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
@@ -248,7 +313,13 @@ impl Depositor {
         }
         loop {
             let parts = [IoSlice::new(text.as_bytes())];
-            match sendmsg_addr(&self.socket, &address, &parts, &mut control, SendFlags::NOSIGNAL) {
+            match sendmsg_addr(
+                &self.socket,
+                &address,
+                &parts,
+                &mut control,
+                SendFlags::NOSIGNAL,
+            ) {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(Errno::CONNREFUSED | Errno::NOENT | Errno::CONNRESET | Errno::PIPE) => {
@@ -256,7 +327,12 @@ impl Depositor {
                 }
                 Err(Errno::TOOMANYREFS) => std::thread::yield_now(),
                 Err(e) => {
-                    return Err(Error::system("sendmsg to the keeper", "check that the keeper runs", e).into());
+                    return Err(Error::system(
+                        "sendmsg to the keeper",
+                        "check that the keeper runs",
+                        e,
+                    )
+                    .into());
                 }
             }
         }
@@ -264,5 +340,7 @@ impl Depositor {
 }
 
 fn nonsense() -> DepositError {
-    DepositError::Refused("the keeper answers nonsense: broker and keeper must be of one version".into())
+    DepositError::Refused(
+        "the keeper answers nonsense: broker and keeper must be of one version".into(),
+    )
 }

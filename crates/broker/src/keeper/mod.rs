@@ -1,4 +1,5 @@
-//! The keeper: a process that holds descriptors, so that the memory behind them survives the broker.
+//! The keeper: a process that holds descriptors, so that the memory behind them survives the
+//! broker.
 //!
 //! 1. `notify`: the datagrams, which are systemd's notify protocol and one message that reads back.
 //! 2. `shelf`: the kept descriptors, by name. Pure.

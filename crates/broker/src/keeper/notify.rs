@@ -1,4 +1,5 @@
-//! The datagrams that a broker sends its keeper: lines of `NAME=value`, as systemd's notify protocol has them.
+//! The datagrams that a broker sends its keeper: lines of `NAME=value`, as systemd's notify
+//! protocol has them.
 //!
 //! | lines | descriptors | meaning |
 //! |---|---|---|
@@ -9,9 +10,10 @@
 //! | `X_GPU_IPC_LIST=1` | 1, a socket | write the names to the socket |
 //! | `X_GPU_IPC_READ=1` | 1, a socket | write the names with their descriptors to the socket |
 //!
-//! The last two are ours: in systemd's protocol the sender of a descriptor is not told when it is refused. Packets come
-//! back, each with up to 64 names, a line each, and for a read as many descriptors; the last packet is empty but for
-//! `.` and the keeper's incarnation. The keeper holds the socket from then on: its hang-up tells of the keeper's end.
+//! The last two are ours: in systemd's protocol the sender of a descriptor is not told when it is
+//! refused. Packets come back, each with up to 64 names, a line each, and for a read as many
+//! descriptors; the last packet is empty but for `.` and the keeper's incarnation. The keeper holds
+//! the socket from then on: its hang-up tells of the keeper's end.
 //!
 //! Other lines (`STATUS=`) are passed over. sd_notify(3), sd_pid_notify_with_fds(3).
 
@@ -63,21 +65,35 @@ pub fn parse(bytes: &[u8], fds: usize) -> Result<Request, String> {
         }
     }
     let named = |name: Option<&str>| match name {
-        Some(name) if !name.is_empty() && name.len() <= MOST_NAME && name.bytes().all(|b| b.is_ascii_graphic()) => {
+        Some(name)
+            if !name.is_empty()
+                && name.len() <= MOST_NAME
+                && name.bytes().all(|b| b.is_ascii_graphic()) =>
+        {
             Ok(name.to_owned())
         }
-        Some(name) => Err(format!("the name {name:?} has not 1 to {MOST_NAME} printable characters")),
+        Some(name) => Err(format!(
+            "the name {name:?} has not 1 to {MOST_NAME} printable characters"
+        )),
         None => Err("a descriptor without FDNAME".into()),
     };
     let (request, expected) = match kind {
-        Request::Store(_) if polls => return Err("FDPOLL must be 0: a device's descriptor may poll as anything".into()),
+        Request::Store(_) if polls => {
+            return Err("FDPOLL must be 0: a device's descriptor may poll as anything".into());
+        }
         Request::Store(_) => (Request::Store(named(name)?), 1),
         Request::Remove(_) => (Request::Remove(named(name)?), 0),
         Request::Other => return Ok(Request::Other),
         Request::Ready => (Request::Ready, 0),
         other => (other, 1),
     };
-    if fds == expected { Ok(request) } else { Err(format!("{request:?} came with {fds} descriptors, not {expected}")) }
+    if fds == expected {
+        Ok(request)
+    } else {
+        Err(format!(
+            "{request:?} came with {fds} descriptors, not {expected}"
+        ))
+    }
 }
 
 /// Writes a datagram.

@@ -1,8 +1,9 @@
 //! The keeper's loop: serves its socket, and starts the broker again when it dies.
 //!
-//! If the broker dies, the keeper starts it again, and it reads everything back. If the keeper dies, the broker lives
-//! on and gives everything to the next keeper that listens in its directory; the next keeper's own broker waits for the
-//! lock meanwhile. If both die, mappings stay valid, and the rest is gone.
+//! If the broker dies, the keeper starts it again, and it reads everything back. If the keeper
+//! dies, the broker lives on and gives everything to the next keeper that listens in its directory;
+//! the next keeper's own broker waits for the lock meanwhile. If both die, mappings stay valid, and
+//! the rest is gone.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -33,7 +34,8 @@ pub const SOCKET: &str = "keeper";
 const SPARE: usize = 512;
 /// Readers that are written to, and leashes that are held.
 const MOST_READERS: usize = 16;
-/// A keeper that died as it started its broker: how long that may have its lock until it is another program.
+/// A keeper that died as it started its broker: how long that may have its lock until it is another
+/// program.
 const TAKES_TO_START: Duration = Duration::from_secs(1);
 /// A broker that dies before it served is started again later and later.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -62,27 +64,35 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Listens in a broker's directory, keeping at most `most` descriptors, or as many as the process may have.
+    /// Listens in a broker's directory, keeping at most `most` descriptors, or as many as the
+    /// process may have.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] when another keeper is there, [`Error::System`] for what the system refuses.
+    /// [`Error::Refused`] when another keeper is there, [`Error::System`] for what the system
+    /// refuses.
     pub fn open(dir: &Path, most: Option<usize>) -> Result<Keeper> {
         let most = most.unwrap_or_else(|| room(raise_file_limit()));
-        let lock =
-            crate::server::lock::take_within(&dir.join("keeper.lock"), TAKES_TO_START)?.ok_or(Error::Refused {
+        let lock = crate::server::lock::take_within(&dir.join("keeper.lock"), TAKES_TO_START)?
+            .ok_or(Error::Refused {
                 why: format!("another keeper is in {}", dir.display()),
                 remedy: "use that one, or choose another directory",
             })?;
-        let failed =
-            |e: io::Error| Error::system("making the keeper's socket", "choose a shorter directory of this user", e);
+        let failed = |e: io::Error| {
+            Error::system(
+                "making the keeper's socket",
+                "choose a shorter directory of this user",
+                e,
+            )
+        };
         let (path, unfinished) = (dir.join(SOCKET), dir.join(".keeper.tmp"));
         remove(&unfinished).map_err(failed)?;
         let socket = UnixDatagram::bind(&unfinished).map_err(failed)?;
         fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o600)).map_err(failed)?;
         rustix::net::sockopt::set_socket_passcred(&socket, true).map_err(|e| failed(e.into()))?;
         socket.set_nonblocking(true).map_err(failed)?;
-        // What a dead keeper left is replaced in one step, so nobody is refused while a keeper is there.
+        // What a dead keeper left is replaced in one step, so nobody is refused while a keeper is
+        // there.
         fs::rename(&unfinished, &path).map_err(failed)?;
         let mut incarnation = [0; 16];
         rustix::rand::getrandom(&mut incarnation, rustix::rand::GetRandomFlags::empty())
@@ -103,7 +113,8 @@ impl Keeper {
         &self.path
     }
 
-    /// Starts the broker and serves it until it ends by itself; starts it again when it is killed or fails.
+    /// Starts the broker and serves it until it ends by itself; starts it again when it is killed
+    /// or fails.
     ///
     /// # Errors
     ///
@@ -114,7 +125,9 @@ impl Keeper {
             let mut command = start();
             command.env("NOTIFY_SOCKET", &self.path);
             let remedy = "give the program and its arguments behind `--`";
-            let mut child = command.spawn().map_err(|e| Error::system("starting the broker", remedy, e))?;
+            let mut child = command
+                .spawn()
+                .map_err(|e| Error::system("starting the broker", remedy, e))?;
             self.ready = false;
             let status = self.serve_until_exit(&mut child)?;
             // 0: it was told to stop. 2: it was told nonsense, and would be again.
@@ -127,7 +140,11 @@ impl Keeper {
                 kept = self.shelf.len(),
                 "the broker died; it is started again"
             );
-            pause = if self.ready { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
+            pause = if self.ready {
+                FIRST_PAUSE
+            } else {
+                (pause * 2).min(LONGEST_PAUSE)
+            };
             self.serve_for(pause);
         }
     }
@@ -135,8 +152,8 @@ impl Keeper {
     fn serve_until_exit(&mut self, child: &mut Child) -> Result<ExitStatus> {
         let failed = |e| Error::system("waiting for the broker", "use Linux 5.3 or later", e);
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let pidfd =
-            pidfd_open(pid.expect("a child has a number"), PidfdFlags::empty()).map_err(|e| failed(e.into()))?;
+        let pidfd = pidfd_open(pid.expect("a child has a number"), PidfdFlags::empty())
+            .map_err(|e| failed(e.into()))?;
         loop {
             self.serve(Some(pidfd.as_fd()), None);
             if let Some(status) = child.try_wait().map_err(failed)? {
@@ -148,7 +165,10 @@ impl Keeper {
     /// Serves the socket alone for a while: for tests, and between two brokers.
     pub fn serve_for(&mut self, time: Duration) {
         let end = Instant::now() + time;
-        while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+        while let Some(left) = end
+            .checked_duration_since(Instant::now())
+            .filter(|left| !left.is_zero())
+        {
             self.serve(None, Some(left));
         }
     }
@@ -158,21 +178,30 @@ impl Keeper {
         let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN)];
         fds.extend(also.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
         for reader in &self.readers {
-            let flags = if reader.done { PollFlags::empty() } else { PollFlags::OUT };
+            let flags = if reader.done {
+                PollFlags::empty()
+            } else {
+                PollFlags::OUT
+            };
             fds.push(PollFd::new(&reader.socket, flags));
         }
-        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: t.as_secs() as i64,
+            tv_nsec: i64::from(t.subsec_nanos()),
+        });
         // An interruption is a turn with nothing to do.
         let _ = poll(&mut fds, timeout.as_ref());
         while self.hear() {}
         let (shelf, incarnation) = (&self.shelf, &self.incarnation);
-        self.readers.retain_mut(|reader| reader.go_on(shelf, incarnation));
+        self.readers
+            .retain_mut(|reader| reader.go_on(shelf, incarnation));
     }
 
     /// Takes one datagram, and says whether there was one.
     fn hear(&mut self) -> bool {
         let mut bytes = [0; MOST_BYTES];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253), ScmCredentials(1))];
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253), ScmCredentials(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(&mut bytes)];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -191,7 +220,10 @@ impl Keeper {
         }
         if uid != Some(rustix::process::geteuid()) {
             tracing::warn!(?uid, "a stranger spoke to the keeper");
-        } else if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        } else if got
+            .flags
+            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
             tracing::warn!("a datagram was cut off: too long, or no descriptor left");
         } else {
             match parse(&bytes[..got.bytes], fds.len()) {
@@ -218,7 +250,12 @@ impl Keeper {
                     self.readers.pop_front();
                 }
                 let with_files = request == Request::Read;
-                self.readers.push_back(Reader { socket, with_files, after: None, done: false });
+                self.readers.push_back(Reader {
+                    socket,
+                    with_files,
+                    after: None,
+                    done: false,
+                });
                 trace_point!("keeper.asked");
             }
             (Request::Ready, _) => {
@@ -240,7 +277,8 @@ impl Reader {
     /// Writes as much as goes, and says whether the reader is still there.
     fn go_on(&mut self, shelf: &Shelf<OwnedFd>, incarnation: &[u8; 16]) -> bool {
         while !self.done {
-            let page: Vec<(&str, &OwnedFd)> = shelf.page(self.after.as_deref(), NAMES_A_PACKET).collect();
+            let page: Vec<(&str, &OwnedFd)> =
+                shelf.page(self.after.as_deref(), NAMES_A_PACKET).collect();
             let (mut text, mut fds) = (Vec::new(), Vec::new());
             for (name, file) in &page {
                 text.extend_from_slice(name.as_bytes());
@@ -271,7 +309,10 @@ impl Reader {
 
 fn hung_up(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&fd, PollFlags::empty())];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
@@ -279,8 +320,15 @@ fn hung_up(fd: BorrowedFd<'_>) -> bool {
 pub fn raise_file_limit() -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    let current = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    let current = if setrlimit(Resource::Nofile, raised).is_ok() {
+        limit.maximum
+    } else {
+        limit.current
+    };
     current.map_or(1 << 20, |limit| usize::try_from(limit).unwrap_or(1 << 20))
 }
 
@@ -302,6 +350,9 @@ mod tests {
 
     #[test]
     fn a_process_of_few_descriptors_keeps_half_of_them() {
-        assert_eq!([0, 1, 256, 1024, 65_536].map(room), [0, 1, 128, 512, 65_024]);
+        assert_eq!(
+            [0, 1, 256, 1024, 65_536].map(room),
+            [0, 1, 128, 512, 65_024]
+        );
     }
 }

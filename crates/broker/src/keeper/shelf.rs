@@ -13,11 +13,15 @@ pub struct Shelf<F> {
 impl<F> Shelf<F> {
     /// Makes one that holds at most this many.
     pub fn new(most: usize) -> Shelf<F> {
-        Shelf { rows: BTreeMap::new(), most, refused: 0 }
+        Shelf {
+            rows: BTreeMap::new(),
+            most,
+            refused: 0,
+        }
     }
 
-    /// Keeps a descriptor in place of what has its name; refuses it when it is full, which nobody is told: the sender
-    /// reads back.
+    /// Keeps a descriptor in place of what has its name; refuses it when it is full, which nobody
+    /// is told: the sender reads back.
     pub fn store(&mut self, name: String, file: F) -> bool {
         if self.rows.len() >= self.most && !self.rows.contains_key(&name) {
             self.refused += 1;
@@ -42,7 +46,10 @@ impl<F> Shelf<F> {
             Some(after) => std::ops::Bound::Excluded(after.to_owned()),
             None => std::ops::Bound::Unbounded,
         };
-        self.rows.range((from, std::ops::Bound::Unbounded)).take(count).map(|(name, file)| (name.as_str(), file))
+        self.rows
+            .range((from, std::ops::Bound::Unbounded))
+            .take(count)
+            .map(|(name, file)| (name.as_str(), file))
     }
 
     /// Counts the descriptors.
@@ -71,7 +78,10 @@ mod tests {
         assert!(shelf.store("a".into(), 1) && shelf.store("b".into(), 2));
         assert!(!shelf.store("c".into(), 3));
         assert!(shelf.store("a".into(), 4), "in place of the old one");
-        assert_eq!(shelf.page(None, 9).collect::<Vec<_>>(), [("a", &4), ("b", &2)]);
+        assert_eq!(
+            shelf.page(None, 9).collect::<Vec<_>>(),
+            [("a", &4), ("b", &2)]
+        );
         assert_eq!(shelf.page(Some("a"), 9).collect::<Vec<_>>(), [("b", &2)]);
         assert_eq!((shelf.remove("a"), shelf.remove("a")), (Some(4), None));
         assert!(shelf.store("c".into(), 3));

@@ -1,4 +1,5 @@
-//! Memory without an owner: made and kept as descriptors, and mapped at addresses that outlive what is mapped.
+//! Memory without an owner: made and kept as descriptors, and mapped at addresses that outlive what
+//! is mapped.
 //!
 //! 1. `store`: makes regions, for the broker.
 //! 2. `range`: addresses that regions come and go on, for writers and readers.

@@ -1,7 +1,7 @@
 //! Addresses that regions come and go on.
 //!
-//! An address of a range stays valid for the range's life. The memory behind it changes as a whole, from one epoch to
-//! another, and an empty range has none.
+//! An address of a range stays valid for the range's life. The memory behind it changes as a whole,
+//! from one epoch to another, and an empty range has none.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -22,10 +22,22 @@ impl Imported {
     /// # Errors
     ///
     /// What [`import_memory`](gpu_api::GpuStore::import_memory) gives; then nothing is imported.
-    pub fn of(gpu: &Gpu, regions: &[OwnedFd], bytes: impl IntoIterator<Item = u64>) -> Result<Imported> {
-        let mut imported = Imported { gpu: gpu.clone(), memories: Vec::with_capacity(regions.len()), protected: 0 };
+    pub fn of(
+        gpu: &Gpu,
+        regions: &[OwnedFd],
+        bytes: impl IntoIterator<Item = u64>,
+    ) -> Result<Imported> {
+        let mut imported = Imported {
+            gpu: gpu.clone(),
+            memories: Vec::with_capacity(regions.len()),
+            protected: 0,
+        };
         for (region, bytes) in regions.iter().zip(bytes) {
-            imported.memories.push(gpu.backend().import_memory(gpu.device(), region.as_fd(), bytes)?);
+            imported.memories.push(gpu.backend().import_memory(
+                gpu.device(),
+                region.as_fd(),
+                bytes,
+            )?);
         }
         Ok(imported)
     }
@@ -45,8 +57,8 @@ impl Imported {
 impl Drop for Imported {
     fn drop(&mut self) {
         for &memory in &self.memories {
-            // SAFETY: `release_memory` asks for memory that is not yet released: it was imported here, and this is the
-            // only release. Mappings of it stay.
+            // SAFETY: `release_memory` asks for memory that is not yet released: it was imported
+            // here, and this is the only release. Mappings of it stay.
             if let Err(error) = unsafe { self.gpu.backend().release_memory(memory) } {
                 tracing::warn!(%error, "a handle of memory cannot be given back; it is leaked");
             }
@@ -92,7 +104,12 @@ impl Range {
             0 => None,
             bytes => Some(gpu.backend().reserve_range(gpu.device(), bytes, None)?),
         };
-        Ok(Range { gpu: gpu.clone(), range, access, content: Content::Nothing })
+        Ok(Range {
+            gpu: gpu.clone(),
+            range,
+            access,
+            content: Content::Nothing,
+        })
     }
 
     /// Returns the first address, 0 for a range of no bytes.
@@ -120,30 +137,38 @@ impl Range {
     ///
     /// If something is mapped, or the addresses are lost.
     pub fn map(&mut self, imported: Imported) -> Result<(), SwapError> {
-        assert!(matches!(self.content, Content::Nothing), "mapped already, or lost");
+        assert!(
+            matches!(self.content, Content::Nothing),
+            "mapped already, or lost"
+        );
         match self.map_all(&imported) {
             Ok(()) => {
                 self.content = Content::Mapped(imported);
                 Ok(())
             }
             Err(Half { error, clean: true }) => Err(SwapError::Unchanged(error)),
-            Err(Half { error, clean: false }) => {
+            Err(Half {
+                error,
+                clean: false,
+            }) => {
                 self.content = Content::Unknown;
                 Err(SwapError::Poisoned(error))
             }
         }
     }
 
-    /// Maps other regions in place of those that are mapped, at the same addresses, and returns those; if that fails,
-    /// puts them back.
+    /// Maps other regions in place of those that are mapped, at the same addresses, and returns
+    /// those; if that fails, puts them back.
     ///
     /// # Errors
     ///
-    /// [`SwapError::Unchanged`] when the former regions are mapped, [`SwapError::Poisoned`] when nothing is.
+    /// [`SwapError::Unchanged`] when the former regions are mapped, [`SwapError::Poisoned`] when
+    /// nothing is.
     ///
     /// # Safety
     ///
-    /// No unfinished GPU work of this process touches the range, and none is queued before this returns.
+    /// No unfinished GPU work of this process touches the range, and none is queued before this
+    /// returns.
     pub unsafe fn swap(&mut self, imported: Imported) -> Result<Option<Imported>, SwapError> {
         // SAFETY: `unmap` has our condition.
         let former = unsafe { self.unmap() }?;
@@ -152,7 +177,9 @@ impl Range {
             Err(SwapError::Unchanged(error)) => error,
             Err(poisoned) => return Err(poisoned),
         };
-        let Some(former) = former else { return Err(SwapError::Unchanged(error)) };
+        let Some(former) = former else {
+            return Err(SwapError::Unchanged(error));
+        };
         match self.map(former) {
             Ok(()) => Err(SwapError::Unchanged(error)),
             Err(SwapError::Unchanged(error) | SwapError::Poisoned(error)) => {
@@ -180,8 +207,9 @@ impl Range {
             Content::Mapped(imported) => {
                 let mut at = self.base();
                 for memory in &imported.memories {
-                    // SAFETY: `unmap_memory` asks for what was mapped at `at` and that no work touches it: `map_all`
-                    // mapped these in this order, and our caller vouches for the rest.
+                    // SAFETY: `unmap_memory` asks for what was mapped at `at` and that no work
+                    // touches it: `map_all` mapped these in this order, and our caller vouches for
+                    // the rest.
                     if let Err(error) = unsafe { self.gpu.backend().unmap_memory(at) } {
                         // The handles are leaked with what may be mapped.
                         std::mem::forget(imported);
@@ -194,7 +222,11 @@ impl Range {
             }
             Content::Unknown => {
                 let (got, must) = ("lost".into(), "reserved and whole");
-                Err(SwapError::Poisoned(gpu_api::Error::Invalid { what: "the addresses of a range", got, must }))
+                Err(SwapError::Poisoned(gpu_api::Error::Invalid {
+                    what: "the addresses of a range",
+                    got,
+                    must,
+                }))
             }
         }
     }
@@ -203,24 +235,39 @@ impl Range {
         let room = self.range.map_or(0, |range| range.len);
         if imported.bytes() > room {
             let got = format!("{} bytes for {room}", imported.bytes());
-            let error = gpu_api::Error::Invalid { what: "regions to map", got, must: "no longer than their range" };
+            let error = gpu_api::Error::Invalid {
+                what: "regions to map",
+                got,
+                must: "no longer than their range",
+            };
             return Err(Half { error, clean: true });
         }
         let mut at = self.base();
         let mut mapped: Vec<DevicePtr> = Vec::with_capacity(imported.memories.len());
         for (n, &memory) in imported.memories.iter().enumerate() {
-            let protected = imported.protected.checked_shr(n as u32).is_some_and(|bits| bits & 1 != 0);
-            let access = if protected { Access::ReadOnly } else { self.access };
-            // SAFETY: `map_memory` asks for memory that is not released, and for addresses inside a reservation with
-            // nothing on them, at a multiple of the granularity: `imported` holds the memory, the lengths are such
-            // multiples and fit into the range, which is empty from `at` on.
+            let protected = imported
+                .protected
+                .checked_shr(n as u32)
+                .is_some_and(|bits| bits & 1 != 0);
+            let access = if protected {
+                Access::ReadOnly
+            } else {
+                self.access
+            };
+            // SAFETY: `map_memory` asks for memory that is not released, and for addresses inside a
+            // reservation with nothing on them, at a multiple of the granularity: `imported` holds
+            // the memory, the lengths are such multiples and fit into the range, which is empty
+            // from `at` on.
             if let Err(error) = unsafe { self.gpu.backend().map_memory(at, memory, access) } {
                 let undo = |&at: &DevicePtr| {
-                    // SAFETY: `unmap_memory` asks for what was mapped and is used by nothing: just mapped, and nobody
-                    // was told.
+                    // SAFETY: `unmap_memory` asks for what was mapped and is used by nothing: just
+                    // mapped, and nobody was told.
                     unsafe { self.gpu.backend().unmap_memory(at) }.is_ok()
                 };
-                return Err(Half { error, clean: mapped.iter().all(undo) });
+                return Err(Half {
+                    error,
+                    clean: mapped.iter().all(undo),
+                });
             }
             mapped.push(at);
             at = at.offset(memory.len);
@@ -236,9 +283,11 @@ impl Range {
     pub unsafe fn release(mut self) {
         // SAFETY: `unmap` has our condition.
         let unmapped = unsafe { self.unmap() };
-        let Some(range) = self.range.take().filter(|_| unmapped.is_ok()) else { return };
-        // SAFETY: `release_range` asks for a reservation with nothing mapped on it, given back once: it is empty, and
-        // `take` leaves none behind.
+        let Some(range) = self.range.take().filter(|_| unmapped.is_ok()) else {
+            return;
+        };
+        // SAFETY: `release_range` asks for a reservation with nothing mapped on it, given back
+        // once: it is empty, and `take` leaves none behind.
         if let Err(error) = unsafe { self.gpu.backend().release_range(range) } {
             tracing::warn!(%error, "a range of addresses cannot be given back; it is leaked");
         }

@@ -1,7 +1,7 @@
 //! Immutable files: how manifests travel, and how they are kept.
 //!
-//! Seals and size are checked before a byte is read, so that the sender can neither change what was checked nor make
-//! the receiver read for ever.
+//! Seals and size are checked before a byte is read, so that the sender can neither change what was
+//! checked nor make the receiver read for ever.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,7 +11,10 @@ use std::os::unix::fs::FileExt;
 use gpu_api::{Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 
-const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
+const SEALS: SealFlags = SealFlags::WRITE
+    .union(SealFlags::SHRINK)
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 /// Puts bytes into a sealed file.
 ///
@@ -19,11 +22,19 @@ const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFla
 ///
 /// [`Error::System`] when the kernel has no descriptor or no memory left.
 pub fn create(name: &str, bytes: &[u8]) -> Result<OwnedFd> {
-    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(|e| Error::system("memfd_create", "raise RLIMIT_NOFILE or close descriptors", e))?;
+    let file =
+        memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(|e| {
+            Error::system(
+                "memfd_create",
+                "raise RLIMIT_NOFILE or close descriptors",
+                e,
+            )
+        })?;
     let mut file = File::from(file);
-    file.write_all(bytes).map_err(|e| Error::system("writing a sealed file", "free memory", e))?;
-    fcntl_add_seals(&file, SEALS).map_err(|e| Error::system("sealing a file", "use Linux 3.17 or later", e))?;
+    file.write_all(bytes)
+        .map_err(|e| Error::system("writing a sealed file", "free memory", e))?;
+    fcntl_add_seals(&file, SEALS)
+        .map_err(|e| Error::system("sealing a file", "use Linux 3.17 or later", e))?;
     Ok(file.into())
 }
 
@@ -31,8 +42,8 @@ pub fn create(name: &str, bytes: &[u8]) -> Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for a file that could still change or is of another size; [`Error::System`] when it cannot be
-/// read.
+/// [`Error::Invalid`] for a file that could still change or is of another size; [`Error::System`]
+/// when it cannot be read.
 pub fn read(file: BorrowedFd<'_>, most: u64) -> Result<Vec<u8>> {
     let invalid = |what, got: String, must| Error::Invalid { what, got, must };
     // Anything but a memfd has no seals to ask for.
@@ -41,16 +52,25 @@ pub fn read(file: BorrowedFd<'_>, most: u64) -> Result<Vec<u8>> {
         let must = "a memfd sealed against writing, shrinking and growing";
         return Err(invalid("a file's seals", format!("{seals:?}"), must));
     }
-    let size = fstat(file).map_err(|e| Error::system("fstat of a sealed file", "report this", e))?.st_size;
+    let size = fstat(file)
+        .map_err(|e| Error::system("fstat of a sealed file", "report this", e))?
+        .st_size;
     let size = u64::try_from(size).ok().filter(|&size| size <= most);
     let Some(size) = size else {
-        return Err(invalid("the size of a sealed file", "more".into(), "at most 64 MiB"));
+        return Err(invalid(
+            "the size of a sealed file",
+            "more".into(),
+            "at most 64 MiB",
+        ));
     };
     let mut bytes = vec![0; size as usize];
     let file = file.as_fd().try_clone_to_owned();
-    let file = File::from(file.map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE or close descriptors", e))?);
+    let file = File::from(
+        file.map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE or close descriptors", e))?,
+    );
     // From the start, wherever the writer left the position that both share.
-    file.read_exact_at(&mut bytes, 0).map_err(|e| Error::system("reading a sealed file", "free memory", e))?;
+    file.read_exact_at(&mut bytes, 0)
+        .map_err(|e| Error::system("reading a sealed file", "free memory", e))?;
     Ok(bytes)
 }
 
@@ -69,7 +89,8 @@ mod tests {
     #[test]
     fn what_could_still_change_is_refused() {
         for missing in [SealFlags::WRITE, SealFlags::SHRINK, SealFlags::GROW] {
-            let file = memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
+            let file = memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .expect("a memfd");
             fcntl_add_seals(&file, SEALS.difference(missing)).expect("it takes seals");
             let error = read(file.as_fd(), 100).expect_err("not sealed").to_string();
             assert!(error.contains("a file's seals"), "{error}");

@@ -45,7 +45,11 @@ impl std::str::FromStr for Identity {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Identity> {
-        let invalid = || Error::Invalid { what: "an identity", got: text.into(), must: "32 hexadecimal digits" };
+        let invalid = || Error::Invalid {
+            what: "an identity",
+            got: text.into(),
+            must: "32 hexadecimal digits",
+        };
         if text.len() != 32 || !text.is_ascii() {
             return Err(invalid());
         }
@@ -73,7 +77,11 @@ impl Epoch {
     /// After 2^64 commits of one name.
     #[must_use]
     pub fn next(self) -> Epoch {
-        Epoch(self.0.checked_add(1).expect("a name was committed 2^64 times"))
+        Epoch(
+            self.0
+                .checked_add(1)
+                .expect("a name was committed 2^64 times"),
+        )
     }
 }
 
@@ -93,9 +101,17 @@ pub fn check_name(what: &'static str, name: &str) -> Result<()> {
     if good {
         return Ok(());
     }
-    let shown: String = name.chars().take(64).map(|c| if c.is_control() { '?' } else { c }).collect();
+    let shown: String = name
+        .chars()
+        .take(64)
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect();
     let got = format!("{shown:?} ({} bytes)", name.len());
-    Err(Error::Invalid { what, got, must: "1 to 255 bytes of UTF-8 without control characters" })
+    Err(Error::Invalid {
+        what,
+        got,
+        must: "1 to 255 bytes of UTF-8 without control characters",
+    })
 }
 
 #[cfg(test)]
@@ -105,9 +121,20 @@ mod tests {
     #[test]
     fn an_identity_survives_its_text() {
         let identity = Identity::random().expect("random bits");
-        assert_eq!(identity.to_string().parse::<Identity>().expect("its own text"), identity);
+        assert_eq!(
+            identity
+                .to_string()
+                .parse::<Identity>()
+                .expect("its own text"),
+            identity
+        );
         assert_ne!(identity, Identity::random().expect("random bits"));
-        for bad in ["", "12", "g0000000000000000000000000000000", "+0000000000000000000000000000000é"] {
+        for bad in [
+            "",
+            "12",
+            "g0000000000000000000000000000000",
+            "+0000000000000000000000000000000é",
+        ] {
             assert!(bad.parse::<Identity>().is_err(), "{bad}");
         }
     }

@@ -1,7 +1,9 @@
-//! The manifest: the bytes that say what an object is. With its regions' descriptors it is all there is of one.
+//! The manifest: the bytes that say what an object is. With its regions' descriptors it is all
+//! there is of one.
 //!
-//! A writer sends it as a *draft*, without epoch, owner and granularity; the broker fills these in at the commit. The
-//! draft of a *replica* has the epoch that it has at its home, and the home's name.
+//! A writer sends it as a *draft*, without epoch, owner and granularity; the broker fills these in
+//! at the commit. The draft of a *replica* has the epoch that it has at its home, and the home's
+//! name.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -23,11 +25,13 @@
 //! | 88 | 8 | bytes of the home's name; 0 for an object that was first committed here |
 //! | 96 | | regions' bytes, u64 each; uids, u32 each; the name; the home's name; the user bytes; the parts |
 //!
-//! A part: name's bytes u16, region u8, dimensions u8, type's code u8, bits u8, lanes u16, offset u64, bytes u64, then
-//! for each dimension its extent and stride, u64 both, then the name. Parts are in the order of their names.
+//! A part: name's bytes u16, region u8, dimensions u8, type's code u8, bits u8, lanes u16, offset
+//! u64, bytes u64, then for each dimension its extent and stride, u64 both, then the name. Parts
+//! are in the order of their names.
 //!
-//! All numbers are little-endian. Every byte string that decodes has exactly one meaning and every meaning one byte
-//! string. The file is a memfd sealed against writing, shrinking, growing and further seals, of at most 64 MiB.
+//! All numbers are little-endian. Every byte string that decodes has exactly one meaning and every
+//! meaning one byte string. The file is a memfd sealed against writing, shrinking, growing and
+//! further seals, of at most 64 MiB.
 
 use gpu_api::{BackendKind, DeviceUuid, Error, Result};
 
@@ -101,7 +105,10 @@ pub struct Manifest {
 impl Manifest {
     /// Returns the bytes of each region as it was made and is mapped.
     pub fn mapped_regions(&self) -> impl Iterator<Item = u64> + '_ {
-        self.layout.regions().iter().map(|&bytes| round_up(bytes, self.granularity))
+        self.layout
+            .regions()
+            .iter()
+            .map(|&bytes| round_up(bytes, self.granularity))
     }
 
     /// Returns the bytes of memory that the object takes.
@@ -126,7 +133,11 @@ impl Manifest {
             Readers::Uids(uids) => (2, uids),
         };
         if uids.len() > MOST_UIDS || (readers == 2 && uids.is_empty()) {
-            return Err(invalid("the number of uids", uids.len().to_string(), "1 to 16; or let everybody read it"));
+            return Err(invalid(
+                "the number of uids",
+                uids.len().to_string(),
+                "1 to 16; or let everybody read it",
+            ));
         }
         let layout = &self.layout;
         let mut out = Vec::with_capacity(HEADER + layout.user().len() + layout.parts().len() * 64);
@@ -136,7 +147,12 @@ impl Manifest {
         out.extend_from_slice(&self.identity.0);
         out.extend_from_slice(&self.epoch.0.to_le_bytes());
         out.extend_from_slice(&self.device.0);
-        out.extend_from_slice(&[self.backend as u8, readers, layout.regions().len() as u8, uids.len() as u8]);
+        out.extend_from_slice(&[
+            self.backend as u8,
+            readers,
+            layout.regions().len() as u8,
+            uids.len() as u8,
+        ]);
         out.extend_from_slice(&self.owner.to_le_bytes());
         out.extend_from_slice(&self.granularity.to_le_bytes());
         out.extend_from_slice(&(layout.parts().len() as u32).to_le_bytes());
@@ -144,12 +160,19 @@ impl Manifest {
         out.extend_from_slice(&(layout.user().len() as u64).to_le_bytes());
         out.extend_from_slice(&(home.len() as u64).to_le_bytes());
         debug_assert_eq!(out.len(), HEADER);
-        layout.regions().iter().for_each(|bytes| out.extend_from_slice(&bytes.to_le_bytes()));
-        uids.iter().for_each(|uid| out.extend_from_slice(&uid.to_le_bytes()));
+        layout
+            .regions()
+            .iter()
+            .for_each(|bytes| out.extend_from_slice(&bytes.to_le_bytes()));
+        uids.iter()
+            .for_each(|uid| out.extend_from_slice(&uid.to_le_bytes()));
         out.extend_from_slice(self.name.as_bytes());
         out.extend_from_slice(home.as_bytes());
         out.extend_from_slice(layout.user());
-        layout.parts().iter().for_each(|part| encode_part(part, &mut out));
+        layout
+            .parts()
+            .iter()
+            .for_each(|part| encode_part(part, &mut out));
         if out.len() as u64 > MOST_MANIFEST {
             let got = format!("{} bytes", out.len());
             return Err(invalid(
@@ -167,16 +190,24 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] for another version, [`Error::Invalid`] for anything that [`encode`](Manifest::encode) does
-    /// not write.
+    /// [`Error::Mismatch`] for another version, [`Error::Invalid`] for anything that
+    /// [`encode`](Manifest::encode) does not write.
     pub fn decode(bytes: &[u8]) -> Result<Manifest> {
         if bytes.len() as u64 > MOST_MANIFEST || bytes.len() < HEADER {
-            return Err(invalid("a manifest", format!("{} bytes", bytes.len()), "96 bytes to 64 MiB"));
+            return Err(invalid(
+                "a manifest",
+                format!("{} bytes", bytes.len()),
+                "96 bytes to 64 MiB",
+            ));
         }
         let mut r = Reader { rest: bytes };
         let magic: [u8; 8] = r.array()?;
         if magic != MAGIC {
-            return Err(invalid("a manifest's magic", format!("{magic:02x?}"), "GIPCobj1"));
+            return Err(invalid(
+                "a manifest's magic",
+                format!("{magic:02x?}"),
+                "GIPCobj1",
+            ));
         }
         let version = r.u32()?;
         if version != VERSION {
@@ -189,7 +220,11 @@ impl Manifest {
         }
         let sum = r.u32()?;
         if sum != checksum(bytes) {
-            return Err(invalid("a manifest's checksum", format!("{sum:#010x}"), "that of its bytes"));
+            return Err(invalid(
+                "a manifest's checksum",
+                format!("{sum:#010x}"),
+                "that of its bytes",
+            ));
         }
         let identity = Identity(r.array()?);
         let epoch = Epoch(r.u64()?);
@@ -200,16 +235,26 @@ impl Manifest {
         let owner = r.u32()?;
         let granularity = r.u64()?;
         if granularity != 0 && !granularity.is_power_of_two() {
-            return Err(invalid("a manifest's granularity", granularity.to_string(), "a power of two"));
+            return Err(invalid(
+                "a manifest's granularity",
+                granularity.to_string(),
+                "a power of two",
+            ));
         }
         let (parts, name, user) = (r.u32()? as usize, r.u32()? as usize, r.u64()?);
         let home = usize::try_from(r.u64()?).unwrap_or(usize::MAX);
         let regions = usize::from(regions);
         if regions > MOST_REGIONS || parts > MOST_PARTS {
             let got = format!("{regions} regions and {parts} parts");
-            return Err(invalid("a manifest", got, "at most 16 regions and 1,000,000 parts"));
+            return Err(invalid(
+                "a manifest",
+                got,
+                "at most 16 regions and 1,000,000 parts",
+            ));
         }
-        let regions = (0..regions).map(|_| r.u64()).collect::<Result<Vec<u64>>>()?;
+        let regions = (0..regions)
+            .map(|_| r.u64())
+            .collect::<Result<Vec<u64>>>()?;
         let uids = (0..uids).map(|_| r.u32()).collect::<Result<Vec<u32>>>()?;
         let readers = match (readers, uids.len()) {
             (0, 0) => Readers::Owner,
@@ -217,7 +262,11 @@ impl Manifest {
             (2, 1..=MOST_UIDS) => Readers::Uids(uids),
             (kind, count) => {
                 let got = format!("{kind} with {count} uids");
-                return Err(invalid("a manifest's readers", got, "0 or 1 with none, or 2 with 1 to 16"));
+                return Err(invalid(
+                    "a manifest's readers",
+                    got,
+                    "0 or 1 with none, or 2 with 1 to 16",
+                ));
             }
         };
         let name = r.text(name)?;
@@ -226,20 +275,52 @@ impl Manifest {
         if let Some(home) = &home {
             check_name("the home of an object", home)?;
         }
-        let user = r.bytes(usize::try_from(user).unwrap_or(usize::MAX))?.to_vec();
+        let user = r
+            .bytes(usize::try_from(user).unwrap_or(usize::MAX))?
+            .to_vec();
         // What is announced but not there must cost nothing.
         if r.rest.len() / PART < parts {
-            return Err(invalid("the number of parts", parts.to_string(), "what the manifest has bytes for"));
+            return Err(invalid(
+                "the number of parts",
+                parts.to_string(),
+                "what the manifest has bytes for",
+            ));
         }
-        let parts = (0..parts).map(|_| decode_part(&mut r)).collect::<Result<Vec<Part>>>()?;
+        let parts = (0..parts)
+            .map(|_| decode_part(&mut r))
+            .collect::<Result<Vec<Part>>>()?;
         if !r.rest.is_empty() {
-            return Err(invalid("the bytes behind a manifest", r.rest.len().to_string(), "0"));
+            return Err(invalid(
+                "the bytes behind a manifest",
+                r.rest.len().to_string(),
+                "0",
+            ));
         }
         let layout = Layout::of(regions, parts, user)?;
-        let manifest = Manifest { identity, name, epoch, home, backend, device, owner, readers, granularity, layout };
-        let fits = granularity == 0 || manifest.layout.regions().iter().all(|&bytes| bytes <= u64::MAX - granularity);
+        let manifest = Manifest {
+            identity,
+            name,
+            epoch,
+            home,
+            backend,
+            device,
+            owner,
+            readers,
+            granularity,
+            layout,
+        };
+        let fits = granularity == 0
+            || manifest
+                .layout
+                .regions()
+                .iter()
+                .all(|&bytes| bytes <= u64::MAX - granularity);
         if !fits {
-            return Err(invalid("a manifest's granularity", granularity.to_string(), "one that regions fit into"));
+            return Err(invalid(
+                "a manifest's granularity",
+                granularity.to_string(),
+                "one that regions fit into",
+            ));
         }
         Ok(manifest)
     }
@@ -248,7 +329,12 @@ impl Manifest {
 fn encode_part(part: &Part, out: &mut Vec<u8>) {
     let spec = &part.spec;
     out.extend_from_slice(&(spec.name.len() as u16).to_le_bytes());
-    out.extend_from_slice(&[part.region, spec.dimensions.len() as u8, spec.dtype.code, spec.dtype.bits]);
+    out.extend_from_slice(&[
+        part.region,
+        spec.dimensions.len() as u8,
+        spec.dtype.code,
+        spec.dtype.bits,
+    ]);
     out.extend_from_slice(&spec.dtype.lanes.to_le_bytes());
     out.extend_from_slice(&part.offset.to_le_bytes());
     out.extend_from_slice(&spec.len.to_le_bytes());
@@ -265,17 +351,41 @@ fn decode_part(r: &mut Reader<'_>) -> Result<Part> {
     let lanes = u16::from_le_bytes(r.array()?);
     let (offset, len) = (r.u64()?, r.u64()?);
     if usize::from(rank) > MOST_RANK {
-        return Err(invalid("the number of dimensions", rank.to_string(), "at most 32"));
+        return Err(invalid(
+            "the number of dimensions",
+            rank.to_string(),
+            "at most 32",
+        ));
     }
-    let dimension = |r: &mut Reader<'_>| Ok(Dimension { extent: r.u64()?, stride: r.u64()? });
-    let dimensions = (0..rank).map(|_| dimension(r)).collect::<Result<Vec<Dimension>>>()?;
-    let spec = PartSpec { name: r.text(name)?, dtype: DType { code, bits, lanes }, dimensions, len };
-    Ok(Part { spec, region, offset })
+    let dimension = |r: &mut Reader<'_>| {
+        Ok(Dimension {
+            extent: r.u64()?,
+            stride: r.u64()?,
+        })
+    };
+    let dimensions = (0..rank)
+        .map(|_| dimension(r))
+        .collect::<Result<Vec<Dimension>>>()?;
+    let spec = PartSpec {
+        name: r.text(name)?,
+        dtype: DType { code, bits, lanes },
+        dimensions,
+        len,
+    };
+    Ok(Part {
+        spec,
+        region,
+        offset,
+    })
 }
 
 /// Rounds up to the granularity of a device; a draft has none.
 pub fn round_up(bytes: u64, granularity: u64) -> u64 {
-    if granularity == 0 { bytes } else { bytes.next_multiple_of(granularity) }
+    if granularity == 0 {
+        bytes
+    } else {
+        bytes.next_multiple_of(granularity)
+    }
 }
 
 fn checksum(bytes: &[u8]) -> u32 {
@@ -320,7 +430,11 @@ impl<'a> Reader<'a> {
         let bytes = self.bytes(count)?;
         match str::from_utf8(bytes) {
             Ok(text) => Ok(text.into()),
-            Err(e) => Err(invalid("a name's good bytes", e.valid_up_to().to_string(), "all: UTF-8")),
+            Err(e) => Err(invalid(
+                "a name's good bytes",
+                e.valid_up_to().to_string(),
+                "all: UTF-8",
+            )),
         }
     }
 }
@@ -353,15 +467,23 @@ mod tests {
     }
 
     fn small() -> Manifest {
-        let parts =
-            [PartSpec::contiguous("b", DType::F32, &[2, 3]).expect("a part"), PartSpec::bytes("a", 5).expect("a part")];
-        manifest(Layout::pack(parts, b"user").expect("a layout"), Readers::Uids(vec![1, 2]))
+        let parts = [
+            PartSpec::contiguous("b", DType::F32, &[2, 3]).expect("a part"),
+            PartSpec::bytes("a", 5).expect("a part"),
+        ];
+        manifest(
+            Layout::pack(parts, b"user").expect("a layout"),
+            Readers::Uids(vec![1, 2]),
+        )
     }
 
     #[test]
     fn the_recorded_bytes_of_version_1_are_read_and_written() {
         let recorded = include_bytes!("../../tests/recorded/manifest-1.bin");
-        assert_eq!(Manifest::decode(recorded).expect("a manifest of version 1"), small());
+        assert_eq!(
+            Manifest::decode(recorded).expect("a manifest of version 1"),
+            small()
+        );
         assert_eq!(small().encode().expect("bytes"), recorded);
     }
 
@@ -382,7 +504,9 @@ mod tests {
     fn another_version_names_both() {
         let mut bytes = small().encode().expect("bytes");
         bytes[8] = 2;
-        let error = Manifest::decode(&bytes).expect_err("another version").to_string();
+        let error = Manifest::decode(&bytes)
+            .expect_err("another version")
+            .to_string();
         assert_eq!(
             error,
             "the version of a manifest differs: 2 there, 1 here; commit the object again with this version"
@@ -394,7 +518,12 @@ mod tests {
         let mut bytes = small().encode().expect("bytes");
         bytes[72..76].copy_from_slice(&1_000_000u32.to_le_bytes());
         seal(&mut bytes);
-        assert!(Manifest::decode(&bytes).expect_err("no such parts").to_string().contains("has bytes for"));
+        assert!(
+            Manifest::decode(&bytes)
+                .expect_err("no such parts")
+                .to_string()
+                .contains("has bytes for")
+        );
         bytes[80..88].copy_from_slice(&u64::MAX.to_le_bytes());
         seal(&mut bytes);
         assert!(Manifest::decode(&bytes).is_err());
@@ -404,16 +533,37 @@ mod tests {
     fn one_that_is_too_large_is_refused() {
         let user = vec![0; MOST_MANIFEST as usize];
         let large = manifest(Layout::pack([], &user).expect("a layout"), Readers::Owner);
-        assert!(large.encode().expect_err("too large").to_string().contains("at most 64 MiB"));
+        assert!(
+            large
+                .encode()
+                .expect_err("too large")
+                .to_string()
+                .contains("at most 64 MiB")
+        );
     }
 
     fn any_part(index: usize) -> impl Strategy<Value = PartSpec> {
-        let dimension = (0u64..9, 0u64..99).prop_map(|(extent, stride)| Dimension { extent, stride });
-        let dtype = (0u8..=17, 1u8..=128, 1u16..=4).prop_map(|(code, bits, lanes)| DType { code, bits, lanes });
-        ("[a-zäé./0-9]{0,12}", dtype, vec(dimension, 0..5), 0u64..1 << 40).prop_map(
-            move |(name, dtype, dimensions, more)| {
+        let dimension =
+            (0u64..9, 0u64..99).prop_map(|(extent, stride)| Dimension { extent, stride });
+        let dtype = (0u8..=17, 1u8..=128, 1u16..=4).prop_map(|(code, bits, lanes)| DType {
+            code,
+            bits,
+            lanes,
+        });
+        (
+            "[a-zäé./0-9]{0,12}",
+            dtype,
+            vec(dimension, 0..5),
+            0u64..1 << 40,
+        )
+            .prop_map(move |(name, dtype, dimensions, more)| {
                 // No name has a hyphen, so that no two parts are called alike.
-                let mut spec = PartSpec { name: format!("{name}-{index}"), dtype, dimensions, len: 0 };
+                let mut spec = PartSpec {
+                    name: format!("{name}-{index}"),
+                    dtype,
+                    dimensions,
+                    len: 0,
+                };
                 // As long as it must be, and a bit more.
                 spec.len = (0..64)
                     .map(|bit| 1u64 << bit)
@@ -423,28 +573,34 @@ mod tests {
                     })
                     .map_or(1 << 20, |len| len + more);
                 spec
-            },
-        )
+            })
     }
 
     fn any_manifest() -> impl Strategy<Value = Manifest> {
-        let parts = (0usize..12).prop_flat_map(|count| (0..count).map(any_part).collect::<Vec<_>>());
+        let parts =
+            (0usize..12).prop_flat_map(|count| (0..count).map(any_part).collect::<Vec<_>>());
         let readers = prop_oneof![
             Just(Readers::Owner),
             Just(Readers::Everybody),
             vec(any::<u32>(), 1..=MOST_UIDS).prop_map(Readers::Uids),
         ];
         let home = proptest::option::of("[a-zé]{1,20}");
-        (parts, vec(any::<u8>(), 0..100), readers, any::<u64>(), 0u32..31, home).prop_map(
-            |(parts, user, readers, epoch, granularity, home)| {
+        (
+            parts,
+            vec(any::<u8>(), 0..100),
+            readers,
+            any::<u64>(),
+            0u32..31,
+            home,
+        )
+            .prop_map(|(parts, user, readers, epoch, granularity, home)| {
                 let layout = Layout::pack(parts, &user).expect("good parts");
                 let mut manifest = manifest(layout, readers);
                 manifest.epoch = Epoch(epoch);
                 manifest.home = home;
                 manifest.granularity = 1 << granularity;
                 manifest
-            },
-        )
+            })
     }
 
     proptest! {

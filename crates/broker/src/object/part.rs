@@ -10,7 +10,8 @@ pub const MOST_RANK: usize = 32;
 /// An element's type, by the numbers of DLPack 1.1: code, bits, lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DType {
-    /// DLPack's type code: 0 signed, 1 unsigned, 2 float, 4 bfloat, 5 complex, 6 bool, 7 to 17 small floats.
+    /// DLPack's type code: 0 signed, 1 unsigned, 2 float, 4 bfloat, 5 complex, 6 bool, 7 to 17
+    /// small floats.
     pub code: u8,
     /// Bits of one lane.
     pub bits: u8,
@@ -20,9 +21,17 @@ pub struct DType {
 
 impl DType {
     /// Bytes that have no other type.
-    pub const BYTES: DType = DType { code: 1, bits: 8, lanes: 1 };
+    pub const BYTES: DType = DType {
+        code: 1,
+        bits: 8,
+        lanes: 1,
+    };
     /// 32-bit floats.
-    pub const F32: DType = DType { code: 2, bits: 32, lanes: 1 };
+    pub const F32: DType = DType {
+        code: 2,
+        bits: 32,
+        lanes: 1,
+    };
 
     /// Returns the bytes of this many elements, rounded up to whole bytes; `None` beyond 64 bits.
     pub fn bytes_of(self, elements: u64) -> Option<u64> {
@@ -62,9 +71,14 @@ impl PartSpec {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a bad name, an unknown type, more than 32 dimensions, and a size beyond 64 bits.
+    /// [`Error::Invalid`] for a bad name, an unknown type, more than 32 dimensions, and a size
+    /// beyond 64 bits.
     pub fn contiguous(name: impl Into<String>, dtype: DType, shape: &[u64]) -> Result<PartSpec> {
-        let beyond = || Error::Invalid { what: "the size of a part", got: format!("{shape:?}"), must: "below 2^64" };
+        let beyond = || Error::Invalid {
+            what: "the size of a part",
+            got: format!("{shape:?}"),
+            must: "below 2^64",
+        };
         let mut stride = 1u64;
         let mut dimensions = Vec::with_capacity(shape.len());
         for &extent in shape.iter().rev() {
@@ -74,7 +88,12 @@ impl PartSpec {
         dimensions.reverse();
         let elements = if shape.contains(&0) { 0 } else { stride };
         let len = dtype.bytes_of(elements).ok_or_else(beyond)?;
-        let spec = PartSpec { name: name.into(), dtype, dimensions, len };
+        let spec = PartSpec {
+            name: name.into(),
+            dtype,
+            dimensions,
+            len,
+        };
         spec.check()?;
         Ok(spec)
     }
@@ -97,7 +116,11 @@ impl PartSpec {
         let invalid = |what, got: String, must| Err(Error::Invalid { what, got, must });
         check_name("the name of a part", &self.name)?;
         if !self.dtype.is_known() {
-            return invalid("the type of a part", format!("{:?} of {}", self.dtype, self.name), "one of DLPack 1.1");
+            return invalid(
+                "the type of a part",
+                format!("{:?} of {}", self.dtype, self.name),
+                "one of DLPack 1.1",
+            );
         }
         if self.dimensions.len() > MOST_RANK {
             let got = format!("{} of {}", self.dimensions.len(), self.name);
@@ -107,15 +130,26 @@ impl PartSpec {
             Some(needed) if needed <= self.len => Ok(()),
             needed => {
                 let needed = needed.map_or("more than 2^64".into(), |needed| needed.to_string());
-                let got = format!("{} bytes for {}, whose elements need {needed}", self.len, self.name);
-                invalid("the length of a part", got, "as long as its shape and strides reach")
+                let got = format!(
+                    "{} bytes for {}, whose elements need {needed}",
+                    self.len, self.name
+                );
+                invalid(
+                    "the length of a part",
+                    got,
+                    "as long as its shape and strides reach",
+                )
             }
         }
     }
 
     /// Returns the bytes from the first element to behind the last.
     fn needed(&self) -> Option<u64> {
-        if self.dimensions.iter().any(|dimension| dimension.extent == 0) {
+        if self
+            .dimensions
+            .iter()
+            .any(|dimension| dimension.extent == 0)
+        {
             return Some(0);
         }
         let last = self.dimensions.iter().try_fold(0u64, |last, dimension| {
@@ -144,11 +178,42 @@ mod tests {
     fn a_contiguous_part_is_as_long_as_its_elements() {
         let part = PartSpec::contiguous("w", DType::F32, &[3, 5]).expect("a good part");
         assert_eq!(part.len, 60);
-        assert_eq!(part.dimensions, [Dimension { extent: 3, stride: 5 }, Dimension { extent: 1 + 4, stride: 1 }]);
-        assert_eq!(PartSpec::contiguous("s", DType::F32, &[]).expect("a scalar").len, 4);
-        assert_eq!(PartSpec::contiguous("e", DType::F32, &[0, 7]).expect("an empty one").len, 0);
-        let four_bits = DType { code: 17, bits: 4, lanes: 1 };
-        assert_eq!(PartSpec::contiguous("f4", four_bits, &[3]).expect("a good part").len, 2);
+        assert_eq!(
+            part.dimensions,
+            [
+                Dimension {
+                    extent: 3,
+                    stride: 5
+                },
+                Dimension {
+                    extent: 1 + 4,
+                    stride: 1
+                }
+            ]
+        );
+        assert_eq!(
+            PartSpec::contiguous("s", DType::F32, &[])
+                .expect("a scalar")
+                .len,
+            4
+        );
+        assert_eq!(
+            PartSpec::contiguous("e", DType::F32, &[0, 7])
+                .expect("an empty one")
+                .len,
+            0
+        );
+        let four_bits = DType {
+            code: 17,
+            bits: 4,
+            lanes: 1,
+        };
+        assert_eq!(
+            PartSpec::contiguous("f4", four_bits, &[3])
+                .expect("a good part")
+                .len,
+            2
+        );
         assert!(PartSpec::contiguous("w", DType::F32, &[u64::MAX, 2]).is_err());
     }
 
@@ -157,9 +222,17 @@ mod tests {
         let mut part = PartSpec::contiguous("w", DType::F32, &[4, 4]).expect("a good part");
         part.dimensions[0].stride = 5;
         let error = part.check().expect_err("one row too far").to_string();
-        assert!(error.contains("64 bytes for w, whose elements need 76"), "{error}");
+        assert!(
+            error.contains("64 bytes for w, whose elements need 76"),
+            "{error}"
+        );
         part.dimensions[0].stride = u64::MAX;
-        assert!(part.check().expect_err("beyond 64 bits").to_string().contains("more than 2^64"));
+        assert!(
+            part.check()
+                .expect_err("beyond 64 bits")
+                .to_string()
+                .contains("more than 2^64")
+        );
         part.dimensions[0].stride = 0;
         part.check().expect("a broadcast stays inside");
     }

@@ -51,7 +51,11 @@ pub struct Device {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer<F> {
     /// The regions are leased.
-    Created { granularity: u64, leases: Vec<LeaseSlot>, regions: Vec<F> },
+    Created {
+        granularity: u64,
+        leases: Vec<LeaseSlot>,
+        regions: Vec<F>,
+    },
     /// The object is visible.
     Committed(Epoch),
     /// What became of a commit.
@@ -59,7 +63,12 @@ pub enum Answer<F> {
     /// It is so.
     Noted,
     /// Manifest and regions.
-    Opened { identity: Identity, epoch: Epoch, manifest: F, regions: Vec<F> },
+    Opened {
+        identity: Identity,
+        epoch: Epoch,
+        manifest: F,
+        regions: Vec<F>,
+    },
     /// There is a newer epoch.
     Newer { identity: Identity, epoch: Epoch },
     /// The name or epoch is gone; the last epoch of the name.
@@ -72,19 +81,50 @@ impl<F> Answer<F> {
     /// Makes it the message that answers a question, and the descriptors that go with it.
     pub fn into_message(self, request: u64) -> (ToClient, Vec<F>) {
         let message = match self {
-            Answer::Created { granularity, leases, regions } => {
-                return (ToClient::Created { request, granularity, leases }, regions);
+            Answer::Created {
+                granularity,
+                leases,
+                regions,
+            } => {
+                return (
+                    ToClient::Created {
+                        request,
+                        granularity,
+                        leases,
+                    },
+                    regions,
+                );
             }
-            Answer::Opened { identity, epoch, manifest, regions } => {
+            Answer::Opened {
+                identity,
+                epoch,
+                manifest,
+                regions,
+            } => {
                 let files = std::iter::once(manifest).chain(regions).collect();
-                return (ToClient::Opened { request, identity, epoch }, files);
+                return (
+                    ToClient::Opened {
+                        request,
+                        identity,
+                        epoch,
+                    },
+                    files,
+                );
             }
             Answer::Committed(epoch) => ToClient::Committed { request, epoch },
             Answer::Outcome(standing) => ToClient::Outcome { request, standing },
             Answer::Noted => ToClient::Noted { request },
-            Answer::Newer { identity, epoch } => ToClient::Newer { request, identity, epoch },
+            Answer::Newer { identity, epoch } => ToClient::Newer {
+                request,
+                identity,
+                epoch,
+            },
             Answer::Removed(epoch) => ToClient::Removed { request, epoch },
-            Answer::Declined(refusal, why) => ToClient::Declined { request, refusal, why },
+            Answer::Declined(refusal, why) => ToClient::Declined {
+                request,
+                refusal,
+                why,
+            },
         };
         (message, Vec::new())
     }
@@ -96,11 +136,25 @@ pub enum Action<F> {
     /// Answer a question of a participant.
     Answer(Participant, u64, Answer<F>),
     /// Make regions of these bytes, then call `Catalogue::made`.
-    Make { identity: Identity, device: Device, bytes: Vec<u64> },
+    Make {
+        identity: Identity,
+        device: Device,
+        bytes: Vec<u64>,
+    },
     /// Give regions and manifest to the keeper, then call `Catalogue::kept`.
-    Keep { identity: Identity, seq: u64, manifest: Box<Manifest>, regions: Vec<F> },
-    /// Take objects out of the keeper, after the tombs have gone there; then call `Catalogue::forgotten`.
-    Forget { token: u64, objects: Vec<(u64, usize)>, tombs: Option<Tombs> },
+    Keep {
+        identity: Identity,
+        seq: u64,
+        manifest: Box<Manifest>,
+        regions: Vec<F>,
+    },
+    /// Take objects out of the keeper, after the tombs have gone there; then call
+    /// `Catalogue::forgotten`.
+    Forget {
+        token: u64,
+        objects: Vec<(u64, usize)>,
+        tombs: Option<Tombs>,
+    },
     /// The write leases have ended: their slots can be granted again.
     EndLeases(Participant, Vec<LeaseSlot>),
 }

@@ -30,20 +30,32 @@ impl Newcomer {
         allowed: &[u32],
     ) -> Result<Newcomer, Refused> {
         let protocol = |why: &str| (Refusal::Protocol, why.to_owned());
-        let uid = socket::credentials(socket.as_fd()).map_err(|e| (Refusal::Failed, e.to_string()))?.uid;
+        let uid = socket::credentials(socket.as_fd())
+            .map_err(|e| (Refusal::Failed, e.to_string()))?
+            .uid;
         if uid != rustix::process::geteuid().as_raw() && !allowed.contains(&uid) {
-            return Err((Refusal::User, format!("uid {uid} may not connect to this broker")));
+            return Err((
+                Refusal::User,
+                format!("uid {uid} may not connect to this broker"),
+            ));
         }
         let Some((lowest, highest)) = version_of_hello(bytes) else {
             return Err(protocol("the first message must be a hello"));
         };
         let Some(version) = wire::agree(lowest, highest) else {
             let ours = format!("{} to {}", wire::LOWEST, wire::HIGHEST);
-            let why = format!("the participant speaks versions {lowest} to {highest}, the broker {ours}");
+            let why =
+                format!("the participant speaks versions {lowest} to {highest}, the broker {ours}");
             return Err((Refusal::Version, why));
         };
-        let hello = ToBroker::decode(bytes, fds.len()).map_err(|error| protocol(&error.to_string()))?;
-        let ToBroker::Hello { shared_context, name, .. } = hello else {
+        let hello =
+            ToBroker::decode(bytes, fds.len()).map_err(|error| protocol(&error.to_string()))?;
+        let ToBroker::Hello {
+            shared_context,
+            name,
+            ..
+        } = hello
+        else {
             return Err(protocol("the first message must be a hello"));
         };
         let Some((pid, command)) = identify(fds).map_err(failed)? else {
@@ -51,20 +63,38 @@ impl Newcomer {
         };
         let mut descendants = std::mem::take(fds);
         let pidfd = descendants.remove(0);
-        Ok(Newcomer { uid, shared_context, name, version, pid, command, pidfd, descendants })
+        Ok(Newcomer {
+            uid,
+            shared_context,
+            name,
+            version,
+            pid,
+            command,
+            pidfd,
+            descendants,
+        })
     }
 
     /// Makes it a participant.
     pub(super) fn into_peer(self, participant: Participant, socket: &OwnedFd) -> Result<Peer> {
         Ok(Peer {
-            asker: Asker { participant, uid: self.uid, shared_context: self.shared_context },
+            asker: Asker {
+                participant,
+                uid: self.uid,
+                shared_context: self.shared_context,
+            },
             pid: self.pid,
             command: self.command,
             name: self.name,
             version: self.version,
-            socket: socket.try_clone().map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?,
+            socket: socket
+                .try_clone()
+                .map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?,
             pidfd: self.pidfd,
-            proof: Proof { descendants: self.descendants.len(), ..Proof::default() },
+            proof: Proof {
+                descendants: self.descendants.len(),
+                ..Proof::default()
+            },
             descendants: self.descendants,
             slots: Slots::new()?,
         })
@@ -75,7 +105,12 @@ impl Newcomer {
 pub(super) fn welcome(peer: &Peer, incarnation: [u8; 16], own_pidfd: BorrowedFd<'_>) -> Result<()> {
     let file = peer.slots.file();
     let participant = peer.asker.participant.0;
-    let welcome = ToClient::Welcome { incarnation, participant, pid: std::process::id(), slots: file.slot_count() };
+    let welcome = ToClient::Welcome {
+        incarnation,
+        participant,
+        pid: std::process::id(),
+        slots: file.slot_count(),
+    };
     let mut bytes = [0; MOST_BYTES];
     let len = welcome.encode(&mut bytes, peer.version, 2);
     match socket::send(peer.socket.as_fd(), &bytes[..len], &[own_pidfd, file.fd()]) {
@@ -88,7 +123,12 @@ pub(super) fn welcome(peer: &Peer, incarnation: [u8; 16], own_pidfd: BorrowedFd<
 /// Refuses a connection. The message is the last: it goes with the socket.
 pub(super) fn refuse(socket: &OwnedFd, refusal: Refusal, why: String) {
     let mut bytes = [0; MOST_BYTES];
-    let refused = ToClient::Refused { refusal, lowest: wire::LOWEST, highest: wire::HIGHEST, why };
+    let refused = ToClient::Refused {
+        refusal,
+        lowest: wire::LOWEST,
+        highest: wire::HIGHEST,
+        why,
+    };
     let len = refused.encode(&mut bytes, wire::HIGHEST, 0);
     let _ = socket::send(socket.as_fd(), &bytes[..len], &[]);
 }

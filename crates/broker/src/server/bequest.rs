@@ -1,4 +1,5 @@
-//! What a broker leaves to its successor: names in the keeper's store, and the file of removed names.
+//! What a broker leaves to its successor: names in the keeper's store, and the file of removed
+//! names.
 //!
 //! | name in the store | what it is |
 //! |---|---|
@@ -8,11 +9,12 @@
 //!
 //! Numbers are in base 36, regions a hexadecimal digit: a name has at most 12 bytes.
 //!
-//! An object is whole if its manifest is there, checks, and has all its regions. Whatever else is found is closed.
+//! An object is whole if its manifest is there, checks, and has all its regions. Whatever else is
+//! found is closed.
 //!
-//! The tombs are a sealed file: `GIPCtmb1`, crc32c of the rest u32, count u32, then for each name: owner u32, bytes of
-//! the name u16, bytes of its home's name u16 (0 for a name whose home is here), last epoch u64, removed up to u64,
-//! name, home's name.
+//! The tombs are a sealed file: `GIPCtmb1`, crc32c of the rest u32, count u32, then for each name:
+//! owner u32, bytes of the name u16, bytes of its home's name u16 (0 for a name whose home is
+//! here), last epoch u64, removed up to u64, name, home's name.
 
 use std::collections::BTreeMap;
 
@@ -100,10 +102,20 @@ impl Tombs {
             }
             let home = (!home.is_empty()).then(|| home.to_owned());
             let (last, removed) = (Epoch(word(8)), Epoch(word(16)));
-            tombs.push(Tomb { name: name.into(), home, owner: half(0), last, removed });
+            tombs.push(Tomb {
+                name: name.into(),
+                home,
+                owner: half(0),
+                last,
+                removed,
+            });
             rest = more;
         }
-        if rest.is_empty() { Ok(Tombs(tombs)) } else { Err(invalid()) }
+        if rest.is_empty() {
+            Ok(Tombs(tombs))
+        } else {
+            Err(invalid())
+        }
     }
 }
 
@@ -124,14 +136,18 @@ impl Label {
         let (kind, rest) = name.split_at_checked(1)?;
         let number = |digits: &str| {
             let canonical = !digits.is_empty() && (digits == "0" || !digits.starts_with('0'));
-            let lower = digits.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase());
+            let lower = digits
+                .bytes()
+                .all(|b| b.is_ascii_digit() || b.is_ascii_lowercase());
             let number = u64::from_str_radix(digits, 36).ok()?;
             (canonical && lower && number < MOST_SEQ).then_some(number)
         };
         match kind {
             "r" => {
                 let (seq, region) = rest.split_once('.')?;
-                let [digit @ (b'0'..=b'9' | b'a'..=b'f')] = region.as_bytes() else { return None };
+                let [digit @ (b'0'..=b'9' | b'a'..=b'f')] = region.as_bytes() else {
+                    return None;
+                };
                 let region = char::from(*digit).to_digit(16)?;
                 Some(Label::Region(number(seq)?, region as u8))
             }
@@ -177,8 +193,12 @@ pub struct Found<F> {
     pub next_seq: u64,
 }
 
-/// Sorts what a store holds. `regions_of` reads a manifest and says how many regions it has, or nothing if it is none.
-pub fn sort<F>(store: Vec<(String, F)>, mut regions_of: impl FnMut(&F) -> Option<usize>) -> Found<F> {
+/// Sorts what a store holds. `regions_of` reads a manifest and says how many regions it has, or
+/// nothing if it is none.
+pub fn sort<F>(
+    store: Vec<(String, F)>,
+    mut regions_of: impl FnMut(&F) -> Option<usize>,
+) -> Found<F> {
     let mut rest = Vec::new();
     let mut manifests = BTreeMap::new();
     let mut regions: BTreeMap<u64, BTreeMap<u8, F>> = BTreeMap::new();
@@ -215,19 +235,31 @@ pub fn sort<F>(store: Vec<(String, F)>, mut regions_of: impl FnMut(&F) -> Option
     let mut whole = Vec::new();
     for (seq, manifest) in manifests {
         let mine = regions.remove(&seq).unwrap_or_default();
-        let complete =
-            regions_of(&manifest).is_some_and(|count| mine.len() == count && mine.keys().copied().eq(0..count as u8));
+        let complete = regions_of(&manifest)
+            .is_some_and(|count| mine.len() == count && mine.keys().copied().eq(0..count as u8));
         if complete {
             whole.push((seq, manifest, mine.into_values().collect()));
         } else {
             rest.push(Label::Manifest(seq).to_string());
-            rest.extend(mine.into_keys().map(|region| Label::Region(seq, region).to_string()));
+            rest.extend(
+                mine.into_keys()
+                    .map(|region| Label::Region(seq, region).to_string()),
+            );
         }
     }
     for (seq, orphans) in regions {
-        rest.extend(orphans.into_keys().map(|region| Label::Region(seq, region).to_string()));
+        rest.extend(
+            orphans
+                .into_keys()
+                .map(|region| Label::Region(seq, region).to_string()),
+        );
     }
-    Found { whole, tombs, rest, next_seq }
+    Found {
+        whole,
+        tombs,
+        rest,
+        next_seq,
+    }
 }
 
 /// A whole object that was found in a keeper.
@@ -249,18 +281,27 @@ mod tests {
     use proptest::prelude::*;
 
     fn store(names: &[&str]) -> Vec<(String, usize)> {
-        names.iter().enumerate().map(|(i, name)| ((*name).to_owned(), i)).collect()
+        names
+            .iter()
+            .enumerate()
+            .map(|(i, name)| ((*name).to_owned(), i))
+            .collect()
     }
 
     #[test]
     fn only_a_manifest_with_all_its_regions_is_whole() {
-        let names = ["r1.0", "r1.1", "m1", "r2.0", "m3", "r4.0", "m4", "r4.2", "x", "m05", "t5", "t9", "t7"];
+        let names = [
+            "r1.0", "r1.1", "m1", "r2.0", "m3", "r4.0", "m4", "r4.2", "x", "m05", "t5", "t9", "t7",
+        ];
         let found = sort(store(&names), |_| Some(2));
         assert_eq!(found.whole, [(1, 2, vec![0, 1])]);
         assert_eq!(found.tombs, Some((9, 11)));
         let mut rest = found.rest;
         rest.sort();
-        assert_eq!(rest, ["m05", "m3", "m4", "r2.0", "r4.0", "r4.2", "t5", "t7", "x"]);
+        assert_eq!(
+            rest,
+            ["m05", "m3", "m4", "r2.0", "r4.0", "r4.2", "t5", "t7", "x"]
+        );
         assert_eq!(found.next_seq, 10);
         let none = sort(store(&["r1.0", "m1"]), |_| None);
         assert!(none.whole.is_empty(), "a manifest that does not check");
@@ -269,8 +310,20 @@ mod tests {
     #[test]
     fn the_recorded_tombs_of_version_1_are_read_and_written() {
         let tombs = Tombs(vec![
-            Tomb { name: "a".into(), home: None, owner: 1000, last: Epoch(7), removed: Epoch(7) },
-            Tomb { name: "b/é".into(), home: None, owner: 0, last: Epoch(u64::MAX), removed: Epoch(0) },
+            Tomb {
+                name: "a".into(),
+                home: None,
+                owner: 1000,
+                last: Epoch(7),
+                removed: Epoch(7),
+            },
+            Tomb {
+                name: "b/é".into(),
+                home: None,
+                owner: 0,
+                last: Epoch(u64::MAX),
+                removed: Epoch(0),
+            },
         ]);
         let recorded = include_bytes!("../../tests/recorded/tombs-1.bin");
         assert_eq!(Tombs::decode(recorded).expect("tombs of version 1"), tombs);
@@ -292,9 +345,15 @@ mod tests {
             last: Epoch(2),
             removed: Epoch(1),
         };
-        let tombs =
-            Tombs(vec![tomb("a", Some("host-é")), tomb("b", None), tomb(&"x".repeat(255), Some(&"y".repeat(255)))]);
-        assert_eq!(Tombs::decode(&tombs.encode()).expect("its own bytes"), tombs);
+        let tombs = Tombs(vec![
+            tomb("a", Some("host-é")),
+            tomb("b", None),
+            tomb(&"x".repeat(255), Some(&"y".repeat(255))),
+        ]);
+        assert_eq!(
+            Tombs::decode(&tombs.encode()).expect("its own bytes"),
+            tombs
+        );
     }
 
     proptest! {

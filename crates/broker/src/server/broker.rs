@@ -45,7 +45,10 @@ pub struct Options {
 
 impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options").field("dir", &self.dir).field("keeper", &self.keeper).finish_non_exhaustive()
+        f.debug_struct("Options")
+            .field("dir", &self.dir)
+            .field("keeper", &self.keeper)
+            .finish_non_exhaustive()
     }
 }
 
@@ -73,12 +76,13 @@ struct Inheritance {
 }
 
 impl Broker {
-    /// Takes the directory, waiting for another broker's end, and everything that the keeper kept. No driver is loaded:
-    /// that is left to the first creation.
+    /// Takes the directory, waiting for another broker's end, and everything that the keeper kept.
+    /// No driver is loaded: that is left to the first creation.
     ///
     /// # Errors
     ///
-    /// [`Error::System`] for what the system refuses, [`Error::Refused`] for a keeper that is there and cannot be read.
+    /// [`Error::System`] for what the system refuses, [`Error::Refused`] for a keeper that is there
+    /// and cannot be read.
     pub fn open(options: Options) -> Result<Broker> {
         raise_file_limit();
         let lock = lock::wait(&options.dir.join("lock"))?;
@@ -87,29 +91,41 @@ impl Broker {
         trace_point!("restored");
         let (sender, happened) = mpsc::channel();
         let waker = Arc::new(Waker::new()?);
-        let teller = Teller { sender, waker: waker.clone() };
+        let teller = Teller {
+            sender,
+            waker: waker.clone(),
+        };
         let workshop = workshop::start(options.gpus, teller.clone())?;
         let keeper = match &depositor {
             None => KeeperState::None,
             Some(depositor) if depositor.fed().is_some() => KeeperState::Fed,
             Some(_) => KeeperState::Absent,
         };
-        let listener =
-            Listener::bind(&Endpoint::Path { path: options.dir.join(SOCKET), others: !options.allowed.is_empty() })?;
+        let listener = Listener::bind(&Endpoint::Path {
+            path: options.dir.join(SOCKET),
+            others: !options.allowed.is_empty(),
+        })?;
         if let Some(depositor) = &depositor {
             depositor.ready();
         }
         let deposit = deposit::start(depositor, inheritance.newest_tombs, teller)?;
         let mut catalogue = Catalogue::new(options.limits.clone());
         let restored = inheritance.objects.len() as u64;
-        let actions = catalogue.restore(&inheritance.tombs, inheritance.objects, inheritance.next_seq);
+        let actions = catalogue.restore(
+            &inheritance.tombs,
+            inheritance.objects,
+            inheritance.next_seq,
+        );
         let service = Service::new(Parts {
             listener,
             limits: options.limits,
             allowed: options.allowed,
             catalogue,
             keeper,
-            next_tombs: inheritance.newest_tombs.unwrap_or(0).max(inheritance.next_seq),
+            next_tombs: inheritance
+                .newest_tombs
+                .unwrap_or(0)
+                .max(inheritance.next_seq),
             restored,
             orphans: inheritance.orphans,
             happened,
@@ -117,7 +133,11 @@ impl Broker {
             workshop,
             deposit,
         })?;
-        Ok(Broker { service, actions, _lock: lock })
+        Ok(Broker {
+            service,
+            actions,
+            _lock: lock,
+        })
     }
 
     /// Serves until the process ends.
@@ -129,7 +149,9 @@ impl Broker {
 
 /// Reads everything back from the keeper, and lets it close what belongs to no whole object.
 fn inherit(keeper: Option<&Path>) -> Result<(Option<Depositor>, Inheritance)> {
-    let Some(path) = keeper else { return Ok((None, Inheritance::default())) };
+    let Some(path) = keeper else {
+        return Ok((None, Inheritance::default()));
+    };
     let mut depositor = Depositor::new(path)?;
     let inventory = match depositor.inventory(true) {
         Ok(inventory) => inventory,
@@ -137,35 +159,56 @@ fn inherit(keeper: Option<&Path>) -> Result<(Option<Depositor>, Inheritance)> {
         Err(DepositError::Absent) => return Ok((Some(depositor), Inheritance::default())),
         Err(DepositError::System(error)) => return Err(error),
         Err(DepositError::Refused(why)) => {
-            return Err(Error::Refused { why, remedy: "start keeper and broker of one version" });
+            return Err(Error::Refused {
+                why,
+                remedy: "start keeper and broker of one version",
+            });
         }
     };
     let mut manifests = Vec::new();
-    let files = inventory.files.into_iter().map(|(name, file)| (name, Arc::new(file))).collect();
+    let files = inventory
+        .files
+        .into_iter()
+        .map(|(name, file)| (name, Arc::new(file)))
+        .collect();
     let found = sort(files, |file: &Arc<OwnedFd>| {
-        let manifest = sealed::read(file.as_fd(), MOST_MANIFEST).and_then(|bytes| Manifest::decode(&bytes));
         let manifest =
-            manifest.inspect_err(|error| tracing::warn!(%error, "a manifest in the keeper is invalid")).ok()?;
+            sealed::read(file.as_fd(), MOST_MANIFEST).and_then(|bytes| Manifest::decode(&bytes));
+        let manifest = manifest
+            .inspect_err(|error| tracing::warn!(%error, "a manifest in the keeper is invalid"))
+            .ok()?;
         let whole = manifest.epoch > Epoch(0) && manifest.granularity > 0;
         let regions = manifest.layout.regions().len();
         manifests.push((file.clone(), manifest));
         whole.then_some(regions)
     });
-    let mut inheritance =
-        Inheritance { next_seq: found.next_seq, orphans: found.rest.len() as u64, ..Default::default() };
+    let mut inheritance = Inheritance {
+        next_seq: found.next_seq,
+        orphans: found.rest.len() as u64,
+        ..Default::default()
+    };
     if let Some((number, file)) = &found.tombs {
         inheritance.newest_tombs = Some(*number);
-        inheritance.tombs = sealed::read(file.as_fd(), MOST_TOMBS).and_then(|bytes| Tombs::decode(&bytes))?;
+        inheritance.tombs =
+            sealed::read(file.as_fd(), MOST_TOMBS).and_then(|bytes| Tombs::decode(&bytes))?;
     }
     for (seq, file, regions) in found.whole {
         let at = manifests.iter().position(|(of, _)| Arc::ptr_eq(of, &file));
         if let Some(at) = at {
             let manifest = manifests.swap_remove(at).1;
-            inheritance.objects.push(Inherited { seq, manifest, file, regions });
+            inheritance.objects.push(Inherited {
+                seq,
+                manifest,
+                file,
+                regions,
+            });
         }
     }
     if !found.rest.is_empty() {
-        tracing::warn!(count = found.rest.len(), "the keeper had descriptors of no whole object; they are closed");
+        tracing::warn!(
+            count = found.rest.len(),
+            "the keeper had descriptors of no whole object; they are closed"
+        );
         if let Err(DepositError::System(error)) = depositor.remove_names(&found.rest) {
             return Err(error);
         }

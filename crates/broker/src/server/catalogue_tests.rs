@@ -1,5 +1,5 @@
-//! A broker's catalogue against a model, with a keeper that refuses, messages that come twice or never, writers that
-//! die, and a broker that is killed at every point.
+//! A broker's catalogue against a model, with a keeper that refuses, messages that come twice or
+//! never, writers that die, and a broker that is killed at every point.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,7 +63,8 @@ enum Step {
         name: u8,
         epoch: u64,
     },
-    /// The other threads do the next of what they were told; the keeper takes it, refuses, or is away.
+    /// The other threads do the next of what they were told; the keeper takes it, refuses, or is
+    /// away.
     Work {
         keeper: u8,
     },
@@ -114,7 +115,8 @@ struct World {
     to_take: BTreeMap<Identity, Fd>,
     /// What was answered as committed, and never removed since: must be there.
     committed: BTreeMap<Identity, (String, Epoch)>,
-    /// Identities whose commit was asked for after all leases had ended: only these may ever be visible.
+    /// Identities whose commit was asked for after all leases had ended: only these may ever be
+    /// visible.
     may_be_visible: BTreeSet<Identity>,
     highest: BTreeMap<String, Epoch>,
     gone: BTreeSet<Identity>,
@@ -129,11 +131,18 @@ const REPLICA: &str = "n2";
 const HOME: &str = "elsewhere";
 
 fn asker(who: u64) -> Asker {
-    Asker { participant: Participant(who), uid: 1, shared_context: false }
+    Asker {
+        participant: Participant(who),
+        uid: 1,
+        shared_context: false,
+    }
 }
 
 fn limits() -> Limits {
-    Limits { epochs: 2, ..Limits::default() }
+    Limits {
+        epochs: 2,
+        ..Limits::default()
+    }
 }
 
 fn draft(identity: Identity, name: &str) -> Manifest {
@@ -178,20 +187,41 @@ impl World {
     fn act(&mut self, actions: Vec<Action<Fd>>) {
         for action in actions {
             match action {
-                Action::Answer(_, request, Answer::Created { leases, regions, .. }) => {
+                Action::Answer(
+                    _,
+                    request,
+                    Answer::Created {
+                        leases, regions, ..
+                    },
+                ) => {
                     let identity = Identity([request as u8; 16]);
-                    let [region] = &regions[..] else { panic!("one region each: {regions:?}") };
-                    let expected = self.to_take.get(&identity).cloned().unwrap_or(Fd::Region(identity, 0));
+                    let [region] = &regions[..] else {
+                        panic!("one region each: {regions:?}")
+                    };
+                    let expected = self
+                        .to_take
+                        .get(&identity)
+                        .cloned()
+                        .unwrap_or(Fd::Region(identity, 0));
                     assert_eq!(*region, expected, "its own memory, or what it takes over");
                     self.memory.insert(identity, expected);
                     let known = self.leases.insert(identity, leases.clone());
-                    assert!(known.is_none_or(|known| known == leases), "the same answer to the same question");
+                    assert!(
+                        known.is_none_or(|known| known == leases),
+                        "the same answer to the same question"
+                    );
                 }
                 Action::Answer(_, request, Answer::Committed(epoch)) => {
                     let identity = Identity([request as u8; 16]);
-                    assert!(self.may_be_visible.contains(&identity), "committed though its leases were held");
+                    assert!(
+                        self.may_be_visible.contains(&identity),
+                        "committed though its leases were held"
+                    );
                     let known = self.committed.get(&identity).map(|(_, epoch)| *epoch);
-                    assert!(known.is_none_or(|known| known == epoch), "one epoch for ever");
+                    assert!(
+                        known.is_none_or(|known| known == epoch),
+                        "one epoch for ever"
+                    );
                 }
                 Action::Answer(..) | Action::EndLeases(..) => {}
                 job => self.jobs.push(job),
@@ -205,10 +235,17 @@ impl World {
         let mut homes = BTreeMap::new();
         for row in self.catalogue.rows(1) {
             if row.state == "visible" {
-                let home = homes.entry(row.name.clone()).or_insert_with(|| row.home.clone());
+                let home = homes
+                    .entry(row.name.clone())
+                    .or_insert_with(|| row.home.clone());
                 assert_eq!(*home, row.home, "one home for each name");
-                assert!(self.may_be_visible.contains(&row.identity), "visible though its leases were held");
-                let known = self.committed.insert(row.identity, (row.name.clone(), row.epoch));
+                assert!(
+                    self.may_be_visible.contains(&row.identity),
+                    "visible though its leases were held"
+                );
+                let known = self
+                    .committed
+                    .insert(row.identity, (row.name.clone(), row.epoch));
                 let highest = self.highest.entry(row.name).or_default();
                 assert!(
                     known.is_some() || row.home.is_some() || row.epoch > *highest,
@@ -226,17 +263,29 @@ impl World {
             return;
         }
         match self.jobs.remove(0) {
-            Action::Make { identity, bytes, .. } => {
-                let made = (0..bytes.len()).map(|region| Fd::Region(identity, region)).collect();
+            Action::Make {
+                identity, bytes, ..
+            } => {
+                let made = (0..bytes.len())
+                    .map(|region| Fd::Region(identity, region))
+                    .collect();
                 let slot = u32::from(identity.0[0]);
                 let grant = |_, count| {
                     assert_eq!(count, 1);
-                    Some(vec![LeaseSlot { slot, generation: Generation::ZERO.next() }])
+                    Some(vec![LeaseSlot {
+                        slot,
+                        generation: Generation::ZERO.next(),
+                    }])
                 };
                 let actions = self.catalogue.made(identity, Ok(made), grant);
                 self.act(actions);
             }
-            Action::Keep { identity, seq, manifest, regions } => {
+            Action::Keep {
+                identity,
+                seq,
+                manifest,
+                regions,
+            } => {
                 let kept = match keeper {
                     0 => Err(KeepError::Refused("full".into())),
                     1 => Err(KeepError::Absent),
@@ -248,10 +297,18 @@ impl World {
                 let actions = self.catalogue.kept(identity, kept);
                 self.act(actions);
             }
-            Action::Forget { token, objects, tombs } => {
-                // A removal that the keeper does not take is answered with no, and its objects come back with the next
-                // broker: nothing is promised of them.
-                let forgotten = if keeper == 0 { Err(KeepError::Refused("no".into())) } else { Ok(()) };
+            Action::Forget {
+                token,
+                objects,
+                tombs,
+            } => {
+                // A removal that the keeper does not take is answered with no, and its objects come
+                // back with the next broker: nothing is promised of them.
+                let forgotten = if keeper == 0 {
+                    Err(KeepError::Refused("no".into()))
+                } else {
+                    Ok(())
+                };
                 if forgotten.is_ok() {
                     self.forget(&objects, tombs.as_ref(), usize::MAX);
                 }
@@ -264,9 +321,19 @@ impl World {
 
     /// Gives an object to the keeper, the first `steps` steps of it.
     fn store(&mut self, seq: u64, manifest: &Manifest, regions: &[Fd], steps: usize) {
-        let all = regions.iter().enumerate().map(|(i, region)| (Label::Region(seq, i as u8), region.clone()));
-        let last = (Label::Manifest(seq), Fd::Manifest(Box::new(manifest.clone())));
-        self.keeper.extend(all.chain([last]).take(steps).map(|(label, fd)| (label.to_string(), fd)));
+        let all = regions
+            .iter()
+            .enumerate()
+            .map(|(i, region)| (Label::Region(seq, i as u8), region.clone()));
+        let last = (
+            Label::Manifest(seq),
+            Fd::Manifest(Box::new(manifest.clone())),
+        );
+        self.keeper.extend(
+            all.chain([last])
+                .take(steps)
+                .map(|(label, fd)| (label.to_string(), fd)),
+        );
     }
 
     fn forget(&mut self, objects: &[(u64, usize)], tombs: Option<&Tombs>, steps: usize) {
@@ -280,10 +347,14 @@ impl World {
                 return;
             }
             self.next_tombs += 1;
-            self.keeper.insert(Label::Tombs(self.next_tombs).to_string(), Fd::Tombs(tombs.clone()));
+            self.keeper.insert(
+                Label::Tombs(self.next_tombs).to_string(),
+                Fd::Tombs(tombs.clone()),
+            );
         }
         for &(seq, regions) in objects {
-            let labels = std::iter::once(Label::Manifest(seq)).chain((0..regions as u8).map(|i| Label::Region(seq, i)));
+            let labels = std::iter::once(Label::Manifest(seq))
+                .chain((0..regions as u8).map(|i| Label::Region(seq, i)));
             for label in labels {
                 if !step() {
                     return;
@@ -295,23 +366,41 @@ impl World {
 
     /// Kills the broker in the middle of its next job, and starts another from what the keeper has.
     fn kill(&mut self, done: u8) {
-        let next = self.jobs.iter().position(|job| matches!(job, Action::Keep { .. } | Action::Forget { .. }));
+        let next = self
+            .jobs
+            .iter()
+            .position(|job| matches!(job, Action::Keep { .. } | Action::Forget { .. }));
         match next.map(|at| self.jobs.remove(at)) {
-            Some(Action::Keep { seq, manifest, regions, .. }) => {
-                self.store(seq, &manifest, &regions, usize::from(done))
+            Some(Action::Keep {
+                seq,
+                manifest,
+                regions,
+                ..
+            }) => self.store(seq, &manifest, &regions, usize::from(done)),
+            Some(Action::Forget { objects, tombs, .. }) => {
+                self.forget(&objects, tombs.as_ref(), usize::from(done) + 1)
             }
-            Some(Action::Forget { objects, tombs, .. }) => self.forget(&objects, tombs.as_ref(), usize::from(done) + 1),
             _ => {}
         }
         self.jobs.clear();
-        let (draws, leases) = (std::mem::take(&mut self.draws), std::mem::take(&mut self.leases));
+        let (draws, leases) = (
+            std::mem::take(&mut self.draws),
+            std::mem::take(&mut self.leases),
+        );
         drop((draws, leases));
-        let store: Vec<(String, Fd)> = self.keeper.iter().map(|(name, fd)| (name.clone(), fd.clone())).collect();
+        let store: Vec<(String, Fd)> = self
+            .keeper
+            .iter()
+            .map(|(name, fd)| (name.clone(), fd.clone()))
+            .collect();
         let found = sort(store, |fd| match fd {
             Fd::Manifest(manifest) => Some(manifest.layout.regions().len()),
             _ => None,
         });
-        found.rest.iter().for_each(|name| drop(self.keeper.remove(name)));
+        found
+            .rest
+            .iter()
+            .for_each(|name| drop(self.keeper.remove(name)));
         let tombs = match found.tombs {
             Some((_, Fd::Tombs(tombs))) => tombs,
             _ => Tombs::default(),
@@ -320,14 +409,24 @@ impl World {
             .whole
             .into_iter()
             .map(|(seq, fd, regions)| match fd {
-                Fd::Manifest(manifest) => {
-                    Inherited { seq, manifest: *manifest.clone(), file: Fd::Manifest(manifest), regions }
-                }
+                Fd::Manifest(manifest) => Inherited {
+                    seq,
+                    manifest: *manifest.clone(),
+                    file: Fd::Manifest(manifest),
+                    regions,
+                },
                 other => panic!("{other:?}"),
             })
             .collect();
-        for Inherited { manifest, regions, .. } in &objects {
-            assert_eq!(regions, std::slice::from_ref(&self.memory[&manifest.identity]), "its own memory");
+        for Inherited {
+            manifest, regions, ..
+        } in &objects
+        {
+            assert_eq!(
+                regions,
+                std::slice::from_ref(&self.memory[&manifest.identity]),
+                "its own memory"
+            );
         }
         self.catalogue = Catalogue::new(limits());
         let actions = self.catalogue.restore(&tombs, objects, found.next_seq);
@@ -336,10 +435,13 @@ impl World {
 
     fn act_restored(&mut self, actions: Vec<Action<Fd>>) {
         self.jobs.extend(actions);
-        // What a removal took that was never answered may be there again, and so may what the keeper refused to give
-        // up.
+        // What a removal took that was never answered may be there again, and so may what the
+        // keeper refused to give up.
         for row in self.catalogue.rows(1) {
-            assert!(self.may_be_visible.contains(&row.identity), "restored though its leases were held");
+            assert!(
+                self.may_be_visible.contains(&row.identity),
+                "restored though its leases were held"
+            );
             self.gone.remove(&row.identity);
             let highest = self.highest.entry(row.name.clone()).or_default();
             *highest = (*highest).max(row.epoch);
@@ -349,90 +451,145 @@ impl World {
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Create { who, name, draw, expect, replace, take } => {
+            Step::Create {
+                who,
+                name,
+                draw,
+                expect,
+                replace,
+                take,
+            } => {
                 let fresh = self.next_identity;
-                let identity = *self.draws.entry(draw).or_insert_with(|| Identity([fresh; 16]));
+                let identity = *self
+                    .draws
+                    .entry(draw)
+                    .or_insert_with(|| Identity([fresh; 16]));
                 if identity == Identity([fresh; 16]) {
                     self.next_identity = self.next_identity.checked_add(1).unwrap_or(1);
                 }
                 let request = u64::from(identity.0[0]);
-                let wanted = Wanted { replace, expect: expect.map(Epoch), taken: u16::from(take), scratch: false };
+                let wanted = Wanted {
+                    replace,
+                    expect: expect.map(Epoch),
+                    taken: u16::from(take),
+                    scratch: false,
+                };
                 match self.catalogue.create(asker(who), request, identity, wanted) {
                     Ok(()) => {
                         self.to_take.remove(&identity);
                         let newest = self.newest(&name_of(name)).filter(|_| take);
-                        self.to_take.extend(newest.map(|newest| (identity, self.memory[&newest].clone())));
-                        let actions = self.catalogue.drafted(identity, Ok((draft(identity, &name_of(name)), 64)));
+                        self.to_take
+                            .extend(newest.map(|newest| (identity, self.memory[&newest].clone())));
+                        let actions = self
+                            .catalogue
+                            .drafted(identity, Ok((draft(identity, &name_of(name)), 64)));
                         self.act(actions);
                     }
-                    Err(Some(answer)) => self.act(vec![Action::Answer(Participant(who), request, answer)]),
+                    Err(Some(answer)) => {
+                        self.act(vec![Action::Answer(Participant(who), request, answer)])
+                    }
                     Err(None) => {}
                 }
             }
             Step::Replicate { who, draw, replace } => {
                 let fresh = self.next_identity;
-                let identity = *self.draws.entry(draw).or_insert_with(|| Identity([fresh; 16]));
+                let identity = *self
+                    .draws
+                    .entry(draw)
+                    .or_insert_with(|| Identity([fresh; 16]));
                 if identity == Identity([fresh; 16]) {
                     self.next_identity = self.next_identity.checked_add(1).unwrap_or(1);
                 }
                 let request = u64::from(identity.0[0]);
                 let there = self.visible().contains(&identity);
-                let wanted = Wanted { replace, ..Wanted::default() };
+                let wanted = Wanted {
+                    replace,
+                    ..Wanted::default()
+                };
                 match self.catalogue.create(asker(who), request, identity, wanted) {
                     Ok(()) => {
                         assert!(!there, "a second copy of an identity");
                         let epoch = Epoch(u64::from(draw) - 7);
-                        let draft = Manifest { epoch, home: Some(HOME.into()), ..draft(identity, REPLICA) };
+                        let draft = Manifest {
+                            epoch,
+                            home: Some(HOME.into()),
+                            ..draft(identity, REPLICA)
+                        };
                         let actions = self.catalogue.drafted(identity, Ok((draft, 64)));
                         self.act(actions);
                     }
-                    Err(Some(answer)) => self.act(vec![Action::Answer(Participant(who), request, answer)]),
+                    Err(Some(answer)) => {
+                        self.act(vec![Action::Answer(Participant(who), request, answer)])
+                    }
                     Err(None) => {}
                 }
             }
             Step::Release { draw } => {
-                if let Some(identity) = self.draws.get(&draw).filter(|identity| self.leases.contains_key(identity)) {
+                if let Some(identity) = self
+                    .draws
+                    .get(&draw)
+                    .filter(|identity| self.leases.contains_key(identity))
+                {
                     self.released.insert(*identity);
                 }
             }
             Step::Commit { who, draw } => {
-                let Some(&identity) = self.draws.get(&draw) else { return };
+                let Some(&identity) = self.draws.get(&draw) else {
+                    return;
+                };
                 let ended = self.released.contains(&identity);
                 let request = u64::from(identity.0[0]);
-                let actions = self.catalogue.commit(asker(who), request, identity, |_| ended);
+                let actions = self
+                    .catalogue
+                    .commit(asker(who), request, identity, |_| ended);
                 if ended {
                     self.may_be_visible.insert(identity);
                 }
                 self.act(actions);
             }
             Step::Abort { who, draw } => {
-                let Some(&identity) = self.draws.get(&draw) else { return };
+                let Some(&identity) = self.draws.get(&draw) else {
+                    return;
+                };
                 let actions = self.catalogue.abort(asker(who), identity);
                 self.act(actions);
             }
             Step::Open { who, name } => {
-                if let Answer::Opened { identity, epoch, manifest, regions } =
-                    self.catalogue.open(asker(who), &Selector::Latest(name_of(name)))
+                if let Answer::Opened {
+                    identity,
+                    epoch,
+                    manifest,
+                    regions,
+                } = self
+                    .catalogue
+                    .open(asker(who), &Selector::Latest(name_of(name)))
                 {
-                    let Fd::Manifest(manifest) = manifest else { panic!("a manifest") };
+                    let Fd::Manifest(manifest) = manifest else {
+                        panic!("a manifest")
+                    };
                     assert_eq!((manifest.identity, manifest.epoch), (identity, epoch));
-                    assert_eq!(regions, [self.memory[&identity].clone()], "whole, and of one object");
+                    assert_eq!(
+                        regions,
+                        [self.memory[&identity].clone()],
+                        "whole, and of one object"
+                    );
                     assert_eq!(self.catalogue.outcome(identity), Standing::Committed(epoch));
                 }
             }
             Step::Remove { name, epoch } => {
-                let actions = self.catalogue.remove(asker(1), 0, &name_of(name), Epoch(epoch));
+                let actions = self
+                    .catalogue
+                    .remove(asker(1), 0, &name_of(name), Epoch(epoch));
                 self.act(actions);
             }
             Step::Work { keeper } => self.work(keeper),
             Step::Die { who } => {
                 self.catalogue.hung_up(Participant(who));
                 self.catalogue.writer_died(Participant(who));
-                assert!(
-                    self.catalogue.rows(1).iter().all(|row| {
-                        row.writer != Some(Participant(who)) || matches!(row.state, "keeping" | "visible")
-                    })
-                );
+                assert!(self.catalogue.rows(1).iter().all(|row| {
+                    row.writer != Some(Participant(who))
+                        || matches!(row.state, "keeping" | "visible")
+                }));
             }
             Step::Kill { done } => {
                 let before: BTreeSet<Identity> = self.visible();
@@ -445,13 +602,19 @@ impl World {
     }
 
     fn newest(&self, name: &str) -> Option<Identity> {
-        let rows = self.catalogue.rows(1).into_iter().filter(|row| row.state == "visible" && row.name == name);
+        let rows = self
+            .catalogue
+            .rows(1)
+            .into_iter()
+            .filter(|row| row.state == "visible" && row.name == name);
         rows.max_by_key(|row| row.epoch).map(|row| row.identity)
     }
 
     fn visible(&self) -> BTreeSet<Identity> {
         let rows = self.catalogue.rows(1).into_iter();
-        rows.filter(|row| row.state == "visible").map(|row| row.identity).collect()
+        rows.filter(|row| row.state == "visible")
+            .map(|row| row.identity)
+            .collect()
     }
 }
 
@@ -482,8 +645,18 @@ proptest! {
 #[test]
 #[should_panic(expected = "though its leases were held")]
 fn the_control_a_broker_that_reads_no_slots_is_found() {
-    let mut world = World::with(Limits { reads_slots: false, ..limits() });
-    world.step(&Step::Create { who: 1, name: 0, draw: 0, expect: None, replace: false, take: false });
+    let mut world = World::with(Limits {
+        reads_slots: false,
+        ..limits()
+    });
+    world.step(&Step::Create {
+        who: 1,
+        name: 0,
+        draw: 0,
+        expect: None,
+        replace: false,
+        take: false,
+    });
     world.work(7);
     world.step(&Step::Commit { who: 1, draw: 0 });
     world.work(7);
@@ -492,24 +665,51 @@ fn the_control_a_broker_that_reads_no_slots_is_found() {
 #[test]
 fn a_create_that_comes_again_after_a_refused_commit_is_declined() {
     let mut world = World::new();
-    let create = Step::Create { who: 1, name: 0, draw: 0, expect: None, replace: false, take: false };
+    let create = Step::Create {
+        who: 1,
+        name: 0,
+        draw: 0,
+        expect: None,
+        replace: false,
+        take: false,
+    };
     world.step(&create);
     world.work(7);
     world.step(&Step::Release { draw: 0 });
     world.step(&Step::Commit { who: 1, draw: 0 });
     world.work(0);
     let identity = world.draws[&0];
-    assert_eq!(world.catalogue.outcome(identity), Standing::Unfinished, "the keeper refused");
-    let answer = world.catalogue.create(asker(1), 1, identity, Wanted::default()).expect_err("it is there");
-    assert!(matches!(answer, Some(Answer::Declined(Refusal::Exists, _))), "no leases are left to hand out: {answer:?}");
+    assert_eq!(
+        world.catalogue.outcome(identity),
+        Standing::Unfinished,
+        "the keeper refused"
+    );
+    let answer = world
+        .catalogue
+        .create(asker(1), 1, identity, Wanted::default())
+        .expect_err("it is there");
+    assert!(
+        matches!(answer, Some(Answer::Declined(Refusal::Exists, _))),
+        "no leases are left to hand out: {answer:?}"
+    );
     world.step(&Step::Commit { who: 1, draw: 0 });
     world.work(7);
-    assert_eq!(world.catalogue.outcome(identity), Standing::Committed(Epoch(1)));
+    assert_eq!(
+        world.catalogue.outcome(identity),
+        Standing::Committed(Epoch(1))
+    );
 }
 
 /// Commits an object, whose memory is its own or taken over.
 fn committed(world: &mut World, draw: u8, replace: bool, take: bool) {
-    world.step(&Step::Create { who: 1, name: 0, draw, expect: None, replace, take });
+    world.step(&Step::Create {
+        who: 1,
+        name: 0,
+        draw,
+        expect: None,
+        replace,
+        take,
+    });
     world.work(7);
     world.work(7);
     world.step(&Step::Release { draw });
@@ -520,45 +720,104 @@ fn committed(world: &mut World, draw: u8, replace: bool, take: bool) {
 #[test]
 fn memory_that_epochs_share_counts_once_and_outlasts_the_epoch_it_came_from() {
     let one = draft(Identity([0; 16]), "n0").layout.bytes();
-    let mut world = World::with(Limits { bytes: one, ..limits() });
+    let mut world = World::with(Limits {
+        bytes: one,
+        ..limits()
+    });
     committed(&mut world, 0, false, false);
     committed(&mut world, 1, false, true);
     assert_eq!((world.visible().len(), world.catalogue.bytes(1)), (2, one));
     world.step(&Step::Remove { name: 0, epoch: 1 });
     world.work(7);
-    assert_eq!((world.visible().len(), world.catalogue.bytes(1)), (1, one), "the second epoch has it");
+    assert_eq!(
+        (world.visible().len(), world.catalogue.bytes(1)),
+        (1, one),
+        "the second epoch has it"
+    );
     committed(&mut world, 2, true, true);
-    assert_eq!((world.visible().len(), world.catalogue.bytes(1)), (1, one), "also when the old epochs go first");
+    assert_eq!(
+        (world.visible().len(), world.catalogue.bytes(1)),
+        (1, one),
+        "also when the old epochs go first"
+    );
     world.step(&Step::Open { who: 2, name: 0 });
-    world.step(&Step::Create { who: 1, name: 0, draw: 3, expect: None, replace: false, take: false });
-    assert!(!world.catalogue.rows(1).iter().any(|row| row.state != "visible"), "no room for memory of its own");
+    world.step(&Step::Create {
+        who: 1,
+        name: 0,
+        draw: 3,
+        expect: None,
+        replace: false,
+        take: false,
+    });
+    assert!(
+        !world
+            .catalogue
+            .rows(1)
+            .iter()
+            .any(|row| row.state != "visible"),
+        "no room for memory of its own"
+    );
 }
 
 #[test]
 fn names_belong_to_the_user_who_committed_them_first() {
     let mut world = World::new();
     let identity = Identity([1; 16]);
-    world.step(&Step::Create { who: 1, name: 0, draw: 0, expect: None, replace: false, take: false });
+    world.step(&Step::Create {
+        who: 1,
+        name: 0,
+        draw: 0,
+        expect: None,
+        replace: false,
+        take: false,
+    });
     world.work(7);
     world.step(&Step::Release { draw: 0 });
     world.step(&Step::Commit { who: 1, draw: 0 });
     world.work(7);
-    assert_eq!(world.catalogue.outcome(identity), Standing::Committed(Epoch(1)));
-    let other = Asker { participant: Participant(9), uid: 2, shared_context: false };
+    assert_eq!(
+        world.catalogue.outcome(identity),
+        Standing::Committed(Epoch(1))
+    );
+    let other = Asker {
+        participant: Participant(9),
+        uid: 2,
+        shared_context: false,
+    };
     let answer = world.catalogue.open(other, &Selector::Latest("n0".into()));
-    assert!(matches!(answer, Answer::Declined(Refusal::User, _)), "{answer:?}");
+    assert!(
+        matches!(answer, Answer::Declined(Refusal::User, _)),
+        "{answer:?}"
+    );
     let answer = world.catalogue.open(other, &Selector::Identity(identity));
-    assert!(matches!(answer, Answer::Declined(Refusal::User, _)), "{answer:?}");
+    assert!(
+        matches!(answer, Answer::Declined(Refusal::User, _)),
+        "{answer:?}"
+    );
     for epoch in [Epoch(0), Epoch(1)] {
         let actions = world.catalogue.remove(other, 5, "n0", epoch);
-        assert!(matches!(&actions[..], [Action::Answer(_, 5, Answer::Declined(..))]), "{actions:?}");
+        assert!(
+            matches!(&actions[..], [Action::Answer(_, 5, Answer::Declined(..))]),
+            "{actions:?}"
+        );
     }
     world.step(&Step::Remove { name: 0, epoch: 0 });
     world.work(7);
     let second = Identity([2; 16]);
-    world.catalogue.create(other, 6, second, Wanted::default()).expect("an identity of its own");
-    let actions = world.catalogue.drafted(second, Ok((draft(second, "n0"), 64)));
-    assert!(matches!(&actions[..], [Action::Answer(_, 6, Answer::Declined(Refusal::User, _))]), "{actions:?}");
+    world
+        .catalogue
+        .create(other, 6, second, Wanted::default())
+        .expect("an identity of its own");
+    let actions = world
+        .catalogue
+        .drafted(second, Ok((draft(second, "n0"), 64)));
+    assert!(
+        matches!(
+            &actions[..],
+            [Action::Answer(_, 6, Answer::Declined(Refusal::User, _))]
+        ),
+        "{actions:?}"
+    );
     assert!(world.catalogue.watch(other, 7, "n0", Epoch(0)).is_empty());
     assert!(world.catalogue.rows(2).is_empty());
 }

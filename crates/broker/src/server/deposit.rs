@@ -18,19 +18,39 @@ use crate::server::happened::{File, Happened, Teller};
 /// A step with the keeper.
 pub(super) enum Job {
     /// Give it an object.
-    Keep { identity: Identity, seq: u64, manifest: Box<Manifest>, regions: Vec<File> },
+    Keep {
+        identity: Identity,
+        seq: u64,
+        manifest: Box<Manifest>,
+        regions: Vec<File>,
+    },
     /// Take objects out, after the tombs have gone there.
-    Forget { token: u64, objects: Vec<(u64, usize)>, tombs: Option<(u64, Tombs)> },
+    Forget {
+        token: u64,
+        objects: Vec<(u64, usize)>,
+        tombs: Option<(u64, Tombs)>,
+    },
     /// Look whether a keeper is there, and which.
     Look,
     /// Give it everything.
-    Feed { objects: Vec<(u64, File, Vec<File>)>, tombs: (u64, Tombs) },
+    Feed {
+        objects: Vec<(u64, File, Vec<File>)>,
+        tombs: (u64, Tombs),
+    },
 }
 
 /// Starts the thread; without a keeper it only makes manifests.
-pub(super) fn start(depositor: Option<Depositor>, tombs: Option<u64>, teller: Teller) -> Result<Sender<Job>> {
+pub(super) fn start(
+    depositor: Option<Depositor>,
+    tombs: Option<u64>,
+    teller: Teller,
+) -> Result<Sender<Job>> {
     let (sender, jobs) = channel();
-    let thread = Thread { depositor, tombs, teller };
+    let thread = Thread {
+        depositor,
+        tombs,
+        teller,
+    };
     std::thread::Builder::new()
         .name("gpu-ipc-deposit".into())
         .spawn(move || thread.run(&jobs))
@@ -49,10 +69,17 @@ impl Thread {
     fn run(mut self, jobs: &Receiver<Job>) {
         for job in jobs {
             let happened = match job {
-                Job::Keep { identity, seq, manifest, regions } => {
-                    Happened::Kept(identity, self.keep(seq, &manifest, &regions))
-                }
-                Job::Forget { token, objects, tombs } => Happened::Forgotten(token, self.forget(&objects, tombs)),
+                Job::Keep {
+                    identity,
+                    seq,
+                    manifest,
+                    regions,
+                } => Happened::Kept(identity, self.keep(seq, &manifest, &regions)),
+                Job::Forget {
+                    token,
+                    objects,
+                    tombs,
+                } => Happened::Forgotten(token, self.forget(&objects, tombs)),
                 Job::Look => Happened::Looked(self.look()),
                 Job::Feed { objects, tombs } => Happened::Fed(self.feed(&objects, tombs)),
             };
@@ -61,8 +88,11 @@ impl Thread {
     }
 
     fn keep(&self, seq: u64, manifest: &Manifest, regions: &[File]) -> Result<File, KeepError> {
-        let bytes = manifest.encode().map_err(|error| KeepError::Refused(explain(&error)))?;
-        let file = sealed::create("gpu-ipc-manifest", &bytes).map_err(|error| KeepError::Refused(explain(&error)))?;
+        let bytes = manifest
+            .encode()
+            .map_err(|error| KeepError::Refused(explain(&error)))?;
+        let file = sealed::create("gpu-ipc-manifest", &bytes)
+            .map_err(|error| KeepError::Refused(explain(&error)))?;
         trace_point!("keep.begun");
         if let Some(depositor) = &self.depositor {
             let regions: Vec<_> = regions.iter().map(|region| region.as_fd()).collect();
@@ -72,8 +102,14 @@ impl Thread {
         Ok(Arc::new(file))
     }
 
-    fn forget(&mut self, objects: &[(u64, usize)], tombs: Option<(u64, Tombs)>) -> Result<(), KeepError> {
-        let Some(depositor) = &self.depositor else { return Ok(()) };
+    fn forget(
+        &mut self,
+        objects: &[(u64, usize)],
+        tombs: Option<(u64, Tombs)>,
+    ) -> Result<(), KeepError> {
+        let Some(depositor) = &self.depositor else {
+            return Ok(());
+        };
         if depositor.fed().is_none() {
             return Err(KeepError::Absent);
         }
@@ -81,7 +117,9 @@ impl Thread {
         if let Some((number, tombs)) = tombs {
             let file = sealed::create("gpu-ipc-tombs", &tombs.encode());
             let file = file.map_err(|error| KeepError::Refused(explain(&error)))?;
-            depositor.store(&[(Label::Tombs(number), file.as_fd())], "forget.tombs").map_err(why)?;
+            depositor
+                .store(&[(Label::Tombs(number), file.as_fd())], "forget.tombs")
+                .map_err(why)?;
             if let Some(older) = self.tombs.replace(number) {
                 depositor.remove([Label::Tombs(older)]).map_err(why)?;
             }
@@ -89,7 +127,9 @@ impl Thread {
         trace_point!("forget.tombs.there");
         for &(seq, regions) in objects {
             let regions = (0..regions as u8).map(|region| Label::Region(seq, region));
-            depositor.remove(std::iter::once(Label::Manifest(seq)).chain(regions)).map_err(why)?;
+            depositor
+                .remove(std::iter::once(Label::Manifest(seq)).chain(regions))
+                .map_err(why)?;
         }
         trace_point!("forget.done");
         Ok(())
@@ -99,18 +139,32 @@ impl Thread {
     fn look(&self) -> Option<(OwnedFd, bool)> {
         let depositor = self.depositor.as_ref()?;
         let inventory = depositor.inventory(false).ok()?;
-        Some((inventory.leash, depositor.fed() == Some(inventory.incarnation)))
+        Some((
+            inventory.leash,
+            depositor.fed() == Some(inventory.incarnation),
+        ))
     }
 
-    fn feed(&mut self, objects: &[(u64, File, Vec<File>)], (number, tombs): (u64, Tombs)) -> Result<(), KeepError> {
-        let Some(depositor) = &mut self.depositor else { return Ok(()) };
+    fn feed(
+        &mut self,
+        objects: &[(u64, File, Vec<File>)],
+        (number, tombs): (u64, Tombs),
+    ) -> Result<(), KeepError> {
+        let Some(depositor) = &mut self.depositor else {
+            return Ok(());
+        };
         let keeper = depositor.inventory(false).map_err(why)?.incarnation;
-        let file = sealed::create("gpu-ipc-tombs", &tombs.encode()).map_err(|e| KeepError::Refused(explain(&e)))?;
+        let file = sealed::create("gpu-ipc-tombs", &tombs.encode())
+            .map_err(|e| KeepError::Refused(explain(&e)))?;
         let mut regions = Vec::new();
         let mut manifests = vec![(Label::Tombs(number), file.as_fd())];
         for (seq, manifest, of) in objects {
             manifests.push((Label::Manifest(*seq), manifest.as_fd()));
-            regions.extend(of.iter().enumerate().map(|(i, region)| (Label::Region(*seq, i as u8), region.as_fd())));
+            regions.extend(
+                of.iter()
+                    .enumerate()
+                    .map(|(i, region)| (Label::Region(*seq, i as u8), region.as_fd())),
+            );
         }
         trace_point!("feed.begun");
         depositor.feed(keeper, &regions, &manifests).map_err(why)?;

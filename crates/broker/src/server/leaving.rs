@@ -36,13 +36,24 @@ impl LeavingTable {
         self.rows.remove(&token)
     }
 
-    /// Answers a removal that is under way to the process that asked last. Says whether there is one.
-    pub(super) fn ask_again(&mut self, name: &str, epoch: Epoch, participant: Participant, request: u64) -> bool {
+    /// Answers a removal that is under way to the process that asked last. Says whether there is
+    /// one.
+    pub(super) fn ask_again(
+        &mut self,
+        name: &str,
+        epoch: Epoch,
+        participant: Participant,
+        request: u64,
+    ) -> bool {
         let same = self.rows.values_mut().find_map(|leaving| match leaving {
-            Leaving::Asked(to, question, of, at) if of == name && *at == epoch => Some((to, question)),
+            Leaving::Asked(to, question, of, at) if of == name && *at == epoch => {
+                Some((to, question))
+            }
             _ => None,
         });
-        let Some((to, question)) = same else { return false };
+        let Some((to, question)) = same else {
+            return false;
+        };
         (*to, *question) = (participant, request);
         true
     }

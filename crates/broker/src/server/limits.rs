@@ -23,7 +23,13 @@ pub struct Limits {
 impl Default for Limits {
     /// No limit of bytes; two epochs of each name; 4,096 participants.
     fn default() -> Limits {
-        Limits { bytes: u64::MAX, bytes_per_uid: u64::MAX, epochs: 2, participants: 4_096, reads_slots: true }
+        Limits {
+            bytes: u64::MAX,
+            bytes_per_uid: u64::MAX,
+            epochs: 2,
+            participants: 4_096,
+            reads_slots: true,
+        }
     }
 }
 
@@ -31,7 +37,8 @@ impl Default for Limits {
 pub(super) struct Region {
     /// The user that its object belongs to.
     pub owner: u32,
-    /// Which memory it is: what two epochs share has one number, and counts once. `None` for one that is to be made.
+    /// Which memory it is: what two epochs share has one number, and counts once. `None` for one
+    /// that is to be made.
     pub number: Option<u64>,
     pub bytes: u64,
 }
@@ -45,7 +52,8 @@ impl Limits {
         there: impl Iterator<Item = Region>,
     ) -> Result<(), Refused> {
         let mut counted = HashSet::new();
-        let mut is_first = |region: &Region| region.number.is_none_or(|number| counted.insert(number));
+        let mut is_first =
+            |region: &Region| region.number.is_none_or(|number| counted.insert(number));
         let (mut all, mut own, mut more) = (0u64, 0u64, 0u64);
         for region in there.filter(&mut is_first) {
             all = all.saturating_add(region.bytes);
@@ -59,11 +67,15 @@ impl Limits {
         let refuse = |why| Err((Refusal::Limit, why));
         if all.saturating_add(more) > self.bytes {
             let limit = self.bytes;
-            return refuse(format!("asked for {more} bytes, {all} of the broker's limit of {limit} are taken"));
+            return refuse(format!(
+                "asked for {more} bytes, {all} of the broker's limit of {limit} are taken"
+            ));
         }
         if own.saturating_add(more) > self.bytes_per_uid {
             let limit = self.bytes_per_uid;
-            return refuse(format!("asked for {more} bytes, {own} of uid {uid}'s limit of {limit} are taken"));
+            return refuse(format!(
+                "asked for {more} bytes, {own} of uid {uid}'s limit of {limit} are taken"
+            ));
         }
         Ok(())
     }
@@ -75,14 +87,42 @@ mod tests {
 
     #[test]
     fn what_two_epochs_share_counts_once() {
-        let limits = Limits { bytes: 30, bytes_per_uid: 20, ..Limits::default() };
-        let region = |owner, number, bytes| Region { owner, number, bytes };
-        let there = || [region(1, Some(1), 10), region(1, Some(1), 10), region(2, Some(2), 5)].into_iter();
+        let limits = Limits {
+            bytes: 30,
+            bytes_per_uid: 20,
+            ..Limits::default()
+        };
+        let region = |owner, number, bytes| Region {
+            owner,
+            number,
+            bytes,
+        };
+        let there = || {
+            [
+                region(1, Some(1), 10),
+                region(1, Some(1), 10),
+                region(2, Some(2), 5),
+            ]
+            .into_iter()
+        };
         let check = |asked: Vec<Region>| limits.check(asked.into_iter(), 1, there());
-        assert!(check(vec![region(1, Some(1), 10), region(1, None, 10)]).is_ok(), "10 there, 10 more");
-        let why = check(vec![region(1, None, 11)]).expect_err("one more than the user's").1;
-        assert_eq!(why, "asked for 11 bytes, 10 of uid 1's limit of 20 are taken");
-        let why = check(vec![region(1, None, 16)]).expect_err("one more than all").1;
-        assert_eq!(why, "asked for 16 bytes, 15 of the broker's limit of 30 are taken");
+        assert!(
+            check(vec![region(1, Some(1), 10), region(1, None, 10)]).is_ok(),
+            "10 there, 10 more"
+        );
+        let why = check(vec![region(1, None, 11)])
+            .expect_err("one more than the user's")
+            .1;
+        assert_eq!(
+            why,
+            "asked for 11 bytes, 10 of uid 1's limit of 20 are taken"
+        );
+        let why = check(vec![region(1, None, 16)])
+            .expect_err("one more than all")
+            .1;
+        assert_eq!(
+            why,
+            "asked for 16 bytes, 15 of the broker's limit of 30 are taken"
+        );
     }
 }

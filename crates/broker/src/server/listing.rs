@@ -11,7 +11,8 @@ pub struct Listing {
     pub age_s: u64,
     /// `none`, `absent` or `fed`.
     pub keeper: String,
-    /// Bytes of all objects; a region that two epochs share counts once, and after a restart of the broker for each.
+    /// Bytes of all objects; a region that two epochs share counts once, and after a restart of the
+    /// broker for each.
     pub bytes: u64,
     /// The limit of them; `None` without.
     pub limit: Option<u64>,

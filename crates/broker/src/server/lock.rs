@@ -18,14 +18,16 @@ pub fn take(path: &Path) -> Result<Option<File>> {
     match file.try_lock() {
         Ok(()) => Ok(Some(sign(file))),
         Err(TryLockError::WouldBlock) => Ok(None),
-        Err(TryLockError::Error(e)) => {
-            Err(Error::system("locking a file", "choose a directory on a local file system", e))
-        }
+        Err(TryLockError::Error(e)) => Err(Error::system(
+            "locking a file",
+            "choose a directory on a local file system",
+            e,
+        )),
     }
 }
 
-/// Takes the lock as [`take`] does, and waits as long as is said for one that goes: a process that its dead holder was
-/// starting has the holder's descriptors until it becomes another program.
+/// Takes the lock as [`take`] does, and waits as long as is said for one that goes: a process that
+/// its dead holder was starting has the holder's descriptors until it becomes another program.
 ///
 /// # Errors
 ///
@@ -51,29 +53,53 @@ pub fn wait(path: &Path) -> Result<File> {
         return Ok(file);
     }
     let holder = holder(path).unwrap_or(0);
-    tracing::warn!(holder, "another broker serves this directory; waiting for its end");
+    tracing::warn!(
+        holder,
+        "another broker serves this directory; waiting for its end"
+    );
     let file = open(path)?;
-    file.lock().map_err(|e| Error::system("locking a file", "choose a directory on a local file system", e))?;
+    file.lock().map_err(|e| {
+        Error::system(
+            "locking a file",
+            "choose a directory on a local file system",
+            e,
+        )
+    })?;
     Ok(sign(file))
 }
 
 /// Reads which process held the lock last, by its own pid.
 pub fn holder(path: &Path) -> Option<u32> {
     let mut text = String::new();
-    File::open(path).ok()?.take(32).read_to_string(&mut text).ok()?;
+    File::open(path)
+        .ok()?
+        .take(32)
+        .read_to_string(&mut text)
+        .ok()?;
     text.trim().parse().ok()
 }
 
 fn open(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     options
-        .open(path)
-        .map_err(|e| Error::system("opening a lock file", "let this user write in the broker's directory", e))
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW);
+    options.open(path).map_err(|e| {
+        Error::system(
+            "opening a lock file",
+            "let this user write in the broker's directory",
+            e,
+        )
+    })
 }
 
 fn sign(file: File) -> File {
-    // For people alone: without it the lock is as good. Always as long, so that nobody reads half of it.
+    // For people alone: without it the lock is as good. Always as long, so that nobody reads half
+    // of it.
     let _ = file.write_all_at(format!("{:<10}\n", std::process::id()).as_bytes(), 0);
     file
 }
@@ -89,7 +115,11 @@ mod tests {
         let first = take(&path).expect("a file").expect("it is free");
         assert!(take(&path).expect("a file").is_none());
         assert_eq!(holder(&path), Some(std::process::id()));
-        assert!(take_within(&path, Duration::from_millis(30)).expect("a file").is_none());
+        assert!(
+            take_within(&path, Duration::from_millis(30))
+                .expect("a file")
+                .is_none()
+        );
         let waiting = {
             let path = path.clone();
             std::thread::spawn(move || take_within(&path, Duration::from_secs(600)))

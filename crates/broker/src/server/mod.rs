@@ -1,12 +1,14 @@
 //! The broker's process.
 //!
 //! 1. `bequest`: what a successor gets. `limits`. `action`: messages to send and steps to take.
-//! 2. `catalogue`: which objects there are. Pure. Its tables: `names`, `object`, `outcomes`, `leaving`.
-//!    `takeover`: what an epoch shares with the one before it.
+//! 2. `catalogue`: which objects there are. Pure. Its tables: `names`, `object`, `outcomes`,
+//!    `leaving`. `takeover`: what an epoch shares with the one before it.
 //! 3. `lock`: one broker a directory.
-//! 4. `happened`: what the threads that may wait tell. `workshop` waits for the driver, `deposit` for the keeper.
+//! 4. `happened`: what the threads that may wait tell. `workshop` waits for the driver, `deposit`
+//!    for the keeper.
 //! 5. `peer`: a participant and the proof of its death. `admission`: how a connection becomes one.
-//! 6. `service`: the thread that serves all clients, and what it `watches`. `listing`: the list of objects as JSON.
+//! 6. `service`: the thread that serves all clients, and what it `watches`. `listing`: the list of
+//!    objects as JSON.
 //! 7. `broker`: how all of it starts.
 
 mod action;

@@ -24,7 +24,13 @@ struct Name {
 
 impl Name {
     fn of(owner: u32, home: Option<&str>) -> Name {
-        Name { owner, home: home.map(str::to_owned), last: Epoch(0), removed: Epoch(0), visible: BTreeMap::new() }
+        Name {
+            owner,
+            home: home.map(str::to_owned),
+            last: Epoch(0),
+            removed: Epoch(0),
+            visible: BTreeMap::new(),
+        }
     }
 }
 
@@ -36,7 +42,11 @@ impl Names {
     /// Takes the names that a former broker left.
     pub(super) fn restore(&mut self, tombs: &Tombs) {
         for tomb in &tombs.0 {
-            let name = Name { last: tomb.last, removed: tomb.removed, ..Name::of(tomb.owner, tomb.home.as_deref()) };
+            let name = Name {
+                last: tomb.last,
+                removed: tomb.removed,
+                ..Name::of(tomb.owner, tomb.home.as_deref())
+            };
             self.0.insert(tomb.name.clone(), name);
         }
     }
@@ -49,39 +59,58 @@ impl Names {
     /// Refuses a name that belongs to another user.
     pub(super) fn check_owner(&self, name: &str, uid: u32) -> Result<(), Refused> {
         match self.0.get(name) {
-            Some(row) if row.owner != uid => {
-                Err((Refusal::User, format!("{name} belongs to uid {}, not {uid}", row.owner)))
-            }
+            Some(row) if row.owner != uid => Err((
+                Refusal::User,
+                format!("{name} belongs to uid {}, not {uid}", row.owner),
+            )),
             _ => Ok(()),
         }
     }
 
-    /// Refuses a name that is written on another host: a name has one home. `home` is none for this host.
+    /// Refuses a name that is written on another host: a name has one home. `home` is none for this
+    /// host.
     pub(super) fn check_home(&self, name: &str, home: Option<&str>) -> Result<(), Refused> {
-        let here = |home: Option<&str>| home.map_or("on this host".to_owned(), |home| format!("on host {home}"));
+        let here = |home: Option<&str>| {
+            home.map_or("on this host".to_owned(), |home| format!("on host {home}"))
+        };
         match self.0.get(name) {
             Some(row) if row.home.as_deref() != home => {
-                let why = format!("{name} is written {}, and not {}", here(row.home.as_deref()), here(home));
+                let why = format!(
+                    "{name} is written {}, and not {}",
+                    here(row.home.as_deref()),
+                    here(home)
+                );
                 Err((Refusal::Home, why))
             }
             _ => Ok(()),
         }
     }
 
-    /// Refuses a replica's epoch that the name has, had and lost, or would lose at once to those that are kept.
-    pub(super) fn check_replica(&self, name: &str, epoch: Epoch, most: usize) -> Result<(), Refused> {
-        let Some(row) = self.0.get(name) else { return Ok(()) };
+    /// Refuses a replica's epoch that the name has, had and lost, or would lose at once to those
+    /// that are kept.
+    pub(super) fn check_replica(
+        &self,
+        name: &str,
+        epoch: Epoch,
+        most: usize,
+    ) -> Result<(), Refused> {
+        let Some(row) = self.0.get(name) else {
+            return Ok(());
+        };
         let conflict = |why| Err((Refusal::Conflict, why));
         if row.visible.contains_key(&epoch) {
             return conflict(format!("another object is epoch {epoch} of {name} already"));
         }
         if epoch <= row.removed {
-            return conflict(format!("{name} was removed up to epoch {}, and {epoch} was asked for", row.removed));
+            return conflict(format!(
+                "{name} was removed up to epoch {}, and {epoch} was asked for",
+                row.removed
+            ));
         }
         match row.visible.first_key_value() {
-            Some((oldest, _)) if row.visible.len() >= most && epoch < *oldest => {
-                conflict(format!("{most} epochs of {name} are kept, from {oldest} on, and {epoch} is older"))
-            }
+            Some((oldest, _)) if row.visible.len() >= most && epoch < *oldest => conflict(format!(
+                "{most} epochs of {name} are kept, from {oldest} on, and {epoch} is older"
+            )),
             _ => Ok(()),
         }
     }
@@ -89,18 +118,23 @@ impl Names {
     /// Refuses a name beyond the limit.
     pub(super) fn check_room(&self, name: &str) -> Result<(), Refused> {
         if self.0.len() >= MOST_NAMES && !self.0.contains_key(name) {
-            return Err((Refusal::Limit, format!("the broker has {MOST_NAMES} names already")));
+            return Err((
+                Refusal::Limit,
+                format!("the broker has {MOST_NAMES} names already"),
+            ));
         }
         Ok(())
     }
 
-    /// Refuses a name that has another epoch than its writer expects; 0 stands for a name that has none.
+    /// Refuses a name that has another epoch than its writer expects; 0 stands for a name that has
+    /// none.
     pub(super) fn check_epoch(&self, name: &str, expect: Option<Epoch>) -> Result<(), Refused> {
         let is = self.latest(name).map_or(Epoch(0), |(epoch, _)| epoch);
         match expect {
-            Some(expected) if expected != is => {
-                Err((Refusal::Conflict, format!("{name} is at epoch {is}, not at {expected} as was expected")))
-            }
+            Some(expected) if expected != is => Err((
+                Refusal::Conflict,
+                format!("{name} is at epoch {is}, not at {expected} as was expected"),
+            )),
             _ => Ok(()),
         }
     }
@@ -117,7 +151,11 @@ impl Names {
 
     /// Finds the newest visible epoch of a name.
     pub(super) fn latest(&self, name: &str) -> Option<(Epoch, Identity)> {
-        self.0.get(name)?.visible.last_key_value().map(|(epoch, identity)| (*epoch, *identity))
+        self.0
+            .get(name)?
+            .visible
+            .last_key_value()
+            .map(|(epoch, identity)| (*epoch, *identity))
     }
 
     /// Finds a visible epoch of a name.
@@ -127,15 +165,26 @@ impl Names {
 
     /// Makes an epoch visible. The first user to commit a name owns it.
     pub(super) fn publish(&mut self, manifest: &Manifest, epoch: Epoch) {
-        let Manifest { name, home, owner, identity, .. } = manifest;
-        let row = self.0.entry(name.clone()).or_insert_with(|| Name::of(*owner, home.as_deref()));
+        let Manifest {
+            name,
+            home,
+            owner,
+            identity,
+            ..
+        } = manifest;
+        let row = self
+            .0
+            .entry(name.clone())
+            .or_insert_with(|| Name::of(*owner, home.as_deref()));
         row.last = row.last.max(epoch);
         row.visible.insert(epoch, *identity);
     }
 
     /// Takes one epoch of a name away; all of them, for good, for epoch 0.
     pub(super) fn take(&mut self, name: &str, epoch: Epoch) -> Vec<Identity> {
-        let Some(row) = self.0.get_mut(name) else { return Vec::new() };
+        let Some(row) = self.0.get_mut(name) else {
+            return Vec::new();
+        };
         if epoch != Epoch(0) {
             return row.visible.remove(&epoch).into_iter().collect();
         }
@@ -145,9 +194,14 @@ impl Names {
 
     /// Takes the oldest epochs of a name away, so that no more than `most` are left.
     pub(super) fn take_beyond(&mut self, name: &str, most: usize) -> Vec<Identity> {
-        let Some(row) = self.0.get_mut(name) else { return Vec::new() };
+        let Some(row) = self.0.get_mut(name) else {
+            return Vec::new();
+        };
         let beyond = row.visible.len().saturating_sub(most);
-        (0..beyond).filter_map(|_| row.visible.pop_first()).map(|(_, identity)| identity).collect()
+        (0..beyond)
+            .filter_map(|_| row.visible.pop_first())
+            .map(|(_, identity)| identity)
+            .collect()
     }
 
     /// Lists all names.
@@ -159,7 +213,9 @@ impl Names {
     pub(super) fn why_not_found(&self, name: &str) -> String {
         match self.0.get(name) {
             None => "it was never committed".into(),
-            Some(row) if row.visible.is_empty() => format!("it was removed; its last epoch was {}", row.last),
+            Some(row) if row.visible.is_empty() => {
+                format!("it was removed; its last epoch was {}", row.last)
+            }
             Some(row) => {
                 let epochs: Vec<String> = row.visible.keys().map(Epoch::to_string).collect();
                 format!("the epochs that are kept: {}", epochs.join(", "))
@@ -170,7 +226,11 @@ impl Names {
     /// Returns what must be known of names besides their visible objects.
     pub(super) fn tombs(&self) -> Tombs {
         let rows = self.0.iter().filter(|(_, row)| {
-            row.removed > Epoch(0) || row.visible.last_key_value().is_none_or(|(epoch, _)| *epoch < row.last)
+            row.removed > Epoch(0)
+                || row
+                    .visible
+                    .last_key_value()
+                    .is_none_or(|(epoch, _)| *epoch < row.last)
         });
         let tomb = |(name, row): (&String, &Name)| Tomb {
             name: name.clone(),
@@ -214,18 +274,31 @@ mod tests {
         names.publish(&object("model", None, 7, identity(3)), Epoch(3));
         assert_eq!(names.take_beyond("model", 2), [identity(1)]);
         assert_eq!(names.take("model", Epoch(3)), [identity(3)]);
-        assert_eq!((names.latest("model"), names.last("model")), (Some((Epoch(2), identity(2))), Epoch(3)));
+        assert_eq!(
+            (names.latest("model"), names.last("model")),
+            (Some((Epoch(2), identity(2))), Epoch(3))
+        );
         assert!(names.check_epoch("model", Some(Epoch(2))).is_ok());
         let tombs = names.tombs();
-        assert_eq!(tombs.0.len(), 1, "3 was removed, so that the visible epochs do not say what comes next");
+        assert_eq!(
+            tombs.0.len(),
+            1,
+            "3 was removed, so that the visible epochs do not say what comes next"
+        );
         assert_eq!(names.take("model", Epoch(0)), [identity(2)]);
         let mut next = Names::default();
         next.restore(&names.tombs());
         assert!(next.is_removed("model", Epoch(3)) && !next.is_removed("model", Epoch(4)));
         assert_eq!(next.last("model"), Epoch(3));
-        assert_eq!(next.why_not_found("model"), "it was removed; its last epoch was 3");
+        assert_eq!(
+            next.why_not_found("model"),
+            "it was removed; its last epoch was 3"
+        );
         let (refusal, why) = next.check_owner("model", 8).expect_err("another user's");
-        assert_eq!((refusal, why.as_str()), (Refusal::User, "model belongs to uid 7, not 8"));
+        assert_eq!(
+            (refusal, why.as_str()),
+            (Refusal::User, "model belongs to uid 7, not 8")
+        );
         assert!(next.check_owner("other", 8).is_ok(), "nobody's yet");
     }
 
@@ -233,11 +306,17 @@ mod tests {
     fn a_name_beyond_the_limit_is_refused_and_a_known_one_is_not() {
         let mut names = Names::default();
         for number in 0..MOST_NAMES {
-            names.publish(&object(&number.to_string(), None, 0, Identity([0; 16])), Epoch(1));
+            names.publish(
+                &object(&number.to_string(), None, 0, Identity([0; 16])),
+                Epoch(1),
+            );
         }
         assert!(names.check_room("0").is_ok());
         let (refusal, why) = names.check_room("one more").expect_err("full");
-        assert_eq!((refusal, why.as_str()), (Refusal::Limit, "the broker has 65536 names already"));
+        assert_eq!(
+            (refusal, why.as_str()),
+            (Refusal::Limit, "the broker has 65536 names already")
+        );
     }
 
     #[test]
@@ -247,18 +326,49 @@ mod tests {
         names.publish(&object("model", Some("a"), 7, Identity([6; 16])), Epoch(6));
         let why = |refused: Result<(), Refused>| refused.expect_err("refused");
         let (refusal, text) = why(names.check_home("model", None));
-        assert_eq!((refusal, text.as_str()), (Refusal::Home, "model is written on host a, and not on this host"));
-        assert_eq!(why(names.check_home("model", Some("b"))).1, "model is written on host a, and not on host b");
-        assert!(names.check_home("model", Some("a")).is_ok() && names.check_home("other", None).is_ok());
+        assert_eq!(
+            (refusal, text.as_str()),
+            (
+                Refusal::Home,
+                "model is written on host a, and not on this host"
+            )
+        );
+        assert_eq!(
+            why(names.check_home("model", Some("b"))).1,
+            "model is written on host a, and not on host b"
+        );
+        assert!(
+            names.check_home("model", Some("a")).is_ok() && names.check_home("other", None).is_ok()
+        );
         let (refusal, text) = why(names.check_replica("model", Epoch(5), 2));
-        assert_eq!((refusal, text.as_str()), (Refusal::Conflict, "another object is epoch 5 of model already"));
-        assert!(why(names.check_replica("model", Epoch(4), 2)).1.starts_with("2 epochs of model are kept, from 5 on"));
+        assert_eq!(
+            (refusal, text.as_str()),
+            (
+                Refusal::Conflict,
+                "another object is epoch 5 of model already"
+            )
+        );
+        assert!(
+            why(names.check_replica("model", Epoch(4), 2))
+                .1
+                .starts_with("2 epochs of model are kept, from 5 on")
+        );
         assert!(names.check_replica("model", Epoch(4), 3).is_ok());
         names.take("model", Epoch(0));
-        assert!(why(names.check_replica("model", Epoch(6), 2)).1.starts_with("model was removed up to epoch 6"));
+        assert!(
+            why(names.check_replica("model", Epoch(6), 2))
+                .1
+                .starts_with("model was removed up to epoch 6")
+        );
         let mut next = Names::default();
         next.restore(&names.tombs());
-        assert!(next.check_home("model", None).is_err(), "the home stays when all was removed");
-        assert!(next.check_replica("model", Epoch(7), 2).is_ok() && next.check_replica("model", Epoch(6), 2).is_err());
+        assert!(
+            next.check_home("model", None).is_err(),
+            "the home stays when all was removed"
+        );
+        assert!(
+            next.check_replica("model", Epoch(7), 2).is_ok()
+                && next.check_replica("model", Epoch(6), 2).is_err()
+        );
     }
 }

@@ -29,7 +29,8 @@ pub(super) struct Object<F> {
     pub manifest: Option<Box<Manifest>>,
     /// What is there of each region: until the workshop has made the others, what was taken over.
     pub regions: Vec<Option<F>>,
-    /// Which memory each region is, known from `Making` on: two epochs that share a region have the same number.
+    /// Which memory each region is, known from `Making` on: two epochs that share a region have the
+    /// same number.
     pub numbers: Vec<u64>,
     pub readers: Vec<Participant>,
 }
@@ -42,7 +43,10 @@ impl<F: Clone> Object<F> {
 
     /// Lists the number and the bytes of each region; none while the draft is read.
     pub fn memory(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let bytes = self.manifest.iter().flat_map(|manifest| manifest.mapped_regions());
+        let bytes = self
+            .manifest
+            .iter()
+            .flat_map(|manifest| manifest.mapped_regions());
         self.numbers.iter().copied().zip(bytes)
     }
 
@@ -56,7 +60,8 @@ impl<F: Clone> Object<F> {
 
     /// Says whether a participant fills it.
     pub fn is_written_by(&self, participant: Participant) -> bool {
-        self.writer.is_some_and(|writer| writer.participant == participant)
+        self.writer
+            .is_some_and(|writer| writer.participant == participant)
     }
 
     /// Says whether it can be given up: its commit was not asked for.

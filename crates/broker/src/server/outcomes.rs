@@ -24,6 +24,9 @@ impl Outcomes {
 
     /// Returns the epoch of a commit.
     pub(super) fn of(&self, identity: Identity) -> Option<Epoch> {
-        self.0.iter().find(|(of, _)| *of == identity).map(|(_, epoch)| *epoch)
+        self.0
+            .iter()
+            .find(|(of, _)| *of == identity)
+            .map(|(_, epoch)| *epoch)
     }
 }

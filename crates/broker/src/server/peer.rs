@@ -26,10 +26,12 @@ pub(super) struct Peer {
     pub proof: Proof,
 }
 
-/// How far the proof of a death has come: all of it must speak, since a socket alone says so before the dying process'
-/// last GPU write, and a pidfd alone is wrong when a forked child keeps the driver's files.
+/// How far the proof of a death has come: all of it must speak, since a socket alone says so before
+/// the dying process' last GPU write, and a pidfd alone is wrong when a forked child keeps the
+/// driver's files.
 ///
-/// There is no quarantine behind it: what a dead writer leaves is closed, and never handed out by us again.
+/// There is no quarantine behind it: what a dead writer leaves is closed, and never handed out by
+/// us again.
 #[derive(Debug, Default)]
 pub(super) struct Proof {
     pub exited: bool,
@@ -43,8 +45,8 @@ impl Proof {
     }
 }
 
-/// The slots of a participant's counter file, and which of them are free. The table is the broker's own: of the shared
-/// words one load each is believed, if it is the only legal one.
+/// The slots of a participant's counter file, and which of them are free. The table is the broker's
+/// own: of the shared words one load each is believed, if it is the only legal one.
 #[derive(Debug)]
 pub(super) struct Slots {
     file: CounterFile,
@@ -56,7 +58,11 @@ impl Slots {
     pub(super) fn new() -> Result<Slots> {
         let file = CounterFile::create(FIRST_SLOTS)?;
         let generations = vec![Generation::ZERO; FIRST_SLOTS as usize];
-        Ok(Slots { file, generations, free: (0..FIRST_SLOTS).rev().collect() })
+        Ok(Slots {
+            file,
+            generations,
+            free: (0..FIRST_SLOTS).rev().collect(),
+        })
     }
 
     pub(super) fn file(&self) -> &CounterFile {
@@ -70,21 +76,27 @@ impl Slots {
             let generation = &mut self.generations[slot as usize];
             *generation = generation.next();
             self.file.slot(slot).grant(*generation);
-            LeaseSlot { slot, generation: *generation }
+            LeaseSlot {
+                slot,
+                generation: *generation,
+            }
         });
         Some(granted.collect())
     }
 
     /// Says whether all leases have ended.
     pub(super) fn are_released(&self, leases: &[LeaseSlot]) -> bool {
-        leases.iter().all(|lease| self.file.slot(lease.slot).read(lease.generation) == Seen::Released)
+        leases
+            .iter()
+            .all(|lease| self.file.slot(lease.slot).read(lease.generation) == Seen::Released)
     }
 
-    /// Takes slots back. One that its holder has not released is never granted again: a late release of it would end
-    /// the next lease.
+    /// Takes slots back. One that its holder has not released is never granted again: a late
+    /// release of it would end the next lease.
     pub(super) fn end(&mut self, leases: &[LeaseSlot]) {
-        let released =
-            leases.iter().filter(|lease| self.file.slot(lease.slot).read(lease.generation) == Seen::Released);
+        let released = leases
+            .iter()
+            .filter(|lease| self.file.slot(lease.slot).read(lease.generation) == Seen::Released);
         self.free.extend(released.map(|lease| lease.slot));
     }
 }
@@ -96,7 +108,9 @@ pub(super) fn identify(fds: &[OwnedFd]) -> Result<Option<(u32, String)>> {
             return Ok(None);
         }
     }
-    let Some(first) = fds.first() else { return Ok(None) };
+    let Some(first) = fds.first() else {
+        return Ok(None);
+    };
     let pid = process::pid_of(first.as_fd())?;
     Ok(Some((pid, process::command_of(pid))))
 }
@@ -112,15 +126,24 @@ mod tests {
         let leases = slots.grant(2).expect("free slots");
         assert!(!slots.are_released(&leases));
         for lease in &leases {
-            assert_eq!(slots.file.slot(lease.slot).claim(lease.generation), Claim::Held);
+            assert_eq!(
+                slots.file.slot(lease.slot).claim(lease.generation),
+                Claim::Held
+            );
         }
-        slots.file.slot(leases[0].slot).release(leases[0].generation);
+        slots
+            .file
+            .slot(leases[0].slot)
+            .release(leases[0].generation);
         assert!(!slots.are_released(&leases), "one of two");
         let free = slots.free.len();
         slots.end(&leases);
         assert_eq!(slots.free.len(), free + 1);
         let again = slots.grant(1).expect("a free slot");
-        assert_eq!((again[0].slot, again[0].generation), (leases[0].slot, leases[0].generation.next()));
+        assert_eq!(
+            (again[0].slot, again[0].generation),
+            (leases[0].slot, leases[0].generation.next())
+        );
         assert!(slots.are_released(&[]), "no region, no lease");
         assert!(slots.grant(usize::MAX).is_none());
     }

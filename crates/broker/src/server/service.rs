@@ -1,7 +1,8 @@
-//! The thread that serves all clients: the socket, the participants, their deaths, and the two threads that may wait.
+//! The thread that serves all clients: the socket, the participants, their deaths, and the two
+//! threads that may wait.
 //!
-//! It never waits for anything but all of them at once. An answer that does not fit into a socket is dropped: the
-//! client asks again.
+//! It never waits for anything but all of them at once. An answer that does not fit into a socket
+//! is dropped: the client asks again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,7 +30,8 @@ use crate::server::watches::{Watch, Watches};
 use crate::server::{deposit, workshop};
 use crate::wire::{MOST_BYTES, Refusal, ToBroker, ToClient};
 
-/// Connections that have not said hello yet, at most: of more, the one that has been silent for longest goes.
+/// Connections that have not said hello yet, at most: of more, the one that has been silent for
+/// longest goes.
 const MOST_GREETINGS: usize = 256;
 /// Messages of one participant in a turn.
 const MESSAGES_A_TURN: usize = 16;
@@ -105,8 +107,12 @@ impl Service {
             opens: 0,
             aborted: 0,
         };
-        service.watches.add(Watch::Listener, service.parts.listener.as_fd())?;
-        service.watches.add(Watch::Waker, service.parts.waker.fd())?;
+        service
+            .watches
+            .add(Watch::Listener, service.parts.listener.as_fd())?;
+        service
+            .watches
+            .add(Watch::Waker, service.parts.waker.fd())?;
         Ok(service)
     }
 
@@ -120,7 +126,10 @@ impl Service {
 
     fn turn(&mut self) {
         self.look_for_keeper();
-        let timeout = self.look_at.filter(|_| !self.looking).map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = self
+            .look_at
+            .filter(|_| !self.looking)
+            .map(|at| at.saturating_duration_since(Instant::now()));
         for key in self.watches.wait(timeout) {
             match self.watches.of(key) {
                 Some(Watch::Listener) => self.accept(),
@@ -128,8 +137,12 @@ impl Service {
                 Some(Watch::Leash) => self.lose_keeper(),
                 Some(Watch::Greeting) => self.greet(key),
                 Some(Watch::Socket(participant)) => self.hear(participant, key),
-                Some(Watch::Process(participant)) => self.note(participant, key, |proof| proof.exited = true),
-                Some(Watch::Descendant(participant, _)) => self.note(participant, key, |proof| proof.descendants -= 1),
+                Some(Watch::Process(participant)) => {
+                    self.note(participant, key, |proof| proof.exited = true)
+                }
+                Some(Watch::Descendant(participant, _)) => {
+                    self.note(participant, key, |proof| proof.descendants -= 1)
+                }
                 None => {}
             }
         }
@@ -140,13 +153,16 @@ impl Service {
 
     fn take(&mut self, happened: Happened) {
         let actions = match happened {
-            Happened::Drafted(identity, draft) => {
-                self.parts.catalogue.drafted(identity, draft.map(|(draft, granularity)| (*draft, granularity)))
-            }
+            Happened::Drafted(identity, draft) => self.parts.catalogue.drafted(
+                identity,
+                draft.map(|(draft, granularity)| (*draft, granularity)),
+            ),
             Happened::Made(identity, made) => {
                 trace_point!("made");
                 let peers = &mut self.peers;
-                self.parts.catalogue.made(identity, made, |writer, count| peers.get_mut(&writer)?.slots.grant(count))
+                self.parts.catalogue.made(identity, made, |writer, count| {
+                    peers.get_mut(&writer)?.slots.grant(count)
+                })
             }
             Happened::Kept(identity, kept) => {
                 self.commits += u64::from(kept.is_ok());
@@ -157,7 +173,9 @@ impl Service {
                 trace_point!("visible");
                 actions
             }
-            Happened::Forgotten(token, forgotten) => self.parts.catalogue.forgotten(token, forgotten),
+            Happened::Forgotten(token, forgotten) => {
+                self.parts.catalogue.forgotten(token, forgotten)
+            }
             Happened::Looked(found) => {
                 self.looking = false;
                 match found {
@@ -185,16 +203,38 @@ impl Service {
         for action in actions {
             match action {
                 Action::Answer(to, request, answer) => self.answer(to, request, answer),
-                Action::Make { identity, device, bytes } => {
+                Action::Make {
+                    identity,
+                    device,
+                    bytes,
+                } => {
                     self.work(workshop::Job::Make(identity, device, bytes));
                 }
-                Action::Keep { identity, seq, manifest, regions } => {
+                Action::Keep {
+                    identity,
+                    seq,
+                    manifest,
+                    regions,
+                } => {
                     trace_point!("commit.accepted");
-                    self.deposit(deposit::Job::Keep { identity, seq, manifest, regions });
+                    self.deposit(deposit::Job::Keep {
+                        identity,
+                        seq,
+                        manifest,
+                        regions,
+                    });
                 }
-                Action::Forget { token, objects, tombs } => {
+                Action::Forget {
+                    token,
+                    objects,
+                    tombs,
+                } => {
                     let tombs = tombs.map(|tombs| (self.next_tombs(), tombs));
-                    self.deposit(deposit::Job::Forget { token, objects, tombs });
+                    self.deposit(deposit::Job::Forget {
+                        token,
+                        objects,
+                        tombs,
+                    });
                 }
                 Action::EndLeases(of, leases) => {
                     if let Some(peer) = self.peers.get_mut(&of) {
@@ -242,7 +282,10 @@ impl Service {
         } else {
             self.looking = true;
             let tombs = (self.next_tombs(), self.parts.catalogue.tombs());
-            self.deposit(deposit::Job::Feed { objects: self.parts.catalogue.visible(), tombs });
+            self.deposit(deposit::Job::Feed {
+                objects: self.parts.catalogue.visible(),
+                tombs,
+            });
         }
     }
 
@@ -267,7 +310,9 @@ impl Service {
             match self.parts.listener.accept() {
                 Ok(Some(socket)) => {
                     while self.greetings.len() >= MOST_GREETINGS {
-                        let Some((&oldest, _)) = self.greetings.first_key_value() else { break };
+                        let Some((&oldest, _)) = self.greetings.first_key_value() else {
+                            break;
+                        };
                         // It may have spoken since it was looked at.
                         self.greet(oldest);
                         if let Some(socket) = self.greetings.remove(&oldest) {
@@ -289,7 +334,9 @@ impl Service {
     }
 
     fn greet(&mut self, key: u64) {
-        let Some(socket) = self.greetings.remove(&key) else { return };
+        let Some(socket) = self.greetings.remove(&key) else {
+            return;
+        };
         let mut bytes = [0; MOST_BYTES];
         let mut fds = Vec::new();
         let len = match socket::receive(socket.as_fd(), &mut bytes, &mut fds) {
@@ -313,11 +360,19 @@ impl Service {
         }
     }
 
-    fn admit(&mut self, socket: &OwnedFd, bytes: &[u8], fds: &mut Vec<OwnedFd>) -> Result<(), Refused> {
+    fn admit(
+        &mut self,
+        socket: &OwnedFd,
+        bytes: &[u8],
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<(), Refused> {
         let hello = Newcomer::read(socket, bytes, fds, &self.parts.allowed)?;
         let most = self.parts.limits.participants;
         if self.peers.len() >= most {
-            return Err((Refusal::Limit, format!("the broker has {most} participants already")));
+            return Err((
+                Refusal::Limit,
+                format!("the broker has {most} participants already"),
+            ));
         }
         let participant = Participant(self.next_participant);
         self.next_participant += 1;
@@ -326,14 +381,18 @@ impl Service {
     }
 
     fn seat(&mut self, participant: Participant, peer: Peer) -> Result<()> {
-        let mut watched: Vec<(Watch, BorrowedFd<'_>)> =
-            vec![(Watch::Socket(participant), peer.socket.as_fd()), (Watch::Process(participant), peer.pidfd.as_fd())];
+        let mut watched: Vec<(Watch, BorrowedFd<'_>)> = vec![
+            (Watch::Socket(participant), peer.socket.as_fd()),
+            (Watch::Process(participant), peer.pidfd.as_fd()),
+        ];
         for (n, descendant) in peer.descendants.iter().enumerate() {
             watched.push((Watch::Descendant(participant, n), descendant.as_fd()));
         }
         let keys = self.watches.add_all(&watched)?;
         if let Err(error) = admission::welcome(&peer, self.incarnation, self.own_pidfd.as_fd()) {
-            keys.iter().zip(watched).for_each(|(&key, (_, fd))| self.watches.remove(key, fd));
+            keys.iter()
+                .zip(watched)
+                .for_each(|(&key, (_, fd))| self.watches.remove(key, fd));
             return Err(error);
         }
         self.peers.insert(participant, peer);
@@ -344,7 +403,9 @@ impl Service {
 
     fn hear(&mut self, participant: Participant, key: u64) {
         for _ in 0..MESSAGES_A_TURN {
-            let Some(peer) = self.peers.get(&participant) else { return };
+            let Some(peer) = self.peers.get(&participant) else {
+                return;
+            };
             let mut bytes = [0; MOST_BYTES];
             let mut fds = Vec::new();
             match socket::receive(peer.socket.as_fd(), &mut bytes, &mut fds) {
@@ -352,7 +413,9 @@ impl Service {
                     let message = ToBroker::decode(&bytes[..len], fds.len());
                     match message {
                         Ok(message) => self.obey(participant, message, &mut fds),
-                        Err(error) => tracing::warn!(%error, participant = participant.0, "a message is passed over"),
+                        Err(error) => {
+                            tracing::warn!(%error, participant = participant.0, "a message is passed over")
+                        }
                     }
                     if !fds.is_empty() {
                         self.work(workshop::Job::Drop(fds));
@@ -363,7 +426,8 @@ impl Service {
                     self.hang_up(participant, key);
                     return;
                 }
-                // Half closed, or no participant of ours: nothing more is heard of it but its hang-up.
+                // Half closed, or no participant of ours: nothing more is heard of it but its
+                // hang-up.
                 Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
                     tracing::warn!(%error, participant = participant.0, "a participant is silenced");
                     self.watches.pause(key, peer.socket.as_fd());
@@ -379,15 +443,34 @@ impl Service {
     }
 
     fn obey(&mut self, participant: Participant, message: ToBroker, fds: &mut Vec<OwnedFd>) {
-        let Some(peer) = self.peers.get(&participant) else { return };
+        let Some(peer) = self.peers.get(&participant) else {
+            return;
+        };
         let asker = peer.asker;
         let catalogue = &mut self.parts.catalogue;
         let one = |request, answer| vec![Action::Answer(participant, request, answer)];
         let actions = match message {
             ToBroker::Hello { .. } => Vec::new(),
-            ToBroker::Create { request, identity, scratch, replace, expect, taken } => {
+            ToBroker::Create {
+                request,
+                identity,
+                scratch,
+                replace,
+                expect,
+                taken,
+            } => {
                 match (
-                    catalogue.create(asker, request, identity, Wanted { scratch, replace, expect, taken }),
+                    catalogue.create(
+                        asker,
+                        request,
+                        identity,
+                        Wanted {
+                            scratch,
+                            replace,
+                            expect,
+                            taken,
+                        },
+                    ),
                     fds.pop(),
                 ) {
                     (Ok(()), Some(draft)) => {
@@ -408,9 +491,13 @@ impl Service {
                     // Later: the keeper is away. It is asked again.
                     return;
                 }
-                catalogue.commit(asker, request, identity, |leases| peer.slots.are_released(leases))
+                catalogue.commit(asker, request, identity, |leases| {
+                    peer.slots.are_released(leases)
+                })
             }
-            ToBroker::AskOutcome { request, identity } => one(request, Answer::Outcome(catalogue.outcome(identity))),
+            ToBroker::AskOutcome { request, identity } => {
+                one(request, Answer::Outcome(catalogue.outcome(identity)))
+            }
             ToBroker::Abort { request, identity } => {
                 let mut actions = catalogue.abort(asker, identity);
                 actions.extend(one(request, Answer::Noted));
@@ -424,8 +511,16 @@ impl Service {
                 catalogue.close(participant, identity);
                 one(request, Answer::Noted)
             }
-            ToBroker::Watch { request, seen, name } => catalogue.watch(asker, request, &name, seen),
-            ToBroker::Remove { request, epoch, name } => {
+            ToBroker::Watch {
+                request,
+                seen,
+                name,
+            } => catalogue.watch(asker, request, &name, seen),
+            ToBroker::Remove {
+                request,
+                epoch,
+                name,
+            } => {
                 if self.parts.keeper == KeeperState::Absent {
                     return;
                 }
@@ -440,7 +535,9 @@ impl Service {
     }
 
     fn answer(&self, to: Participant, request: u64, answer: Answer<File>) {
-        let Some(peer) = self.peers.get(&to) else { return };
+        let Some(peer) = self.peers.get(&to) else {
+            return;
+        };
         let (message, files) = answer.into_message(request);
         let fds: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
         say(peer, &message, &fds);
@@ -448,13 +545,30 @@ impl Service {
     }
 
     fn list(&self, to: Participant, request: u64) {
-        let Some(peer) = self.peers.get(&to) else { return };
+        let Some(peer) = self.peers.get(&to) else {
+            return;
+        };
         let text = serde_json::to_vec(&self.listing(peer.asker.uid)).unwrap_or_default();
         match sealed::create("gpu-ipc-listing", &text) {
-            Ok(file) => say(peer, &ToClient::Listing { request, bytes: text.len() as u64 }, &[file.as_fd()]),
+            Ok(file) => say(
+                peer,
+                &ToClient::Listing {
+                    request,
+                    bytes: text.len() as u64,
+                },
+                &[file.as_fd()],
+            ),
             Err(error) => {
                 let (refusal, why) = failed(error);
-                say(peer, &ToClient::Declined { request, refusal, why }, &[]);
+                say(
+                    peer,
+                    &ToClient::Declined {
+                        request,
+                        refusal,
+                        why,
+                    },
+                    &[],
+                );
             }
         }
     }
@@ -462,7 +576,11 @@ impl Service {
     fn listing(&self, uid: u32) -> Listing {
         let process = |participant: &Participant| {
             let peer = self.peers.get(participant)?;
-            Some(Process { pid: peer.pid, command: peer.command.clone(), name: peer.name.clone() })
+            Some(Process {
+                pid: peer.pid,
+                command: peer.command.clone(),
+                name: peer.name.clone(),
+            })
         };
         let rows = self.parts.catalogue.rows(uid);
         let row = |row: &crate::server::object::Row| Row {
@@ -477,8 +595,18 @@ impl Service {
             readers: row.readers.iter().filter_map(process).collect(),
         };
         let removed = |tomb: Tomb| {
-            let Tomb { name, home, owner, removed, .. } = tomb;
-            (owner == uid && removed > Epoch(0)).then_some(Removed { name, home, up_to: removed.0 })
+            let Tomb {
+                name,
+                home,
+                owner,
+                removed,
+                ..
+            } = tomb;
+            (owner == uid && removed > Epoch(0)).then_some(Removed {
+                name,
+                home,
+                up_to: removed.0,
+            })
         };
         Listing {
             pid: std::process::id(),
@@ -497,14 +625,23 @@ impl Service {
             opens: self.opens,
             aborted: self.aborted,
             objects: rows.iter().map(row).collect(),
-            removed: self.parts.catalogue.tombs().0.into_iter().filter_map(removed).collect(),
+            removed: self
+                .parts
+                .catalogue
+                .tombs()
+                .0
+                .into_iter()
+                .filter_map(removed)
+                .collect(),
         }
     }
 
     // Deaths.
 
     fn note(&mut self, participant: Participant, key: u64, note: impl FnOnce(&mut Proof)) {
-        let Some(peer) = self.peers.get_mut(&participant) else { return };
+        let Some(peer) = self.peers.get_mut(&participant) else {
+            return;
+        };
         let fd = match self.watches.of(key) {
             Some(Watch::Process(_)) => peer.pidfd.as_fd(),
             Some(Watch::Descendant(_, n)) => peer.descendants[n].as_fd(),
@@ -516,7 +653,9 @@ impl Service {
     }
 
     fn hang_up(&mut self, participant: Participant, key: u64) {
-        let Some(peer) = self.peers.get_mut(&participant) else { return };
+        let Some(peer) = self.peers.get_mut(&participant) else {
+            return;
+        };
         self.watches.remove(key, peer.socket.as_fd());
         peer.proof.hung_up = true;
         self.parts.catalogue.hung_up(participant);
@@ -525,8 +664,12 @@ impl Service {
 
     /// Forgets a participant that has hung up and holds nothing, or is proven dead.
     fn bury(&mut self, participant: Participant) {
-        let Some(peer) = self.peers.get(&participant) else { return };
-        if !peer.proof.hung_up || (self.parts.catalogue.writes(participant) && !peer.proof.is_complete()) {
+        let Some(peer) = self.peers.get(&participant) else {
+            return;
+        };
+        if !peer.proof.hung_up
+            || (self.parts.catalogue.writes(participant) && !peer.proof.is_complete())
+        {
             return;
         }
         if self.parts.catalogue.writes(participant) {
@@ -535,7 +678,10 @@ impl Service {
         }
         self.parts.catalogue.writer_died(participant);
         if let Some(peer) = self.peers.remove(&participant) {
-            let watched: Vec<_> = std::iter::once(&peer.pidfd).chain(&peer.descendants).map(AsFd::as_fd).collect();
+            let watched: Vec<_> = std::iter::once(&peer.pidfd)
+                .chain(&peer.descendants)
+                .map(AsFd::as_fd)
+                .collect();
             self.watches.forget(participant, &watched);
             // What strangers sent may block at its close.
             let mut fds = peer.descendants;
@@ -550,6 +696,10 @@ fn say(peer: &Peer, message: &ToClient, fds: &[BorrowedFd<'_>]) {
     let len = message.encode(&mut bytes, peer.version, fds.len());
     match socket::send(peer.socket.as_fd(), &bytes[..len], fds) {
         Ok(socket::SendOutcome::Sent) => {}
-        outcome => tracing::debug!(?outcome, participant = peer.asker.participant.0, "an answer is dropped"),
+        outcome => tracing::debug!(
+            ?outcome,
+            participant = peer.asker.participant.0,
+            "an answer is dropped"
+        ),
     }
 }

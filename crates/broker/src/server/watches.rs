@@ -30,7 +30,11 @@ pub(super) struct Watches {
 
 impl Watches {
     pub(super) fn new() -> Result<Watches> {
-        Ok(Watches { poller: Poller::new()?, watches: HashMap::new(), next_key: 0 })
+        Ok(Watches {
+            poller: Poller::new()?,
+            watches: HashMap::new(),
+            next_key: 0,
+        })
     }
 
     /// Waits until something happens to one of them, or the time is over.
@@ -59,7 +63,9 @@ impl Watches {
             match self.add(watch, fd) {
                 Ok(key) => keys.push(key),
                 Err(error) => {
-                    keys.iter().zip(watched).for_each(|(&key, &(_, fd))| self.remove(key, fd));
+                    keys.iter()
+                        .zip(watched)
+                        .for_each(|(&key, &(_, fd))| self.remove(key, fd));
                     return Err(error);
                 }
             }

@@ -1,4 +1,5 @@
-//! The thread that may wait for the driver: reads drafts, makes regions, and drops what strangers sent.
+//! The thread that may wait for the driver: reads drafts, makes regions, and drops what strangers
+//! sent.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -30,7 +31,11 @@ pub(super) enum Job {
 /// Starts the thread; it ends with the sender.
 pub(super) fn start(find: FindGpus, teller: Teller) -> Result<Sender<Job>> {
     let (sender, jobs) = channel();
-    let workshop = Workshop { find, gpus: None, teller };
+    let workshop = Workshop {
+        find,
+        gpus: None,
+        teller,
+    };
     std::thread::Builder::new()
         .name("gpu-ipc-workshop".into())
         .spawn(move || workshop.run(&jobs))
@@ -78,22 +83,38 @@ impl Workshop {
     }
 
     fn gpu(&mut self, device: Device) -> Result<&Gpu, Refused> {
-        let found = self.gpus()?.iter().find(|gpu| gpu.kind() == device.backend && gpu.uuid() == device.uuid);
+        let found = self
+            .gpus()?
+            .iter()
+            .find(|gpu| gpu.kind() == device.backend && gpu.uuid() == device.uuid);
         let Device { backend, uuid } = device;
-        found.ok_or_else(|| (Refusal::Device, format!("this broker does not serve {backend} device {uuid}")))
+        found.ok_or_else(|| {
+            (
+                Refusal::Device,
+                format!("this broker does not serve {backend} device {uuid}"),
+            )
+        })
     }
 
     fn read(&mut self, file: &OwnedFd) -> Result<(Box<Manifest>, u64), Refused> {
         let bytes = sealed::read(file.as_fd(), MOST_MANIFEST);
-        let draft = bytes.and_then(|bytes| Manifest::decode(&bytes)).map_err(|e| (Refusal::Layout, explain(&e)))?;
-        let gpu = self.gpu(Device { backend: draft.backend, uuid: draft.device })?;
+        let draft = bytes
+            .and_then(|bytes| Manifest::decode(&bytes))
+            .map_err(|e| (Refusal::Layout, explain(&e)))?;
+        let gpu = self.gpu(Device {
+            backend: draft.backend,
+            uuid: draft.device,
+        })?;
         Ok((Box::new(draft), gpu.caps().granularity.max(1)))
     }
 
     /// Makes all regions, or none: those that were made are closed when one fails.
     fn make(&mut self, device: Device, bytes: &[u64]) -> Result<Vec<File>, Refused> {
         let gpu = self.gpu(device)?;
-        let made: Result<Vec<File>> = bytes.iter().map(|&bytes| make_region(gpu, bytes).map(Arc::new)).collect();
+        let made: Result<Vec<File>> = bytes
+            .iter()
+            .map(|&bytes| make_region(gpu, bytes).map(Arc::new))
+            .collect();
         made.map_err(|error| match error {
             Error::OutOfMemory { .. } => (Refusal::OutOfMemory, explain(&error)),
             error => (Refusal::Failed, explain(&error)),

@@ -10,7 +10,8 @@
 //! | 6 | 2 | file descriptors that come with the packet |
 //! | 8 | 8 | request, which the answer repeats; 0 where there is none |
 //!
-//! `Hello` and `Refused` look the same in all versions, so that sides of any versions can agree, or name both.
+//! `Hello` and `Refused` look the same in all versions, so that sides of any versions can agree, or
+//! name both.
 //!
 //! | type | message | body from byte 16 on | file descriptors |
 //! |---|---|---|---|
@@ -36,12 +37,13 @@
 //! | 138 | `Listing` | bytes u64 | sealed memfd with that many bytes of JSON |
 //! | 139 | `Declined` | code u16, text | |
 //!
-//! A text is its bytes u16, then UTF-8 without control characters; a name has at most 255 bytes, a reason 512.
-//! All numbers are little-endian. Every byte string that decodes has exactly one meaning.
+//! A text is its bytes u16, then UTF-8 without control characters; a name has at most 255 bytes, a
+//! reason 512. All numbers are little-endian. Every byte string that decodes has exactly one
+//! meaning.
 //!
-//! **Questions are asked again**: a message may be lost where the receiver has no descriptor left. The asker repeats
-//! until it hears; each question is answered the same however often it comes. A commit that cannot be decided yet is
-//! not answered at all: it comes again.
+//! **Questions are asked again**: a message may be lost where the receiver has no descriptor left.
+//! The asker repeats until it hears; each question is answered the same however often it comes. A
+//! commit that cannot be decided yet is not answered at all: it comes again.
 
 mod packet;
 #[cfg(test)]
@@ -86,10 +88,16 @@ mod tests {
             include_str!("../server/bequest.rs"),
         ];
         for module in modules {
-            let rows: Vec<&str> = module.lines().filter_map(|line| line.strip_prefix("//! |")).collect();
+            let rows: Vec<&str> = module
+                .lines()
+                .filter_map(|line| line.strip_prefix("//! |"))
+                .collect();
             assert!(rows.len() > 4);
             for row in rows {
-                assert!(document.contains(&format!("\n|{row}\n")), "not in docs/WIRE.md: |{row}");
+                assert!(
+                    document.contains(&format!("\n|{row}\n")),
+                    "not in docs/WIRE.md: |{row}"
+                );
             }
         }
     }

@@ -6,8 +6,12 @@ use gpu_api::Error;
 use super::{HIGHEST, LOWEST};
 use crate::object::identity::{Epoch, Identity};
 
-static PROTOCOL: Protocol =
-    Protocol { magic: *b"GO", magic_is: "20295, the bytes GO", most_text: 512, most_text_is: "at most 512" };
+static PROTOCOL: Protocol = Protocol {
+    magic: *b"GO",
+    magic_is: "20295, the bytes GO",
+    most_text: 512,
+    most_text_is: "at most 512",
+};
 
 /// Why bytes are not a message of the agreed version.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -25,11 +29,16 @@ impl From<DecodeError> for Error {
     }
 }
 
-pub(super) fn malformed(what: &'static str, got: impl TryInto<u64>, must: &'static str) -> DecodeError {
+pub(super) fn malformed(
+    what: &'static str,
+    got: impl TryInto<u64>,
+    must: &'static str,
+) -> DecodeError {
     DecodeError(packet::malformed(what, got, must))
 }
 
-/// Reads the versions that the sender of a hello speaks, whatever they are; `None` if it is no hello.
+/// Reads the versions that the sender of a hello speaks, whatever they are; `None` if it is no
+/// hello.
 pub fn version_of_hello(packet: &[u8]) -> Option<(u16, u16)> {
     let (header, mut r) = read(packet).ok()?;
     Some((header.version, r.u16().ok()?)).filter(|_| header.number == 1)
@@ -45,7 +54,11 @@ pub(super) fn check_version(header: &Header) -> Result<(), DecodeError> {
     if (LOWEST..=HIGHEST).contains(&header.version) {
         return Ok(());
     }
-    Err(malformed("the version", header.version, "the one that was agreed on"))
+    Err(malformed(
+        "the version",
+        header.version,
+        "the one that was agreed on",
+    ))
 }
 
 /// Checks what can only be checked once the body has been read.
@@ -57,13 +70,23 @@ pub(super) fn check(
 ) -> Result<(), DecodeError> {
     r.end()?;
     if usize::from(header.fds) != came || !expected(came) {
-        return Err(malformed("the number of file descriptors", came, "what the message needs and says"));
+        return Err(malformed(
+            "the number of file descriptors",
+            came,
+            "what the message needs and says",
+        ));
     }
     Ok(())
 }
 
 /// Starts a message. Every message fits: the longest has a text and an identity.
-pub(super) fn start(packet: &mut [u8; MOST_BYTES], version: u16, number: u16, fds: usize, request: u64) -> Writer<'_> {
+pub(super) fn start(
+    packet: &mut [u8; MOST_BYTES],
+    version: u16,
+    number: u16,
+    fds: usize,
+    request: u64,
+) -> Writer<'_> {
     Writer::start(&PROTOCOL, packet, version, number, fds, request)
 }
 

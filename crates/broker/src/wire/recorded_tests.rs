@@ -1,11 +1,15 @@
-//! The recorded bytes of every message of each version: what an older side sends is read, and what it reads is sent.
+//! The recorded bytes of every message of each version: what an older side sends is read, and what
+//! it reads is sent.
 //!
-//! A line is the message's name, its number of descriptors and its bytes. The bytes of version 1 were written by hand
-//! from the table of `docs/WIRE.md`, not by this crate. A new version gets a file of its own, and the old ones stay.
+//! A line is the message's name, its number of descriptors and its bytes. The bytes of version 1
+//! were written by hand from the table of `docs/WIRE.md`, not by this crate. A new version gets a
+//! file of its own, and the old ones stay.
 
 use channel::shared::slot::Generation;
 
-use super::{LeaseSlot, MOST_BYTES, Refusal, Selector, Standing, ToBroker, ToClient, version_of_hello};
+use super::{
+    LeaseSlot, MOST_BYTES, Refusal, Selector, Standing, ToBroker, ToClient, version_of_hello,
+};
 use crate::object::identity::{Epoch, Identity};
 
 const VERSION_1: &str = include_str!("../../tests/recorded/messages-1.txt");
@@ -22,7 +26,11 @@ fn read(recording: &'static str) -> Vec<Recorded> {
         let (name, rest) = line.split_once(": ").expect("a name");
         let (fds, hex) = rest.split_once(' ').expect("a number of descriptors");
         let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal");
-        Recorded { name, fds: fds.parse().expect("a number"), bytes: (0..hex.len()).step_by(2).map(byte).collect() }
+        Recorded {
+            name,
+            fds: fds.parse().expect("a number"),
+            bytes: (0..hex.len()).step_by(2).map(byte).collect(),
+        }
     };
     recording.lines().map(line).collect()
 }
@@ -37,9 +45,28 @@ fn to_broker() -> Vec<ToBroker> {
     let (request, identity, epoch, name) = (REQUEST, identity(), Epoch(7), || "model/é".to_owned());
     let open = |selector| ToBroker::Open { request, selector };
     vec![
-        ToBroker::Hello { lowest: 1, highest: 3, shared_context: true, name: "engine".into() },
-        ToBroker::Create { request, identity, scratch: false, replace: true, expect: Some(epoch), taken: 0b101 },
-        ToBroker::Create { request, identity, scratch: true, replace: false, expect: None, taken: 0 },
+        ToBroker::Hello {
+            lowest: 1,
+            highest: 3,
+            shared_context: true,
+            name: "engine".into(),
+        },
+        ToBroker::Create {
+            request,
+            identity,
+            scratch: false,
+            replace: true,
+            expect: Some(epoch),
+            taken: 0b101,
+        },
+        ToBroker::Create {
+            request,
+            identity,
+            scratch: true,
+            replace: false,
+            expect: None,
+            taken: 0,
+        },
         ToBroker::Commit { request, identity },
         ToBroker::AskOutcome { request, identity },
         ToBroker::Abort { request, identity },
@@ -47,8 +74,16 @@ fn to_broker() -> Vec<ToBroker> {
         open(Selector::Epoch(name(), epoch)),
         open(Selector::Identity(identity)),
         ToBroker::Close { request, identity },
-        ToBroker::Watch { request, seen: epoch, name: name() },
-        ToBroker::Remove { request, epoch, name: name() },
+        ToBroker::Watch {
+            request,
+            seen: epoch,
+            name: name(),
+        },
+        ToBroker::Remove {
+            request,
+            epoch,
+            name: name(),
+        },
         ToBroker::List { request },
     ]
 }
@@ -61,19 +96,48 @@ fn to_client() -> Vec<ToClient> {
     };
     let outcome = |standing| ToClient::Outcome { request, standing };
     vec![
-        ToClient::Welcome { incarnation: identity.0, participant: 8, pid: 9, slots: 8192 },
-        ToClient::Refused { refusal: Refusal::Version, lowest: 2, highest: 3, why: why() },
-        ToClient::Created { request, granularity: 4096, leases: vec![lease(1, 2), lease(3, 4)] },
+        ToClient::Welcome {
+            incarnation: identity.0,
+            participant: 8,
+            pid: 9,
+            slots: 8192,
+        },
+        ToClient::Refused {
+            refusal: Refusal::Version,
+            lowest: 2,
+            highest: 3,
+            why: why(),
+        },
+        ToClient::Created {
+            request,
+            granularity: 4096,
+            leases: vec![lease(1, 2), lease(3, 4)],
+        },
         ToClient::Committed { request, epoch },
         outcome(Standing::Committed(epoch)),
         outcome(Standing::Unfinished),
         outcome(Standing::Unknown),
         ToClient::Noted { request },
-        ToClient::Opened { request, identity, epoch },
-        ToClient::Newer { request, identity, epoch },
+        ToClient::Opened {
+            request,
+            identity,
+            epoch,
+        },
+        ToClient::Newer {
+            request,
+            identity,
+            epoch,
+        },
         ToClient::Removed { request, epoch },
-        ToClient::Listing { request, bytes: 4097 },
-        ToClient::Declined { request, refusal: Refusal::Conflict, why: why() },
+        ToClient::Listing {
+            request,
+            bytes: 4097,
+        },
+        ToClient::Declined {
+            request,
+            refusal: Refusal::Conflict,
+            why: why(),
+        },
     ]
 }
 
@@ -81,15 +145,29 @@ fn to_client() -> Vec<ToClient> {
 fn every_message_of_version_1_is_read_and_written_as_it_was_recorded() {
     let recorded = read(VERSION_1);
     let (to_broker, to_client) = (to_broker(), to_client());
-    assert_eq!(recorded.len(), to_broker.len() + to_client.len(), "every message, and nothing else");
+    assert_eq!(
+        recorded.len(),
+        to_broker.len() + to_client.len(),
+        "every message, and nothing else"
+    );
     let mut packet = [0; MOST_BYTES];
     for (Recorded { name, fds, bytes }, message) in recorded.iter().zip(&to_broker) {
-        assert_eq!(ToBroker::decode(bytes, *fds).as_ref(), Ok(message), "{name}");
+        assert_eq!(
+            ToBroker::decode(bytes, *fds).as_ref(),
+            Ok(message),
+            "{name}"
+        );
         let len = message.encode(&mut packet, 1, *fds);
         assert_eq!(&packet[..len], bytes, "{name}");
     }
-    for (Recorded { name, fds, bytes }, message) in recorded[to_broker.len()..].iter().zip(&to_client) {
-        assert_eq!(ToClient::decode(bytes, *fds).as_ref(), Ok(message), "{name}");
+    for (Recorded { name, fds, bytes }, message) in
+        recorded[to_broker.len()..].iter().zip(&to_client)
+    {
+        assert_eq!(
+            ToClient::decode(bytes, *fds).as_ref(),
+            Ok(message),
+            "{name}"
+        );
         let len = message.encode(&mut packet, 1, *fds);
         assert_eq!(&packet[..len], bytes, "{name}");
     }
@@ -97,25 +175,43 @@ fn every_message_of_version_1_is_read_and_written_as_it_was_recorded() {
 
 #[test]
 fn a_recording_has_every_type_of_the_table() {
-    let table = include_str!("mod.rs").lines().filter_map(|line| line.strip_prefix("//! | ")?.split_once(" | `"));
-    let types: Vec<u16> = table.filter_map(|(number, _)| number.parse().ok()).collect();
+    let table = include_str!("mod.rs")
+        .lines()
+        .filter_map(|line| line.strip_prefix("//! | ")?.split_once(" | `"));
+    let types: Vec<u16> = table
+        .filter_map(|(number, _)| number.parse().ok())
+        .collect();
     assert_eq!(types.len(), 21, "the table of messages");
-    let recorded: Vec<u16> =
-        read(VERSION_1).iter().map(|line| u16::from_le_bytes([line.bytes[4], line.bytes[5]])).collect();
+    let recorded: Vec<u16> = read(VERSION_1)
+        .iter()
+        .map(|line| u16::from_le_bytes([line.bytes[4], line.bytes[5]]))
+        .collect();
     for number in types {
-        assert!(recorded.contains(&number), "no recorded bytes of type {number}");
+        assert!(
+            recorded.contains(&number),
+            "no recorded bytes of type {number}"
+        );
     }
 }
 
 #[test]
 fn a_hello_and_a_refusal_of_any_version_can_be_read() {
-    for Recorded { name, fds, mut bytes } in read(VERSION_1) {
+    for Recorded {
+        name,
+        fds,
+        mut bytes,
+    } in read(VERSION_1)
+    {
         bytes[2..4].copy_from_slice(&9u16.to_le_bytes());
         match name {
             "Hello" => assert_eq!(version_of_hello(&bytes), Some((9, 3))),
             "Refused" => assert!(ToClient::decode(&bytes, fds).is_ok(), "{name}"),
             name => {
-                assert!(ToBroker::decode(&bytes, fds).is_err() && ToClient::decode(&bytes, fds).is_err(), "{name}");
+                assert!(
+                    ToBroker::decode(&bytes, fds).is_err()
+                        && ToClient::decode(&bytes, fds).is_err(),
+                    "{name}"
+                );
                 assert_eq!(version_of_hello(&bytes), None, "{name}");
             }
         }

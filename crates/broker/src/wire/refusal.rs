@@ -58,7 +58,9 @@ impl Refusal {
 
     /// Reads the number; `None` for one that names nothing.
     pub fn from_number(number: u16) -> Option<Refusal> {
-        Refusal::ALL.into_iter().find(|&refusal| refusal as u16 == number)
+        Refusal::ALL
+            .into_iter()
+            .find(|&refusal| refusal as u16 == number)
     }
 
     /// Returns what to do about it.

@@ -29,7 +29,8 @@ impl std::fmt::Display for Selector {
 /// A message to a broker. The table of [`wire`](crate::wire) has the bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ToBroker {
-    /// The first message: who connects, with its pidfd and those of descendants that keep the device's files.
+    /// The first message: who connects, with its pidfd and those of descendants that keep the
+    /// device's files.
     Hello {
         /// The lowest version that it speaks.
         lowest: u16,
@@ -40,7 +41,8 @@ pub enum ToBroker {
         /// The name that it gives itself, for people.
         name: String,
     },
-    /// Make the regions of an object, leased to this participant. The draft of its manifest comes with it.
+    /// Make the regions of an object, leased to this participant. The draft of its manifest comes
+    /// with it.
     Create {
         /// The asker's number.
         request: u64,
@@ -52,7 +54,8 @@ pub enum ToBroker {
         replace: bool,
         /// The epoch that the name must have at the commit.
         expect: Option<Epoch>,
-        /// The regions that are taken over from the name's newest epoch, one bit each: no memory is made for them.
+        /// The regions that are taken over from the name's newest epoch, one bit each: no memory is
+        /// made for them.
         taken: u16,
     },
     /// Make an object visible: its writer has ended its leases.
@@ -116,7 +119,8 @@ pub enum ToBroker {
 }
 
 impl ToBroker {
-    /// Writes it and returns its bytes. `fds` says how many descriptors come with it, `version` what was agreed on.
+    /// Writes it and returns its bytes. `fds` says how many descriptors come with it, `version`
+    /// what was agreed on.
     pub fn encode(&self, packet: &mut [u8; MOST_BYTES], version: u16, fds: usize) -> usize {
         let begin = |packet, number, request| start(packet, version, number, fds, request);
         let about = |packet, number, request, identity: Identity| {
@@ -125,16 +129,32 @@ impl ToBroker {
             w
         };
         let w = match self {
-            ToBroker::Hello { lowest, highest, shared_context, name } => {
+            ToBroker::Hello {
+                lowest,
+                highest,
+                shared_context,
+                name,
+            } => {
                 let mut w = start(packet, *lowest, 1, fds, 0);
                 w.u16(*highest);
                 w.u16(u16::from(*shared_context));
                 w.text(name);
                 w
             }
-            ToBroker::Create { request, identity, scratch, replace, expect, taken } => {
+            ToBroker::Create {
+                request,
+                identity,
+                scratch,
+                replace,
+                expect,
+                taken,
+            } => {
                 let mut w = about(packet, 2, *request, *identity);
-                w.u32(u32::from(*scratch) | u32::from(*replace) << 1 | u32::from(expect.is_some()) << 2);
+                w.u32(
+                    u32::from(*scratch)
+                        | u32::from(*replace) << 1
+                        | u32::from(expect.is_some()) << 2,
+                );
                 w.u32(u32::from(*taken));
                 w.u64(expect.map_or(0, |epoch| epoch.0));
                 w
@@ -156,13 +176,21 @@ impl ToBroker {
                 w
             }
             ToBroker::Close { request, identity } => about(packet, 7, *request, *identity),
-            ToBroker::Watch { request, seen, name } => {
+            ToBroker::Watch {
+                request,
+                seen,
+                name,
+            } => {
                 let mut w = begin(packet, 8, *request);
                 w.u64(seen.0);
                 w.text(name);
                 w
             }
-            ToBroker::Remove { request, epoch, name } => {
+            ToBroker::Remove {
+                request,
+                epoch,
+                name,
+            } => {
                 let mut w = begin(packet, 9, *request);
                 w.u64(epoch.0);
                 w.text(name);
@@ -188,28 +216,61 @@ impl ToBroker {
             1 => {
                 let (highest, flags) = (r.u16()?, r.u16()?);
                 if flags > 1 || request != 0 {
-                    return Err(malformed("the flags of a hello", flags, "0 or 1, and no request"));
+                    return Err(malformed(
+                        "the flags of a hello",
+                        flags,
+                        "0 or 1, and no request",
+                    ));
                 }
-                ToBroker::Hello { lowest: header.version, highest, shared_context: flags == 1, name: r.text()? }
+                ToBroker::Hello {
+                    lowest: header.version,
+                    highest,
+                    shared_context: flags == 1,
+                    name: r.text()?,
+                }
             }
             2 => {
                 let identity = identity(&mut r)?;
                 let flags = r.u32()?;
                 let regions = r.u32()?;
                 let Ok(taken) = u16::try_from(regions) else {
-                    return Err(malformed("the regions that are taken over", regions, "bits 0 to 15"));
+                    return Err(malformed(
+                        "the regions that are taken over",
+                        regions,
+                        "bits 0 to 15",
+                    ));
                 };
                 let epoch = epoch(&mut r)?;
                 if flags > 7 || (flags & 4 == 0 && epoch != Epoch(0)) {
-                    return Err(malformed("the flags of a create", flags, "1, 2 and 4, and no epoch without 4"));
+                    return Err(malformed(
+                        "the flags of a create",
+                        flags,
+                        "1, 2 and 4, and no epoch without 4",
+                    ));
                 }
                 let expect = (flags & 4 != 0).then_some(epoch);
                 let (scratch, replace) = (flags & 1 != 0, flags & 2 != 0);
-                ToBroker::Create { request, identity, scratch, replace, expect, taken }
+                ToBroker::Create {
+                    request,
+                    identity,
+                    scratch,
+                    replace,
+                    expect,
+                    taken,
+                }
             }
-            3 => ToBroker::Commit { request, identity: identity(&mut r)? },
-            4 => ToBroker::AskOutcome { request, identity: identity(&mut r)? },
-            5 => ToBroker::Abort { request, identity: identity(&mut r)? },
+            3 => ToBroker::Commit {
+                request,
+                identity: identity(&mut r)?,
+            },
+            4 => ToBroker::AskOutcome {
+                request,
+                identity: identity(&mut r)?,
+            },
+            5 => ToBroker::Abort {
+                request,
+                identity: identity(&mut r)?,
+            },
             6 => {
                 let [kind] = r.array()?;
                 r.zeros::<7>()?;
@@ -219,13 +280,30 @@ impl ToBroker {
                     0 if no_epoch && no_identity => Selector::Latest(name),
                     1 if no_identity => Selector::Epoch(name, epoch),
                     2 if no_epoch && name.is_empty() => Selector::Identity(identity),
-                    _ => return Err(malformed("the kind of an open", kind, "0, 1 or 2, with its own fields alone")),
+                    _ => {
+                        return Err(malformed(
+                            "the kind of an open",
+                            kind,
+                            "0, 1 or 2, with its own fields alone",
+                        ));
+                    }
                 };
                 ToBroker::Open { request, selector }
             }
-            7 => ToBroker::Close { request, identity: identity(&mut r)? },
-            8 => ToBroker::Watch { request, seen: epoch(&mut r)?, name: r.text()? },
-            9 => ToBroker::Remove { request, epoch: epoch(&mut r)?, name: r.text()? },
+            7 => ToBroker::Close {
+                request,
+                identity: identity(&mut r)?,
+            },
+            8 => ToBroker::Watch {
+                request,
+                seen: epoch(&mut r)?,
+                name: r.text()?,
+            },
+            9 => ToBroker::Remove {
+                request,
+                epoch: epoch(&mut r)?,
+                name: r.text()?,
+            },
             10 => ToBroker::List { request },
             number => return Err(malformed("the type", number, "1 to 10")),
         };
@@ -256,24 +334,64 @@ mod tests {
             any_identity().prop_map(Selector::Identity),
         ];
         prop_oneof![
-            (any::<u16>(), any::<u16>(), any::<bool>(), name()).prop_map(|(lowest, highest, shared_context, name)| {
-                (ToBroker::Hello { lowest, highest, shared_context, name }, 3)
-            }),
-            (any::<u64>(), any_identity(), any::<(bool, bool, u16)>(), proptest::option::of(epoch())).prop_map(
-                |(request, identity, (scratch, replace, taken), expect)| {
-                    (ToBroker::Create { request, identity, scratch, replace, expect, taken }, 1)
+            (any::<u16>(), any::<u16>(), any::<bool>(), name()).prop_map(
+                |(lowest, highest, shared_context, name)| {
+                    (
+                        ToBroker::Hello {
+                            lowest,
+                            highest,
+                            shared_context,
+                            name,
+                        },
+                        3,
+                    )
                 }
             ),
-            (any::<u64>(), any_identity()).prop_map(|(request, identity)| (ToBroker::Commit { request, identity }, 0)),
+            (
+                any::<u64>(),
+                any_identity(),
+                any::<(bool, bool, u16)>(),
+                proptest::option::of(epoch())
+            )
+                .prop_map(|(request, identity, (scratch, replace, taken), expect)| {
+                    (
+                        ToBroker::Create {
+                            request,
+                            identity,
+                            scratch,
+                            replace,
+                            expect,
+                            taken,
+                        },
+                        1,
+                    )
+                }),
+            (any::<u64>(), any_identity())
+                .prop_map(|(request, identity)| (ToBroker::Commit { request, identity }, 0)),
             (any::<u64>(), any_identity())
                 .prop_map(|(request, identity)| (ToBroker::AskOutcome { request, identity }, 0)),
-            (any::<u64>(), any_identity()).prop_map(|(request, identity)| (ToBroker::Abort { request, identity }, 0)),
-            (any::<u64>(), selector).prop_map(|(request, selector)| (ToBroker::Open { request, selector }, 0)),
-            (any::<u64>(), any_identity()).prop_map(|(request, identity)| (ToBroker::Close { request, identity }, 0)),
-            (any::<u64>(), epoch(), name())
-                .prop_map(|(request, seen, name)| (ToBroker::Watch { request, seen, name }, 0)),
-            (any::<u64>(), epoch(), name())
-                .prop_map(|(request, epoch, name)| (ToBroker::Remove { request, epoch, name }, 0)),
+            (any::<u64>(), any_identity())
+                .prop_map(|(request, identity)| (ToBroker::Abort { request, identity }, 0)),
+            (any::<u64>(), selector)
+                .prop_map(|(request, selector)| (ToBroker::Open { request, selector }, 0)),
+            (any::<u64>(), any_identity())
+                .prop_map(|(request, identity)| (ToBroker::Close { request, identity }, 0)),
+            (any::<u64>(), epoch(), name()).prop_map(|(request, seen, name)| (
+                ToBroker::Watch {
+                    request,
+                    seen,
+                    name
+                },
+                0
+            )),
+            (any::<u64>(), epoch(), name()).prop_map(|(request, epoch, name)| (
+                ToBroker::Remove {
+                    request,
+                    epoch,
+                    name
+                },
+                0
+            )),
             any::<u64>().prop_map(|request| (ToBroker::List { request }, 0)),
         ]
     }

@@ -125,7 +125,8 @@ pub enum ToClient {
 }
 
 impl ToClient {
-    /// Writes it and returns its bytes. `fds` says how many descriptors come with it, `version` what was agreed on.
+    /// Writes it and returns its bytes. `fds` says how many descriptors come with it, `version`
+    /// what was agreed on.
     pub fn encode(&self, packet: &mut [u8; MOST_BYTES], version: u16, fds: usize) -> usize {
         let begin = |packet, number, request| start(packet, version, number, fds, request);
         let object = |packet, number, request, identity: Identity, epoch: Epoch| {
@@ -135,7 +136,12 @@ impl ToClient {
             w
         };
         let w = match self {
-            ToClient::Welcome { incarnation, participant, pid, slots } => {
+            ToClient::Welcome {
+                incarnation,
+                participant,
+                pid,
+                slots,
+            } => {
                 let mut w = begin(packet, 129, 0);
                 w.put(incarnation);
                 w.u64(*participant);
@@ -143,7 +149,12 @@ impl ToClient {
                 w.u32(*slots);
                 w
             }
-            ToClient::Refused { refusal, lowest, highest, why } => {
+            ToClient::Refused {
+                refusal,
+                lowest,
+                highest,
+                why,
+            } => {
                 let mut w = begin(packet, 130, 0);
                 w.u16(*refusal as u16);
                 w.u16(*lowest);
@@ -151,7 +162,11 @@ impl ToClient {
                 w.text(why);
                 w
             }
-            ToClient::Created { request, granularity, leases } => {
+            ToClient::Created {
+                request,
+                granularity,
+                leases,
+            } => {
                 let mut w = begin(packet, 131, *request);
                 w.u64(*granularity);
                 w.u32(leases.len() as u32);
@@ -181,8 +196,16 @@ impl ToClient {
                 w
             }
             ToClient::Noted { request } => begin(packet, 134, *request),
-            ToClient::Opened { request, identity, epoch } => object(packet, 135, *request, *identity, *epoch),
-            ToClient::Newer { request, identity, epoch } => object(packet, 136, *request, *identity, *epoch),
+            ToClient::Opened {
+                request,
+                identity,
+                epoch,
+            } => object(packet, 135, *request, *identity, *epoch),
+            ToClient::Newer {
+                request,
+                identity,
+                epoch,
+            } => object(packet, 136, *request, *identity, *epoch),
             ToClient::Removed { request, epoch } => {
                 let mut w = begin(packet, 137, *request);
                 w.u64(epoch.0);
@@ -193,7 +216,11 @@ impl ToClient {
                 w.u64(*bytes);
                 w
             }
-            ToClient::Declined { request, refusal, why } => {
+            ToClient::Declined {
+                request,
+                refusal,
+                why,
+            } => {
                 let mut w = begin(packet, 139, *request);
                 w.u16(*refusal as u16);
                 w.text(why);
@@ -213,14 +240,24 @@ impl ToClient {
         if header.number != 130 {
             check_version(&header)?;
         }
-        let refusal =
-            |number| Refusal::from_number(number).ok_or_else(|| malformed("the refusal's code", number, "1 to 15"));
+        let refusal = |number| {
+            Refusal::from_number(number)
+                .ok_or_else(|| malformed("the refusal's code", number, "1 to 15"))
+        };
         let request = header.request;
         let message = match header.number {
-            129 => ToClient::Welcome { incarnation: r.array()?, participant: r.u64()?, pid: r.u32()?, slots: r.u32()? },
-            130 => {
-                ToClient::Refused { refusal: refusal(r.u16()?)?, lowest: r.u16()?, highest: r.u16()?, why: r.text()? }
-            }
+            129 => ToClient::Welcome {
+                incarnation: r.array()?,
+                participant: r.u64()?,
+                pid: r.u32()?,
+                slots: r.u32()?,
+            },
+            130 => ToClient::Refused {
+                refusal: refusal(r.u16()?)?,
+                lowest: r.u16()?,
+                highest: r.u16()?,
+                why: r.text()?,
+            },
             131 => {
                 let granularity = r.u64()?;
                 let count = r.u32()? as usize;
@@ -233,13 +270,20 @@ impl ToClient {
                     let slot = r.u32()?;
                     r.zeros::<4>()?;
                     let number = r.u64()?;
-                    let generation =
-                        Generation::new(number).ok_or_else(|| malformed("the generation", number, "below 2^61"))?;
+                    let generation = Generation::new(number)
+                        .ok_or_else(|| malformed("the generation", number, "below 2^61"))?;
                     leases.push(LeaseSlot { slot, generation });
                 }
-                ToClient::Created { request, granularity, leases }
+                ToClient::Created {
+                    request,
+                    granularity,
+                    leases,
+                }
             }
-            132 => ToClient::Committed { request, epoch: epoch(&mut r)? },
+            132 => ToClient::Committed {
+                request,
+                epoch: epoch(&mut r)?,
+            },
             133 => {
                 let state = r.u32()?;
                 r.zeros::<4>()?;
@@ -247,20 +291,48 @@ impl ToClient {
                     (1, epoch) => Standing::Committed(epoch),
                     (2, Epoch(0)) => Standing::Unfinished,
                     (3, Epoch(0)) => Standing::Unknown,
-                    _ => return Err(malformed("the state of a commit", state, "1 with an epoch, or 2 or 3 without")),
+                    _ => {
+                        return Err(malformed(
+                            "the state of a commit",
+                            state,
+                            "1 with an epoch, or 2 or 3 without",
+                        ));
+                    }
                 };
                 ToClient::Outcome { request, standing }
             }
             134 => ToClient::Noted { request },
-            135 => ToClient::Opened { request, identity: identity(&mut r)?, epoch: epoch(&mut r)? },
-            136 => ToClient::Newer { request, identity: identity(&mut r)?, epoch: epoch(&mut r)? },
-            137 => ToClient::Removed { request, epoch: epoch(&mut r)? },
-            138 => ToClient::Listing { request, bytes: r.u64()? },
-            139 => ToClient::Declined { request, refusal: refusal(r.u16()?)?, why: r.text()? },
+            135 => ToClient::Opened {
+                request,
+                identity: identity(&mut r)?,
+                epoch: epoch(&mut r)?,
+            },
+            136 => ToClient::Newer {
+                request,
+                identity: identity(&mut r)?,
+                epoch: epoch(&mut r)?,
+            },
+            137 => ToClient::Removed {
+                request,
+                epoch: epoch(&mut r)?,
+            },
+            138 => ToClient::Listing {
+                request,
+                bytes: r.u64()?,
+            },
+            139 => ToClient::Declined {
+                request,
+                refusal: refusal(r.u16()?)?,
+                why: r.text()?,
+            },
             number => return Err(malformed("the type", number, "129 to 139")),
         };
         if matches!(message, ToClient::Welcome { .. } | ToClient::Refused { .. }) && request != 0 {
-            return Err(malformed("the request", request, "0 in a message that has none"));
+            return Err(malformed(
+                "the request",
+                request,
+                "0 in a message that has none",
+            ));
         }
         check(&header, &r, fds, |came| match &message {
             ToClient::Welcome { .. } => came == 2,
@@ -297,37 +369,93 @@ mod tests {
     fn any_message() -> impl Strategy<Value = (ToClient, usize)> {
         let epoch = || any::<u64>().prop_map(Epoch);
         let identity = || any::<[u8; 16]>().prop_map(Identity);
-        let refusal = || (1u16..=15).prop_map(|number| Refusal::from_number(number).expect("one of ours"));
+        let refusal =
+            || (1u16..=15).prop_map(|number| Refusal::from_number(number).expect("one of ours"));
         let lease = (any::<u32>(), 0u64..1 << 61).prop_map(|(slot, generation)| LeaseSlot {
             slot,
             generation: Generation::new(generation).expect("61 bits"),
         });
-        let standing =
-            prop_oneof![epoch().prop_map(Standing::Committed), Just(Standing::Unfinished), Just(Standing::Unknown)];
+        let standing = prop_oneof![
+            epoch().prop_map(Standing::Committed),
+            Just(Standing::Unfinished),
+            Just(Standing::Unknown)
+        ];
         prop_oneof![
-            (any::<[u8; 16]>(), any::<(u64, u32, u32)>()).prop_map(|(incarnation, (participant, pid, slots))| {
-                (ToClient::Welcome { incarnation, participant, pid, slots }, 2)
-            }),
-            (refusal(), any::<(u16, u16)>(), "[a-z é]{0,40}").prop_map(|(refusal, (lowest, highest), why)| {
-                (ToClient::Refused { refusal, lowest, highest, why }, 0)
-            }),
-            (any::<u64>(), any::<u64>(), proptest::collection::vec(lease, 0..=MOST_REGIONS)).prop_map(
-                |(request, granularity, leases)| {
-                    let fds = leases.len();
-                    (ToClient::Created { request, granularity, leases }, fds)
+            (any::<[u8; 16]>(), any::<(u64, u32, u32)>()).prop_map(
+                |(incarnation, (participant, pid, slots))| {
+                    (
+                        ToClient::Welcome {
+                            incarnation,
+                            participant,
+                            pid,
+                            slots,
+                        },
+                        2,
+                    )
                 }
             ),
-            (any::<u64>(), epoch()).prop_map(|(request, epoch)| (ToClient::Committed { request, epoch }, 0)),
-            (any::<u64>(), standing).prop_map(|(request, standing)| (ToClient::Outcome { request, standing }, 0)),
+            (refusal(), any::<(u16, u16)>(), "[a-z é]{0,40}").prop_map(
+                |(refusal, (lowest, highest), why)| {
+                    (
+                        ToClient::Refused {
+                            refusal,
+                            lowest,
+                            highest,
+                            why,
+                        },
+                        0,
+                    )
+                }
+            ),
+            (
+                any::<u64>(),
+                any::<u64>(),
+                proptest::collection::vec(lease, 0..=MOST_REGIONS)
+            )
+                .prop_map(|(request, granularity, leases)| {
+                    let fds = leases.len();
+                    (
+                        ToClient::Created {
+                            request,
+                            granularity,
+                            leases,
+                        },
+                        fds,
+                    )
+                }),
+            (any::<u64>(), epoch())
+                .prop_map(|(request, epoch)| (ToClient::Committed { request, epoch }, 0)),
+            (any::<u64>(), standing)
+                .prop_map(|(request, standing)| (ToClient::Outcome { request, standing }, 0)),
             any::<u64>().prop_map(|request| (ToClient::Noted { request }, 0)),
-            (any::<u64>(), identity(), epoch())
-                .prop_map(|(request, identity, epoch)| (ToClient::Opened { request, identity, epoch }, 4)),
-            (any::<u64>(), identity(), epoch())
-                .prop_map(|(request, identity, epoch)| (ToClient::Newer { request, identity, epoch }, 0)),
-            (any::<u64>(), epoch()).prop_map(|(request, epoch)| (ToClient::Removed { request, epoch }, 0)),
-            any::<(u64, u64)>().prop_map(|(request, bytes)| (ToClient::Listing { request, bytes }, 1)),
-            (any::<u64>(), refusal(), "[a-z é]{0,40}")
-                .prop_map(|(request, refusal, why)| (ToClient::Declined { request, refusal, why }, 0)),
+            (any::<u64>(), identity(), epoch()).prop_map(|(request, identity, epoch)| (
+                ToClient::Opened {
+                    request,
+                    identity,
+                    epoch
+                },
+                4
+            )),
+            (any::<u64>(), identity(), epoch()).prop_map(|(request, identity, epoch)| (
+                ToClient::Newer {
+                    request,
+                    identity,
+                    epoch
+                },
+                0
+            )),
+            (any::<u64>(), epoch())
+                .prop_map(|(request, epoch)| (ToClient::Removed { request, epoch }, 0)),
+            any::<(u64, u64)>()
+                .prop_map(|(request, bytes)| (ToClient::Listing { request, bytes }, 1)),
+            (any::<u64>(), refusal(), "[a-z é]{0,40}").prop_map(|(request, refusal, why)| (
+                ToClient::Declined {
+                    request,
+                    refusal,
+                    why
+                },
+                0
+            )),
         ]
     }
 

@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use backend_host::{HostBackend, HostConfig};
 use broker::keeper::process::Keeper;
-use broker::{Broker, Client, CreateOptions, Epoch, Layout, Limits, Options, PartSpec, Reader, Selector, Writer};
+use broker::{
+    Broker, Client, CreateOptions, Epoch, Layout, Limits, Options, PartSpec, Reader, Selector,
+    Writer,
+};
 use gpu_api::{DeviceId, Gpu};
 use harness::program::this_program;
 use harness::{Child, say};
@@ -106,16 +109,25 @@ pub fn is_host() -> bool {
     std::env::var("GPU_IPC_TEST_BACKEND").map_or(true, |backend| backend != "cuda")
 }
 
-/// The device of the tests; on shared memory sparse, so that a large object costs nothing. One in a process: a driver's
-/// context is not for every connection.
+/// The device of the tests; on shared memory sparse, so that a large object costs nothing. One in a
+/// process: a driver's context is not for every connection.
 pub fn gpu() -> Gpu {
     static GPU: std::sync::OnceLock<Gpu> = std::sync::OnceLock::new();
     if !is_host() {
-        let cuda = || Gpu::new(backend_cuda::CudaBackend::load().expect("an NVIDIA driver"), DeviceId(0));
+        let cuda = || {
+            Gpu::new(
+                backend_cuda::CudaBackend::load().expect("an NVIDIA driver"),
+                DeviceId(0),
+            )
+        };
         return GPU.get_or_init(|| cuda().expect("its device")).clone();
     }
     let config = HostConfig::default().bytes_per_device(64 << 30);
-    Gpu::new(HostBackend::new(config).expect("the host backend"), DeviceId(0)).expect("its device")
+    Gpu::new(
+        HostBackend::new(config).expect("the host backend"),
+        DeviceId(0),
+    )
+    .expect("its device")
 }
 
 /// Starts a keeper whose broker listens in a directory of its own.
@@ -127,7 +139,11 @@ pub fn started() -> (Dir, Agent) {
 }
 
 pub fn client(dir: &Path) -> Client {
-    Client::builder(gpu()).dir(dir).name("test").connect().expect("a broker that listens")
+    Client::builder(gpu())
+        .dir(dir)
+        .name("test")
+        .connect()
+        .expect("a broker that listens")
 }
 
 /// As [`started`], with a client.
@@ -139,7 +155,9 @@ pub fn serving() -> (Dir, Agent, Client) {
 
 /// An object's contents: each byte of a part follows from the seed and the part's number.
 pub fn bytes_of(seed: u64, part: u64, len: usize) -> Vec<u8> {
-    let word = (seed << 16 | part).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+    let word = (seed << 16 | part)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .to_le_bytes();
     word.iter().copied().cycle().take(len).collect()
 }
 
@@ -147,7 +165,8 @@ pub const PARTS: u64 = 4;
 pub const PART_BYTES: usize = 5_000;
 
 pub fn layout(seed: u64) -> Layout {
-    let parts = (0..PARTS).map(|i| PartSpec::bytes(format!("p{i}"), PART_BYTES as u64).expect("a part"));
+    let parts =
+        (0..PARTS).map(|i| PartSpec::bytes(format!("p{i}"), PART_BYTES as u64).expect("a part"));
     Layout::pack(parts, &seed.to_le_bytes()).expect("a layout")
 }
 
@@ -155,7 +174,12 @@ pub fn fill(writer: &mut Writer, seed: u64) -> broker::Result<()> {
     (0..PARTS).try_for_each(|i| writer.write(&format!("p{i}"), &bytes_of(seed, i, PART_BYTES)))
 }
 
-pub fn put(client: &Client, name: &str, seed: u64, options: &CreateOptions) -> broker::Result<Epoch> {
+pub fn put(
+    client: &Client,
+    name: &str,
+    seed: u64,
+    options: &CreateOptions,
+) -> broker::Result<Epoch> {
     let mut writer = client.create_with(name, layout(seed), options)?;
     fill(&mut writer, seed)?;
     writer.commit(&[])?.wait()
@@ -166,7 +190,10 @@ pub fn seed_of(reader: &Reader) -> u64 {
     let seed = u64::from_le_bytes(reader.layout().user().try_into().expect("a seed"));
     for i in 0..PARTS {
         let part = reader.read(&format!("p{i}")).expect("a mapped part");
-        assert!(part == bytes_of(seed, i, PART_BYTES), "part {i} of seed {seed} has other contents");
+        assert!(
+            part == bytes_of(seed, i, PART_BYTES),
+            "part {i} of seed {seed} has other contents"
+        );
     }
     seed
 }
@@ -189,7 +216,14 @@ impl DerefMut for Agent {
 
 impl Agent {
     fn start(program: Program, dir: &Path, does: Does, dies_at: Option<&str>) -> Agent {
-        Agent(Child::run(program, &Role { dir: dir.into(), does, dies_at: dies_at.map(str::to_owned) }))
+        Agent(Child::run(
+            program,
+            &Role {
+                dir: dir.into(),
+                does,
+                dies_at: dies_at.map(str::to_owned),
+            },
+        ))
     }
 
     #[track_caller]
@@ -215,37 +249,79 @@ impl Agent {
 
     #[track_caller]
     pub fn keeper_killing_broker_at(dir: &Path, step: &str) -> Agent {
-        Agent::keep(dir, Kept { kill_broker_at: Some(step.to_owned()), ..Kept::default() })
+        Agent::keep(
+            dir,
+            Kept {
+                kill_broker_at: Some(step.to_owned()),
+                ..Kept::default()
+            },
+        )
     }
 
     #[track_caller]
     pub fn small_keeper(dir: &Path, most: usize) -> Agent {
-        Agent::keep(dir, Kept { most: Some(most), ..Kept::default() })
+        Agent::keep(
+            dir,
+            Kept {
+                most: Some(most),
+                ..Kept::default()
+            },
+        )
     }
 
     #[track_caller]
     pub fn limited(dir: &Path, bytes: u64) -> Agent {
-        Agent::ruled(dir, Rules { bytes: Some(bytes), ..Rules::default() })
+        Agent::ruled(
+            dir,
+            Rules {
+                bytes: Some(bytes),
+                ..Rules::default()
+            },
+        )
     }
 
     #[track_caller]
     pub fn crowded(dir: &Path, participants: usize) -> Agent {
-        Agent::ruled(dir, Rules { participants: Some(participants), ..Rules::default() })
+        Agent::ruled(
+            dir,
+            Rules {
+                participants: Some(participants),
+                ..Rules::default()
+            },
+        )
     }
 
     #[track_caller]
     pub fn open_to(dir: &Path, user: u32) -> Agent {
-        Agent::ruled(dir, Rules { allowed: Some(user), ..Rules::default() })
+        Agent::ruled(
+            dir,
+            Rules {
+                allowed: Some(user),
+                ..Rules::default()
+            },
+        )
     }
 
     #[track_caller]
     pub fn blind(dir: &Path) -> Agent {
-        Agent::ruled(dir, Rules { blind: true, ..Rules::default() })
+        Agent::ruled(
+            dir,
+            Rules {
+                blind: true,
+                ..Rules::default()
+            },
+        )
     }
 
     #[track_caller]
     fn ruled(dir: &Path, rules: Rules) -> Agent {
-        Agent::keep(dir, Kept { rules, ..Kept::default() })
+        Agent::keep(
+            dir,
+            Kept {
+                rules,
+                ..Kept::default()
+            },
+        )
     }
 
     #[track_caller]
@@ -258,7 +334,8 @@ impl Agent {
         Agent::start(this_program(), dir, Does::Obey, Some(step)).ready()
     }
 
-    /// Starts a client by a command that runs this binary in the end. It says whether it was let in.
+    /// Starts a client by a command that runs this binary in the end. It says whether it was let
+    /// in.
     #[track_caller]
     pub fn client_by(program: Program, dir: &Path) -> Agent {
         Agent::start(program, dir, Does::Obey, None)
@@ -281,7 +358,10 @@ impl Agent {
 
 /// Puts an object of a seed.
 pub fn to_put(name: &str, seed: u64) -> Command {
-    Command::Put { name: name.to_owned(), seed }
+    Command::Put {
+        name: name.to_owned(),
+        seed,
+    }
 }
 
 /// A directory of a broker, whose last broker is killed with it.
@@ -336,7 +416,11 @@ fn keep(dir: &Path, kept: Kept) {
     let mut kill_at = kept.kill_broker_at;
     let start = || {
         let mut program = this_program();
-        let role = Role { dir: dir.into(), does: Does::Serve(kept.rules.clone()), dies_at: kill_at.take() };
+        let role = Role {
+            dir: dir.into(),
+            does: Does::Serve(kept.rules.clone()),
+            dies_at: kill_at.take(),
+        };
         harness::play(program.stdin(Stdio::null()), &role);
         program
     };
@@ -373,17 +457,29 @@ fn obey(dir: &Path) {
     say(&Said::Ready);
     let mut held: Option<Reader> = None;
     harness::obey(|command| {
-        carry_out(&client, &mut held, command).unwrap_or_else(|error| Said::Failed(error.to_string()))
+        carry_out(&client, &mut held, command)
+            .unwrap_or_else(|error| Said::Failed(error.to_string()))
     });
 }
 
 fn carry_out(client: &Client, held: &mut Option<Reader>, command: Command) -> broker::Result<Said> {
     match command {
         Command::Put { name, seed } => {
-            return Ok(Said::Epoch(put(client, &name, seed, &CreateOptions::default())?.0));
+            return Ok(Said::Epoch(
+                put(client, &name, seed, &CreateOptions::default())?.0,
+            ));
         }
         Command::Remove(name) => return Ok(Said::Epoch(client.remove(&name)?.0)),
-        Command::List => return Ok(Said::Names(client.list()?.objects.into_iter().map(|row| row.name).collect())),
+        Command::List => {
+            return Ok(Said::Names(
+                client
+                    .list()?
+                    .objects
+                    .into_iter()
+                    .map(|row| row.name)
+                    .collect(),
+            ));
+        }
         Command::Look { bytes, word } => return Ok(Said::Count(look_for(client, bytes, word)?)),
         Command::Open(name) => *held = Some(client.open(&name)?),
         Command::Advance => assert!(reader(held).advance()?, "there is no newer epoch"),
@@ -403,7 +499,14 @@ fn carry_out(client: &Client, held: &mut Option<Reader>, command: Command) -> br
 /// Does something while every `mmap` of this process fails.
 fn at_the_limit_of_addresses<T>(does: impl FnOnce() -> T) -> T {
     let usual = getrlimit(Resource::As);
-    setrlimit(Resource::As, Rlimit { current: Some(1), ..usual }).expect("a lower limit");
+    setrlimit(
+        Resource::As,
+        Rlimit {
+            current: Some(1),
+            ..usual
+        },
+    )
+    .expect("a lower limit");
     let done = does();
     setrlimit(Resource::As, usual).expect("the limit that was");
     done
@@ -424,11 +527,19 @@ fn look_for(client: &Client, bytes: u64, word: u64) -> broker::Result<u64> {
     for offset in (0..bytes).step_by(buffer.len()) {
         let piece = buffer.len().min((bytes - offset) as usize);
         let from = at.offset(offset);
-        // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the piece
-        // lies in the part, the buffer is as long, and it is waited for.
-        unsafe { client.gpu().backend().copy_to_host(stream.raw(), buffer.as_mut_ptr(), from, piece) }?;
+        // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the
+        // copy is done: the piece lies in the part, the buffer is as long, and it is waited for.
+        unsafe {
+            client
+                .gpu()
+                .backend()
+                .copy_to_host(stream.raw(), buffer.as_mut_ptr(), from, piece)
+        }?;
         stream.synchronize()?;
-        found += buffer[..piece].chunks_exact(8).filter(|chunk| **chunk == word.to_le_bytes()).count() as u64;
+        found += buffer[..piece]
+            .chunks_exact(8)
+            .filter(|chunk| **chunk == word.to_le_bytes())
+            .count() as u64;
     }
     Ok(found)
 }

@@ -1,7 +1,7 @@
 //! What only a GPU can show of objects: graphs under an advance, and a dead writer's last writes.
 //!
-//! The kernels are those of the examples (`look.ptx`: the least and the greatest word) and of the CUDA backend
-//! (`write.ptx`: writes on and on).
+//! The kernels are those of the examples (`look.ptx`: the least and the greatest word) and of the
+//! CUDA backend (`write.ptx`: writes on and on).
 
 use std::time::{Duration, Instant};
 
@@ -15,11 +15,26 @@ use crate::agent::{Agent, Command, Said, client, gpu, serving};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
-    ("gpu::a_captured_graph_sees_the_next_epoch", a_captured_graph_sees_the_next_epoch),
-    ("gpu::a_child_graph_sees_the_next_epoch", a_child_graph_sees_the_next_epoch),
-    ("gpu::a_conditional_graph_sees_the_next_epoch", a_conditional_graph_sees_the_next_epoch),
-    ("gpu::a_dead_writers_late_writes_land_in_nobodys_memory", late_writes_land_in_nobodys_memory),
-    ("gpu::a_killed_writers_memory_is_watched_and_the_control_is_seen", the_control_of_late_writes),
+    (
+        "gpu::a_captured_graph_sees_the_next_epoch",
+        a_captured_graph_sees_the_next_epoch,
+    ),
+    (
+        "gpu::a_child_graph_sees_the_next_epoch",
+        a_child_graph_sees_the_next_epoch,
+    ),
+    (
+        "gpu::a_conditional_graph_sees_the_next_epoch",
+        a_conditional_graph_sees_the_next_epoch,
+    ),
+    (
+        "gpu::a_dead_writers_late_writes_land_in_nobodys_memory",
+        late_writes_land_in_nobodys_memory,
+    ),
+    (
+        "gpu::a_killed_writers_memory_is_watched_and_the_control_is_seen",
+        the_control_of_late_writes,
+    ),
 ];
 
 const LOOK: &str = include_str!("../../../../examples/objects/shared/look.ptx");
@@ -51,11 +66,26 @@ impl Eye {
         let gpu = gpu();
         let cuda = CudaBackend::load().expect("an NVIDIA driver");
         let application = Application::begin(&cuda, gpu.device()).expect("a context");
-        let kernel = |name| application.kernel(LOOK, name).expect("the examples' kernel");
+        let kernel = |name| {
+            application
+                .kernel(LOOK, name)
+                .expect("the examples' kernel")
+        };
         let (begin, look) = (kernel("begin"), kernel("look"));
         let stream = Stream::create(&gpu).expect("a stream");
-        let out = gpu.backend().alloc(gpu.device(), PART + 4096, Sharing::Fd).expect("memory").base;
-        Eye { gpu, application, begin, look, stream, out }
+        let out = gpu
+            .backend()
+            .alloc(gpu.device(), PART + 4096, Sharing::Fd)
+            .expect("memory")
+            .base;
+        Eye {
+            gpu,
+            application,
+            begin,
+            look,
+            stream,
+            out,
+        }
     }
 
     /// Queues a look at memory: `out[0]` is the least of its words, `out[1]` the greatest.
@@ -65,18 +95,23 @@ impl Eye {
     }
 
     fn launch(&self, kernel: &Kernel, shape: (u32, u32), arguments: &[u64]) {
-        // SAFETY: `launch` asks for a live stream and for arguments of the kernel's: this value's stream and memory,
-        // and memory that the caller has mapped until the work was waited for.
-        unsafe { self.application.launch(kernel, self.stream.raw(), shape, arguments) }.expect("a launch");
+        // SAFETY: `launch` asks for a live stream and for arguments of the kernel's: this value's
+        // stream and memory, and memory that the caller has mapped until the work was waited for.
+        unsafe {
+            self.application
+                .launch(kernel, self.stream.raw(), shape, arguments)
+        }
+        .expect("a launch");
     }
 
     /// Waits for what was queued, and returns the two words.
     fn answer(&self) -> (u64, u64) {
         let mut answer = [0u8; 16];
         let (to, backend) = (answer.as_mut_ptr(), self.gpu.backend());
-        // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: it is
-        // waited for below.
-        unsafe { backend.copy_to_host(self.stream.raw(), to, self.out, answer.len()) }.expect("a copy");
+        // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the
+        // copy is done: it is waited for below.
+        unsafe { backend.copy_to_host(self.stream.raw(), to, self.out, answer.len()) }
+            .expect("a copy");
         self.stream.synchronize().expect("the work ends well");
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| answer[at + i]));
         (word(0), word(8))
@@ -90,9 +125,14 @@ impl Eye {
     /// Queues what an engine does in a graph: a copy of the weights, and kernels over both.
     fn queue_work(&self, weights: DevicePtr) {
         let copy = self.out.offset(4096);
-        // SAFETY: `copy` asks for a live stream and two ranges that are valid until the copy is done: the weights are
-        // mapped whenever it runs, and `out` has a page and as many bytes.
-        unsafe { self.gpu.backend().copy(self.stream.raw(), copy, weights, PART) }.expect("a copy");
+        // SAFETY: `copy` asks for a live stream and two ranges that are valid until the copy is
+        // done: the weights are mapped whenever it runs, and `out` has a page and as many bytes.
+        unsafe {
+            self.gpu
+                .backend()
+                .copy(self.stream.raw(), copy, weights, PART)
+        }
+        .expect("a copy");
         self.queue(weights, PART);
         self.launch(&self.look, SHAPE, &[copy.0, PART / 8, self.out.0]);
     }
@@ -100,13 +140,21 @@ impl Eye {
 
 /// Puts an object whose every byte is `stamp`.
 fn put(client: &Client, stamp: u8) {
-    let layout = Layout::pack([PartSpec::bytes("w", PART).expect("a part")], &[stamp]).expect("a layout");
-    let writer = client.create_with("model", layout, &CreateOptions::default()).expect("memory");
+    let layout =
+        Layout::pack([PartSpec::bytes("w", PART).expect("a part")], &[stamp]).expect("a layout");
+    let writer = client
+        .create_with("model", layout, &CreateOptions::default())
+        .expect("memory");
     let stream = Stream::create(client.gpu()).expect("a stream");
     let at = writer.device_ptr("w").expect("a part");
-    // SAFETY: `fill` asks for a live stream and a range that is valid until the fill is done: the commit waits for it.
+    // SAFETY: `fill` asks for a live stream and a range that is valid until the fill is done: the
+    // commit waits for it.
     unsafe { client.gpu().backend().fill(stream.raw(), at, stamp, PART) }.expect("a fill");
-    writer.commit(&[&stream]).expect("queued").wait().expect("a commit");
+    writer
+        .commit(&[&stream])
+        .expect("queued")
+        .wait()
+        .expect("a commit");
 }
 
 fn word(stamp: u8) -> u64 {
@@ -132,10 +180,14 @@ fn under_an_advance(capture: impl FnOnce(&Eye, &Reader, DevicePtr) -> Graph) {
             assert_eq!(reader.device_ptr("w"), Some(weights), "the same address");
         }
         for _ in 0..3 {
-            // SAFETY: `launch_graph` asks for a live stream, and that all may be done that the graph does: the weights
-            // are mapped, and the advance waits for this stream.
+            // SAFETY: `launch_graph` asks for a live stream, and that all may be done that the
+            // graph does: the weights are mapped, and the advance waits for this stream.
             unsafe { eye.application.launch_graph(&graph, eye.stream.raw()) }.expect("a launch");
-            assert_eq!(eye.answer(), (word(stamp), word(stamp)), "epoch {stamp} alone");
+            assert_eq!(
+                eye.answer(),
+                (word(stamp), word(stamp)),
+                "epoch {stamp} alone"
+            );
         }
     }
 }
@@ -143,7 +195,11 @@ fn under_an_advance(capture: impl FnOnce(&Eye, &Reader, DevicePtr) -> Graph) {
 fn a_captured_graph_sees_the_next_epoch() {
     under_an_advance(|eye, _, weights| {
         // SAFETY: `begin_capture` asks for a live stream.
-        unsafe { eye.application.begin_capture(eye.stream.raw(), CAPTURE_GLOBAL) }.expect("a capture");
+        unsafe {
+            eye.application
+                .begin_capture(eye.stream.raw(), CAPTURE_GLOBAL)
+        }
+        .expect("a capture");
         eye.queue_work(weights);
         // SAFETY: `end_capture` asks for the same.
         unsafe { eye.application.end_capture(eye.stream.raw()) }.expect("a graph")
@@ -153,31 +209,44 @@ fn a_captured_graph_sees_the_next_epoch() {
 fn a_child_graph_sees_the_next_epoch() {
     under_an_advance(|eye, _, weights| {
         // SAFETY: `begin_capture` asks for a live stream.
-        unsafe { eye.application.begin_capture(eye.stream.raw(), CAPTURE_GLOBAL) }.expect("a capture");
+        unsafe {
+            eye.application
+                .begin_capture(eye.stream.raw(), CAPTURE_GLOBAL)
+        }
+        .expect("a capture");
         eye.queue_work(weights);
         // SAFETY: `end_capture_of_child` asks for the same.
-        unsafe { eye.application.end_capture_of_child(eye.stream.raw()) }.expect("a graph with a child")
+        unsafe { eye.application.end_capture_of_child(eye.stream.raw()) }
+            .expect("a graph with a child")
     });
 }
 
 fn a_conditional_graph_sees_the_next_epoch() {
     under_an_advance(|eye, _, weights| {
         // SAFETY: `begin_capture_of_body` asks for a live stream.
-        let body = unsafe { eye.application.begin_capture_of_body(eye.stream.raw(), CAPTURE_GLOBAL) };
+        let body = unsafe {
+            eye.application
+                .begin_capture_of_body(eye.stream.raw(), CAPTURE_GLOBAL)
+        };
         let body = body.expect("a conditional node, as drivers have from CUDA 12.3 on");
         eye.queue_work(weights);
         // SAFETY: `end_capture_of_body` asks for the same.
-        unsafe { eye.application.end_capture_of_body(eye.stream.raw(), body) }.expect("a graph with a condition")
+        unsafe { eye.application.end_capture_of_body(eye.stream.raw(), body) }
+            .expect("a graph with a condition")
     });
 }
 
 /// Lives as a writer whose kernel writes to its object until the process is killed.
 pub fn write_for_ever(dir: &std::path::Path) {
     let client = client(dir);
-    let layout = Layout::pack([PartSpec::bytes("w", WRITTEN).expect("a part")], b"").expect("a layout");
+    let layout =
+        Layout::pack([PartSpec::bytes("w", WRITTEN).expect("a part")], b"").expect("a layout");
     let writer = client.create("late", layout).expect("memory");
     let eye = Eye::open();
-    let write = eye.application.kernel(WRITE, "write_on").expect("the backend's kernel");
+    let write = eye
+        .application
+        .kernel(WRITE, "write_on")
+        .expect("the backend's kernel");
     let at = writer.device_ptr("w").expect("a part");
     // The longest time that a clock of 64 bits can be asked for: until the process is killed.
     eye.launch(&write, SHAPE, &[at.0, WRITTEN / 8, u64::MAX, 0]);
@@ -185,8 +254,9 @@ pub fn write_for_ever(dir: &std::path::Path) {
     harness::next::<Command>();
 }
 
-/// All memory that the device has left, so that the next that it gives out is the dead writer's. The writer's context
-/// comes back with its object, and is half as large: at least a third of the next piece is the object's.
+/// All memory that the device has left, so that the next that it gives out is the dead writer's.
+/// The writer's context comes back with its object, and is half as large: at least a third of the
+/// next piece is the object's.
 struct Hoard {
     gpu: Gpu,
     held: Vec<RawMemory>,
@@ -215,7 +285,8 @@ impl Drop for Hoard {
     }
 }
 
-/// Kills a writer, takes the memory that comes back, and counts the looks at it in which there was a foreign word.
+/// Kills a writer, takes the memory that comes back, and counts the looks at it in which there was
+/// a foreign word.
 fn foreign_words(with_control: bool) -> (u32, u32) {
     let (dir, _keeper, client) = serving();
     let eye = Eye::open();
@@ -223,7 +294,10 @@ fn foreign_words(with_control: bool) -> (u32, u32) {
     assert_eq!(eye.look(eye.out.offset(4096), 0), (u64::MAX, 0));
     let mut writer = Agent::late_writer(&dir);
     let mut control = with_control.then(|| Control::start(&eye));
-    let mut hoard = Hoard { gpu: eye.gpu.clone(), held: Vec::new() };
+    let mut hoard = Hoard {
+        gpu: eye.gpu.clone(),
+        held: Vec::new(),
+    };
     for bytes in [WRITTEN, 64 << 20] {
         while hoard.take(bytes).is_some() {}
     }
@@ -234,12 +308,27 @@ fn foreign_words(with_control: bool) -> (u32, u32) {
         given.is_some()
     });
     let memory = given.expect("looked at above");
-    let range = eye.gpu.backend().reserve_range(eye.gpu.device(), WRITTEN, None).expect("addresses");
-    // SAFETY: `map_memory` asks for memory that is not released, and for reserved addresses with nothing on them: both
-    // were just made.
-    unsafe { eye.gpu.backend().map_memory(range.base, memory, Access::ReadWrite) }.expect("mapped");
-    // SAFETY: `fill` asks for a live stream and a range that is valid until the fill is done: it is waited for below.
-    unsafe { eye.gpu.backend().fill(eye.stream.raw(), range.base, OURS, WRITTEN) }.expect("a fill");
+    let range = eye
+        .gpu
+        .backend()
+        .reserve_range(eye.gpu.device(), WRITTEN, None)
+        .expect("addresses");
+    // SAFETY: `map_memory` asks for memory that is not released, and for reserved addresses with
+    // nothing on them: both were just made.
+    unsafe {
+        eye.gpu
+            .backend()
+            .map_memory(range.base, memory, Access::ReadWrite)
+    }
+    .expect("mapped");
+    // SAFETY: `fill` asks for a live stream and a range that is valid until the fill is done: it is
+    // waited for below.
+    unsafe {
+        eye.gpu
+            .backend()
+            .fill(eye.stream.raw(), range.base, OURS, WRITTEN)
+    }
+    .expect("a fill");
     eye.stream.synchronize().expect("filled");
     if let Some(control) = &mut control {
         control.write(range.base);
@@ -251,8 +340,8 @@ fn foreign_words(with_control: bool) -> (u32, u32) {
         foreign += u32::from(eye.look(range.base, WRITTEN) != (word(OURS), word(OURS)));
     }
     drop(control);
-    // SAFETY: `unmap_memory` asks for what was mapped and that no work touches it: every look was waited for, and the
-    // control has ended.
+    // SAFETY: `unmap_memory` asks for what was mapped and that no work touches it: every look was
+    // waited for, and the control has ended.
     unsafe { eye.gpu.backend().unmap_memory(range.base) }.expect("unmapped");
     // SAFETY: `release_range` asks for a reservation with nothing on it.
     unsafe { eye.gpu.backend().release_range(range) }.expect("given back");
@@ -270,7 +359,10 @@ fn late_writes_land_in_nobodys_memory() {
 /// The negative control: words that another stream writes while the memory is looked at are seen.
 fn the_control_of_late_writes() {
     let (looks, foreign) = foreign_words(true);
-    assert!(foreign > 0, "{looks} looks missed what another stream wrote meanwhile");
+    assert!(
+        foreign > 0,
+        "{looks} looks missed what another stream wrote meanwhile"
+    );
 }
 
 /// A second stream of this process that writes as a dead writer's kernel would.
@@ -284,8 +376,14 @@ impl Control {
     fn start(eye: &Eye) -> Control {
         let cuda = CudaBackend::load().expect("an NVIDIA driver");
         let application = Application::begin(&cuda, eye.gpu.device()).expect("a context");
-        let write = application.kernel(WRITE, "write_on").expect("the backend's kernel");
-        let control = Control { application, write, stream: Stream::create(&eye.gpu).expect("a stream") };
+        let write = application
+            .kernel(WRITE, "write_on")
+            .expect("the backend's kernel");
+        let control = Control {
+            application,
+            write,
+            stream: Stream::create(&eye.gpu).expect("a stream"),
+        };
         // A first launch may load: that must not wait until all memory is taken.
         control.launch(eye.out, 0, 1);
         control.stream.synchronize().expect("it does nothing");
@@ -297,10 +395,17 @@ impl Control {
     }
 
     fn launch(&self, at: DevicePtr, words: u64, nanoseconds: u64) {
-        // SAFETY: `launch` asks for a live stream and for arguments of the kernel's: memory of this many words, which
-        // is mapped until the drop has waited.
-        unsafe { self.application.launch(&self.write, self.stream.raw(), (4, 256), &[at.0, words, nanoseconds, 0]) }
-            .expect("a launch");
+        // SAFETY: `launch` asks for a live stream and for arguments of the kernel's: memory of this
+        // many words, which is mapped until the drop has waited.
+        unsafe {
+            self.application.launch(
+                &self.write,
+                self.stream.raw(),
+                (4, 256),
+                &[at.0, words, nanoseconds, 0],
+            )
+        }
+        .expect("a launch");
     }
 }
 

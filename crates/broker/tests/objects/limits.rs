@@ -1,5 +1,5 @@
-//! Every limit of `docs/WIRE.md` and of a broker, tried over its socket: what is one too many is refused by name, and
-//! costs nobody else anything.
+//! Every limit of `docs/WIRE.md` and of a broker, tried over its socket: what is one too many is
+//! refused by name, and costs nobody else anything.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,15 +13,42 @@ use crate::raw::{Raw, hello};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
-    ("limits::a_manifest_one_beyond_each_limit_is_refused", a_manifest_one_beyond_each_limit_is_refused),
-    ("limits::a_manifest_at_each_limit_is_taken", a_manifest_at_each_limit_is_taken),
-    ("limits::texts_are_at_most_512_bytes", texts_are_at_most_512_bytes),
-    ("limits::a_packet_beyond_4096_bytes_silences_its_sender_alone", a_long_packet_silences_its_sender_alone),
-    ("limits::a_participant_has_at_most_64_unfinished_objects", a_participant_has_at_most_64_unfinished_objects),
-    ("limits::silent_connections_keep_nobody_out", silent_connections_keep_nobody_out),
-    ("limits::participants_beyond_the_most_are_refused", participants_beyond_the_most_are_refused),
-    ("limits::a_flood_of_one_keeps_no_other_waiting", a_flood_of_one_keeps_no_other_waiting),
-    ("limits::as_many_descriptors_as_the_kernel_passes_harm_nobody", many_descriptors_harm_nobody),
+    (
+        "limits::a_manifest_one_beyond_each_limit_is_refused",
+        a_manifest_one_beyond_each_limit_is_refused,
+    ),
+    (
+        "limits::a_manifest_at_each_limit_is_taken",
+        a_manifest_at_each_limit_is_taken,
+    ),
+    (
+        "limits::texts_are_at_most_512_bytes",
+        texts_are_at_most_512_bytes,
+    ),
+    (
+        "limits::a_packet_beyond_4096_bytes_silences_its_sender_alone",
+        a_long_packet_silences_its_sender_alone,
+    ),
+    (
+        "limits::a_participant_has_at_most_64_unfinished_objects",
+        a_participant_has_at_most_64_unfinished_objects,
+    ),
+    (
+        "limits::silent_connections_keep_nobody_out",
+        silent_connections_keep_nobody_out,
+    ),
+    (
+        "limits::participants_beyond_the_most_are_refused",
+        participants_beyond_the_most_are_refused,
+    ),
+    (
+        "limits::a_flood_of_one_keeps_no_other_waiting",
+        a_flood_of_one_keeps_no_other_waiting,
+    ),
+    (
+        "limits::as_many_descriptors_as_the_kernel_passes_harm_nobody",
+        many_descriptors_harm_nobody,
+    ),
 ];
 
 /// Says why a broker refuses a draft of these bytes.
@@ -29,19 +56,28 @@ fn refused(raw: &Raw, bytes: &[u8]) -> String {
     let file = sealed::create("draft", bytes).expect("a memfd");
     raw.say(&create(7, Identity([1; 16])), &[file.as_fd()]);
     match raw.hear() {
-        Some((ToClient::Declined { request: 7, refusal: Refusal::Layout, why }, _)) => why,
+        Some((
+            ToClient::Declined {
+                request: 7,
+                refusal: Refusal::Layout,
+                why,
+            },
+            _,
+        )) => why,
         answer => panic!("{answer:?}"),
     }
 }
 
-/// Where the second part's offset is in the bytes of a draft of `layout(1)`: behind the header, one region's bytes, the
-/// name, the user bytes, the first part of 42 bytes, and 8 bytes of the second.
+/// Where the second part's offset is in the bytes of a draft of `layout(1)`: behind the header, one
+/// region's bytes, the name, the user bytes, the first part of 42 bytes, and 8 bytes of the second.
 const SECOND_OFFSET: usize = 96 + 8 + "model".len() + 8 + 42 + 8;
 
-/// A draft of which some bytes were changed, with the checksum that belongs to it: what only a participant that lies
-/// sends.
+/// A draft of which some bytes were changed, with the checksum that belongs to it: what only a
+/// participant that lies sends.
 fn forged(at: usize, with: &[u8]) -> Vec<u8> {
-    let mut bytes = draft(Identity([1; 16]), "model", layout(1)).encode().expect("bytes");
+    let mut bytes = draft(Identity([1; 16]), "model", layout(1))
+        .encode()
+        .expect("bytes");
     bytes[at..at + with.len()].copy_from_slice(with);
     let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..]);
     bytes[12..16].copy_from_slice(&sum.to_le_bytes());
@@ -52,22 +88,56 @@ fn a_manifest_one_beyond_each_limit_is_refused() {
     let (dir, _keeper) = started();
     let (raw, _file) = Raw::greeted(&dir);
     for (what, bytes, why) in [
-        ("64 MiB and a byte", vec![0; (64 << 20) + 1], "at most 64 MiB"),
+        (
+            "64 MiB and a byte",
+            vec![0; (64 << 20) + 1],
+            "at most 64 MiB",
+        ),
         ("17 regions", forged(58, &[17]), ""),
         ("17 uids", forged(59, &[17]), ""),
-        ("1,000,001 parts", forged(72, &1_000_001u32.to_le_bytes()), ""),
+        (
+            "1,000,001 parts",
+            forged(72, &1_000_001u32.to_le_bytes()),
+            "",
+        ),
         ("a name of 256 bytes", forged(76, &256u32.to_le_bytes()), ""),
-        ("user bytes beyond 64 bits", forged(80, &u64::MAX.to_le_bytes()), ""),
-        ("a part over another", forged(SECOND_OFFSET, &0u64.to_le_bytes()), "no two parts share a byte"),
-        ("a part outside", forged(SECOND_OFFSET, &(1u64 << 40).to_le_bytes()), "inside its region"),
-        ("a part beyond 64 bits", forged(SECOND_OFFSET, &(u64::MAX - 255).to_le_bytes()), "inside its region"),
-        ("a part at no multiple of 256", forged(SECOND_OFFSET, &8u64.to_le_bytes()), "at a multiple of 256"),
+        (
+            "user bytes beyond 64 bits",
+            forged(80, &u64::MAX.to_le_bytes()),
+            "",
+        ),
+        (
+            "a part over another",
+            forged(SECOND_OFFSET, &0u64.to_le_bytes()),
+            "no two parts share a byte",
+        ),
+        (
+            "a part outside",
+            forged(SECOND_OFFSET, &(1u64 << 40).to_le_bytes()),
+            "inside its region",
+        ),
+        (
+            "a part beyond 64 bits",
+            forged(SECOND_OFFSET, &(u64::MAX - 255).to_le_bytes()),
+            "inside its region",
+        ),
+        (
+            "a part at no multiple of 256",
+            forged(SECOND_OFFSET, &8u64.to_le_bytes()),
+            "at a multiple of 256",
+        ),
     ] {
         let text = refused(&raw, &bytes);
         assert!(text.contains(why) && !text.is_empty(), "{what}: {text}");
     }
-    raw.say(&create(8, Identity([1; 16])), &[file_of(&draft(Identity([1; 16]), "model", layout(1))).as_fd()]);
-    assert!(matches!(raw.hear(), Some((ToClient::Created { request: 8, .. }, _))), "a good one is taken after all");
+    raw.say(
+        &create(8, Identity([1; 16])),
+        &[file_of(&draft(Identity([1; 16]), "model", layout(1))).as_fd()],
+    );
+    assert!(
+        matches!(raw.hear(), Some((ToClient::Created { request: 8, .. }, _))),
+        "a good one is taken after all"
+    );
 }
 
 fn a_manifest_at_each_limit_is_taken() {
@@ -76,20 +146,54 @@ fn a_manifest_at_each_limit_is_taken() {
     let groups = (0..16).map(|n| [PartSpec::bytes(format!("p{n}"), 1).expect("a part")]);
     let sixteen = Layout::pack_groups(groups, &vec![7; 63 << 20]).expect("16 regions");
     let name = "n".repeat(255);
-    let writer = client.create(&name, sixteen).expect("16 regions, 63 MiB of manifest and a name of 255 bytes");
-    assert_eq!(writer.commit(&[]).expect("queued").wait().expect("a commit"), Epoch(1));
+    let writer = client
+        .create(&name, sixteen)
+        .expect("16 regions, 63 MiB of manifest and a name of 255 bytes");
+    assert_eq!(
+        writer
+            .commit(&[])
+            .expect("queued")
+            .wait()
+            .expect("a commit"),
+        Epoch(1)
+    );
     let reader = client.open(&name).expect("an object");
-    assert_eq!((reader.layout().regions().len(), reader.layout().user().len()), (16, 63 << 20));
+    assert_eq!(
+        (
+            reader.layout().regions().len(),
+            reader.layout().user().len()
+        ),
+        (16, 63 << 20)
+    );
     let parts = (0..1_000_000).map(|n| PartSpec::bytes(format!("{n}"), 0).expect("a part"));
-    let writer = client.create("parts", Layout::pack(parts, b"").expect("a layout")).expect("a million parts");
-    writer.commit(&[]).expect("queued").wait().expect("a commit");
-    assert_eq!(client.open("parts").expect("an object").layout().parts().len(), 1_000_000);
+    let writer = client
+        .create("parts", Layout::pack(parts, b"").expect("a layout"))
+        .expect("a million parts");
+    writer
+        .commit(&[])
+        .expect("queued")
+        .wait()
+        .expect("a commit");
+    assert_eq!(
+        client
+            .open("parts")
+            .expect("an object")
+            .layout()
+            .parts()
+            .len(),
+        1_000_000
+    );
 }
 
 /// A `Watch` as bytes, whose name has this many bytes.
 fn watch(request: u64, name: usize) -> Vec<u8> {
     let header = [&b"GO\x01\0\x08\0\0\0"[..], &request.to_le_bytes(), &[0; 8]].concat();
-    [header, (name as u16).to_le_bytes().to_vec(), vec![b'n'; name]].concat()
+    [
+        header,
+        (name as u16).to_le_bytes().to_vec(),
+        vec![b'n'; name],
+    ]
+    .concat()
 }
 
 fn texts_are_at_most_512_bytes() {
@@ -99,20 +203,57 @@ fn texts_are_at_most_512_bytes() {
     raw.say_bytes(&watch(1, 512), &[]);
     raw.say_bytes(&watch(2, 513), &[]);
     raw.say(&ToBroker::List { request: 3 }, &[]);
-    assert!(matches!(raw.hear(), Some((ToClient::Listing { request: 3, .. }, _))));
+    assert!(matches!(
+        raw.hear(),
+        Some((ToClient::Listing { request: 3, .. }, _))
+    ));
     let long = Selector::Latest("x".repeat(512));
-    raw.say(&ToBroker::Open { request: 4, selector: long }, &[]);
-    let Some((ToClient::Declined { request: 4, refusal: Refusal::NotFound, why }, _)) = raw.hear() else {
+    raw.say(
+        &ToBroker::Open {
+            request: 4,
+            selector: long,
+        },
+        &[],
+    );
+    let Some((
+        ToClient::Declined {
+            request: 4,
+            refusal: Refusal::NotFound,
+            why,
+        },
+        _,
+    )) = raw.hear()
+    else {
         panic!("a name that no object can have");
     };
     assert_eq!(why, "it was never committed");
     // A hello's name is cut by a good client, and refused from a bad one.
     let bad = Raw::connect(&dir);
     let name = [&600u16.to_le_bytes()[..], &[b'n'; 600]].concat();
-    let hello = [&b"GO\x01\0\x01\0\x01\0\0\0\0\0\0\0\0\0\x01\0\0\0"[..], &name].concat();
-    bad.say_bytes(&hello, &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()]);
-    let Some((ToClient::Refused { refusal: Refusal::Protocol, why, .. }, _)) = bad.hear() else { panic!("no refusal") };
-    assert!(why.contains("the text's length is 600, but must be at most 512"), "{why}");
+    let hello = [
+        &b"GO\x01\0\x01\0\x01\0\0\0\0\0\0\0\0\0\x01\0\0\0"[..],
+        &name,
+    ]
+    .concat();
+    bad.say_bytes(
+        &hello,
+        &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()],
+    );
+    let Some((
+        ToClient::Refused {
+            refusal: Refusal::Protocol,
+            why,
+            ..
+        },
+        _,
+    )) = bad.hear()
+    else {
+        panic!("no refusal")
+    };
+    assert!(
+        why.contains("the text's length is 600, but must be at most 512"),
+        "{why}"
+    );
 }
 
 fn a_long_packet_silences_its_sender_alone() {
@@ -120,7 +261,13 @@ fn a_long_packet_silences_its_sender_alone() {
     let client = client(&dir);
     put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
     let (raw, _file) = Raw::greeted(&dir);
-    raw.say(&ToBroker::Open { request: 1, selector: Selector::Latest("model".into()) }, &[]);
+    raw.say(
+        &ToBroker::Open {
+            request: 1,
+            selector: Selector::Latest("model".into()),
+        },
+        &[],
+    );
     assert!(matches!(raw.hear(), Some((ToClient::Opened { .. }, _))));
     let readers = || client.list().expect("it answers").objects[0].readers.len();
     assert_eq!(readers(), 1);
@@ -129,8 +276,14 @@ fn a_long_packet_silences_its_sender_alone() {
     }
     let stranger = Raw::connect(&dir);
     stranger.say_bytes(&[b'G'; 4097], &[]);
-    assert!(stranger.hear().is_none(), "a connection that is no participant's ends");
-    assert_eq!(seed_of(&client.open("model").expect("others are served")), 1);
+    assert!(
+        stranger.hear().is_none(),
+        "a connection that is no participant's ends"
+    );
+    assert_eq!(
+        seed_of(&client.open("model").expect("others are served")),
+        1
+    );
     drop(raw);
     until("its hang-up is noticed all the same", || readers() == 0);
 }
@@ -146,13 +299,29 @@ fn a_participant_has_at_most_64_unfinished_objects() {
     };
     for n in 0..64 {
         let answer = ask(n);
-        assert!(matches!(answer, ToClient::Created { .. }), "{n}: {answer:?}");
+        assert!(
+            matches!(answer, ToClient::Created { .. }),
+            "{n}: {answer:?}"
+        );
     }
-    let ToClient::Declined { refusal: Refusal::Limit, why, .. } = ask(64) else { panic!("the 65th") };
+    let ToClient::Declined {
+        refusal: Refusal::Limit,
+        why,
+        ..
+    } = ask(64)
+    else {
+        panic!("the 65th")
+    };
     assert_eq!(why, "the participant has 64 unfinished objects already");
     let other = client(&dir);
     put(&other, "model", 1, &CreateOptions::default()).expect("another participant has room");
-    raw.say(&ToBroker::Abort { request: 100, identity: identity(0) }, &[]);
+    raw.say(
+        &ToBroker::Abort {
+            request: 100,
+            identity: identity(0),
+        },
+        &[],
+    );
     assert!(matches!(raw.hear(), Some((ToClient::Noted { .. }, _))));
     assert!(matches!(ask(65), ToClient::Created { .. }));
 }
@@ -164,10 +333,19 @@ fn silent_connections_keep_nobody_out() {
     let silent: Vec<Raw> = (0..300).map(|_| Raw::connect(&dir)).collect();
     let client = client(&dir);
     put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
-    assert!(first.hear().is_none(), "the one that was silent for longest went");
+    assert!(
+        first.hear().is_none(),
+        "the one that was silent for longest went"
+    );
     let last = silent.last().expect("one of 300");
-    last.say(&hello(1, 1), &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()]);
-    assert!(matches!(last.hear(), Some((ToClient::Welcome { .. }, _))), "the last may still speak");
+    last.say(
+        &hello(1, 1),
+        &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()],
+    );
+    assert!(
+        matches!(last.hear(), Some((ToClient::Welcome { .. }, _))),
+        "the last may still speak"
+    );
 }
 
 fn participants_beyond_the_most_are_refused() {
@@ -176,13 +354,29 @@ fn participants_beyond_the_most_are_refused() {
     until("the broker listens", || dir.join("broker").exists());
     let (first, second) = (Raw::greeted(&dir), Raw::greeted(&dir));
     let third = Raw::connect(&dir);
-    third.say(&hello(1, 1), &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()]);
-    let Some((ToClient::Refused { refusal: Refusal::Limit, why, .. }, _)) = third.hear() else { panic!("no refusal") };
+    third.say(
+        &hello(1, 1),
+        &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()],
+    );
+    let Some((
+        ToClient::Refused {
+            refusal: Refusal::Limit,
+            why,
+            ..
+        },
+        _,
+    )) = third.hear()
+    else {
+        panic!("no refusal")
+    };
     assert_eq!(why, "the broker has 2 participants already");
     drop(first);
     until("there is room again", || {
         let next = Raw::connect(&dir);
-        next.say(&hello(1, 1), &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()]);
+        next.say(
+            &hello(1, 1),
+            &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()],
+        );
         matches!(next.hear(), Some((ToClient::Welcome { .. }, _)))
     });
     drop(second);
@@ -205,16 +399,32 @@ fn a_flood_of_one_keeps_no_other_waiting() {
         assert_eq!(epoch, Epoch(round + 1));
     }
     let answer = raw.hear().expect("the first was answered").0;
-    assert_eq!(answer, ToClient::Outcome { request: 1, standing: Standing::Unknown });
+    assert_eq!(
+        answer,
+        ToClient::Outcome {
+            request: 1,
+            standing: Standing::Unknown
+        }
+    );
 }
 
 fn many_descriptors_harm_nobody() {
     let (dir, _keeper) = started();
-    let files: Vec<OwnedFd> = (0..253).map(|_| std::io::pipe().expect("a pipe").0.into()).collect();
+    let files: Vec<OwnedFd> = (0..253)
+        .map(|_| std::io::pipe().expect("a pipe").0.into())
+        .collect();
     let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     let stranger = Raw::connect(&dir);
     stranger.say(&hello(1, 1), &fds);
-    let Some((ToClient::Refused { refusal: Refusal::Protocol, why, .. }, _)) = stranger.hear() else {
+    let Some((
+        ToClient::Refused {
+            refusal: Refusal::Protocol,
+            why,
+            ..
+        },
+        _,
+    )) = stranger.hear()
+    else {
         panic!("no refusal");
     };
     assert_eq!(why, "a descriptor of the hello is not a pidfd");
@@ -224,11 +434,18 @@ fn many_descriptors_harm_nobody() {
         raw.say(&ToBroker::List { request }, &fds);
     }
     raw.say(&ToBroker::List { request: 99 }, &[]);
-    assert!(matches!(raw.hear(), Some((ToClient::Listing { request: 99, .. }, _))), "the others are passed over");
-    until("what came with them is closed", || descriptors(&dir) <= before);
+    assert!(
+        matches!(raw.hear(), Some((ToClient::Listing { request: 99, .. }, _))),
+        "the others are passed over"
+    );
+    until("what came with them is closed", || {
+        descriptors(&dir) <= before
+    });
 }
 
 /// Counts a broker's descriptors.
 fn descriptors(dir: &Dir) -> usize {
-    std::fs::read_dir(format!("/proc/{}/fd", dir.broker())).expect("its descriptors").count()
+    std::fs::read_dir(format!("/proc/{}/fd", dir.broker()))
+        .expect("its descriptors")
+        .count()
 }

@@ -15,7 +15,9 @@ pub struct Raw {
 
 impl Raw {
     pub fn connect(dir: &Path) -> Raw {
-        Raw { socket: connect_within(&dir.join("broker"), None).expect("a broker that listens") }
+        Raw {
+            socket: connect_within(&dir.join("broker"), None).expect("a broker that listens"),
+        }
     }
 
     /// Connects, and returns the counter file too.
@@ -35,7 +37,8 @@ impl Raw {
 
     /// Closes the half that this side writes to.
     pub fn half_close(&self) {
-        rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write).expect("a connected socket");
+        rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write)
+            .expect("a connected socket");
     }
 
     pub fn say_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
@@ -44,21 +47,29 @@ impl Raw {
 
     /// Returns the next message, or nothing if the broker hung up.
     pub fn hear(&self) -> Option<(ToClient, Vec<OwnedFd>)> {
-        self.hear_until(Some(Instant::now() + Duration::from_secs(120))).expect("an answer within two minutes")
+        self.hear_until(Some(Instant::now() + Duration::from_secs(120)))
+            .expect("an answer within two minutes")
     }
 
     /// Says whether nothing comes while another participant is answered; `None` is a hang-up.
-    pub fn hear_until(&self, deadline: Option<Instant>) -> Result<Option<(ToClient, Vec<OwnedFd>)>, ()> {
+    pub fn hear_until(
+        &self,
+        deadline: Option<Instant>,
+    ) -> Result<Option<(ToClient, Vec<OwnedFd>)>, ()> {
         let mut bytes = [0; MOST_BYTES];
         loop {
             let mut fds = Vec::new();
             match receive(&self.socket, &mut bytes, &mut fds).expect("received") {
                 ReceiveOutcome::Packet(len) => {
-                    return Ok(Some((ToClient::decode(&bytes[..len], fds.len()).expect("a message"), fds)));
+                    return Ok(Some((
+                        ToClient::decode(&bytes[..len], fds.len()).expect("a message"),
+                        fds,
+                    )));
                 }
                 ReceiveOutcome::HungUp => return Ok(None),
                 ReceiveOutcome::Empty => {
-                    wait_ready(self.socket.as_fd(), PollFlags::IN, "a message", deadline).map_err(drop)?;
+                    wait_ready(self.socket.as_fd(), PollFlags::IN, "a message", deadline)
+                        .map_err(drop)?;
                 }
             }
         }
@@ -66,5 +77,10 @@ impl Raw {
 }
 
 pub fn hello(lowest: u16, highest: u16) -> ToBroker {
-    ToBroker::Hello { lowest, highest, shared_context: false, name: "raw".into() }
+    ToBroker::Hello {
+        lowest,
+        highest,
+        shared_context: false,
+        name: "raw".into(),
+    }
 }

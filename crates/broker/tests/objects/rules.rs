@@ -1,4 +1,5 @@
-//! Who may do what: other users, other containers, a commit that was refused, memory that was another's.
+//! Who may do what: other users, other containers, a commit that was refused, memory that was
+//! another's.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -7,23 +8,46 @@ use broker::wire::Refusal;
 use broker::{CreateOptions, Epoch, ObjectError, Readers, Standing};
 use harness::surroundings::{NOBODY, as_user, contained, has_users};
 
-use crate::agent::{Agent, Command, Dir, Said, client, fill, layout, put, seed_of, started, to_put};
+use crate::agent::{
+    Agent, Command, Dir, Said, client, fill, layout, put, seed_of, started, to_put,
+};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
-    ("rules::a_refused_commit_may_be_asked_for_again", a_refused_commit_may_be_asked_for_again),
-    ("rules::a_refused_object_is_given_up", a_refused_object_is_given_up),
-    ("rules::lost_addresses_say_so_and_the_object_opens_anew", lost_addresses_say_so),
-    ("rules::memory_that_comes_back_shows_nothing_of_its_last_user", memory_shows_nothing),
+    (
+        "rules::a_refused_commit_may_be_asked_for_again",
+        a_refused_commit_may_be_asked_for_again,
+    ),
+    (
+        "rules::a_refused_object_is_given_up",
+        a_refused_object_is_given_up,
+    ),
+    (
+        "rules::lost_addresses_say_so_and_the_object_opens_anew",
+        lost_addresses_say_so,
+    ),
+    (
+        "rules::memory_that_comes_back_shows_nothing_of_its_last_user",
+        memory_shows_nothing,
+    ),
 ];
 
 /// Needs a kernel and a machine that let this user make namespaces.
-pub const NAMESPACES: &[Case] = &[("rules::containers_share_a_directory_alone", containers_share_a_directory_alone)];
+pub const NAMESPACES: &[Case] = &[(
+    "rules::containers_share_a_directory_alone",
+    containers_share_a_directory_alone,
+)];
 
 /// Needs root, and a test binary that others may run.
 pub const USERS: &[Case] = &[
-    ("rules::another_user_opens_what_was_said_at_the_create", another_user_opens_what_was_said_at_the_create),
-    ("rules::a_name_belongs_to_who_committed_it_first", a_name_belongs_to_who_committed_it_first),
+    (
+        "rules::another_user_opens_what_was_said_at_the_create",
+        another_user_opens_what_was_said_at_the_create,
+    ),
+    (
+        "rules::a_name_belongs_to_who_committed_it_first",
+        a_name_belongs_to_who_committed_it_first,
+    ),
 ];
 
 /// What nobody else may find in memory that was given back.
@@ -38,7 +62,11 @@ fn containers_share_a_directory_alone() {
     };
     let (mut writer, mut reader) = (container(), container());
     assert_eq!(writer.ask(&to_put("model", 7)), Said::Epoch(1));
-    assert_eq!(reader.ask(&Command::Open("model".into())), Said::Epoch(1), "every byte was compared");
+    assert_eq!(
+        reader.ask(&Command::Open("model".into())),
+        Said::Epoch(1),
+        "every byte was compared"
+    );
     assert_eq!(writer.ask(&to_put("model", 8)), Said::Epoch(2));
     assert_eq!(reader.ask(&Command::Advance), Said::Epoch(2));
     // A death in a container is proven too.
@@ -46,7 +74,11 @@ fn containers_share_a_directory_alone() {
     writer.kill();
     reader.kill();
     until("both are gone", || {
-        outside.list().is_ok_and(|list| list.objects.iter().all(|row| row.readers.is_empty() && row.writer.is_none()))
+        outside.list().is_ok_and(|list| {
+            list.objects
+                .iter()
+                .all(|row| row.readers.is_empty() && row.writer.is_none())
+        })
     });
     assert_eq!(seed_of(&outside.open("model").expect("an object")), 8);
 }
@@ -73,16 +105,26 @@ fn another_user_opens_what_was_said_at_the_create() {
     let mut other = somebody_else(&dir);
     let why = other.cannot(&Command::Open("model".into()));
     assert!(why.contains(&format!("not for uid {NOBODY}")), "{why}");
-    let shared = CreateOptions { readers: Readers::Uids(vec![NOBODY]), ..CreateOptions::default() };
+    let shared = CreateOptions {
+        readers: Readers::Uids(vec![NOBODY]),
+        ..CreateOptions::default()
+    };
     put(&owner, "shared", 2, &shared).expect("a commit");
     assert_eq!(other.ask(&Command::Open("shared".into())), Said::Epoch(1));
-    assert_eq!(other.ask(&Command::List), Said::Names(vec!["shared".into()]), "it knows of nothing else");
+    assert_eq!(
+        other.ask(&Command::List),
+        Said::Names(vec!["shared".into()]),
+        "it knows of nothing else"
+    );
     let strict = Dir::new();
     std::fs::set_permissions(&*strict, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
     let _keeper = Agent::keeper(&strict);
     until("the broker listens", || strict.join("broker").exists());
     let refused = Agent::client_by(as_user(NOBODY), &strict).answer();
-    assert!(matches!(refused, Some(Said::Failed(_))), "a broker of one user alone: {refused:?}");
+    assert!(
+        matches!(refused, Some(Said::Failed(_))),
+        "a broker of one user alone: {refused:?}"
+    );
 }
 
 fn a_name_belongs_to_who_committed_it_first() {
@@ -96,9 +138,18 @@ fn a_name_belongs_to_who_committed_it_first() {
         assert!(why.contains("belongs to uid 0"), "{told:?}: {why}");
     }
     assert_eq!(other.ask(&to_put("theirs", 9)), Said::Epoch(1));
-    let error = owner.remove("theirs").expect_err("another user's").to_string();
-    assert!(error.contains(&format!("belongs to uid {NOBODY}")), "{error}");
-    assert_eq!(put(&owner, "model", 2, &CreateOptions::default()).expect("a commit"), Epoch(2));
+    let error = owner
+        .remove("theirs")
+        .expect_err("another user's")
+        .to_string();
+    assert!(
+        error.contains(&format!("belongs to uid {NOBODY}")),
+        "{error}"
+    );
+    assert_eq!(
+        put(&owner, "model", 2, &CreateOptions::default()).expect("a commit"),
+        Epoch(2)
+    );
 }
 
 /// A keeper with room for one object of one region, and an object whose commit it refused.
@@ -110,8 +161,20 @@ fn refused(dir: &Dir) -> (broker::Client, broker::Identity) {
     let commit = writer.commit(&[]).expect("queued");
     let identity = commit.id();
     let error = commit.wait().expect_err("the keeper is full");
-    assert!(matches!(error, ObjectError::Refused { refusal: Refusal::Keeper, .. }), "{error}");
-    assert_eq!(client.outcome(identity).expect("an answer"), Standing::Unfinished);
+    assert!(
+        matches!(
+            error,
+            ObjectError::Refused {
+                refusal: Refusal::Keeper,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(
+        client.outcome(identity).expect("an answer"),
+        Standing::Unfinished
+    );
     (client, identity)
 }
 
@@ -120,10 +183,20 @@ fn a_refused_commit_may_be_asked_for_again() {
     let _keeper = Agent::small_keeper(&dir, 3);
     until("the broker listens", || dir.join("broker").exists());
     let (client, identity) = refused(&dir);
-    assert!(client.commit_again(identity).is_err(), "there is no more room than before");
+    assert!(
+        client.commit_again(identity).is_err(),
+        "there is no more room than before"
+    );
     client.remove("model").expect("it is ours");
-    assert_eq!(client.commit_again(identity).expect("there is room"), Epoch(1));
-    assert_eq!(client.commit_again(identity).expect("it was committed"), Epoch(1), "the same answer again");
+    assert_eq!(
+        client.commit_again(identity).expect("there is room"),
+        Epoch(1)
+    );
+    assert_eq!(
+        client.commit_again(identity).expect("it was committed"),
+        Epoch(1),
+        "the same answer again"
+    );
     assert_eq!(seed_of(&client.open("other").expect("an object")), 2);
 }
 
@@ -134,51 +207,95 @@ fn a_refused_object_is_given_up() {
     let (client, identity) = refused(&dir);
     assert_eq!(client.list().expect("a listing").objects.len(), 2);
     client.give_up(identity).expect("heard");
-    assert_eq!(client.outcome(identity).expect("an answer"), Standing::Unknown);
+    assert_eq!(
+        client.outcome(identity).expect("an answer"),
+        Standing::Unknown
+    );
     assert_eq!(client.list().expect("a listing").objects.len(), 1);
-    let error = client.commit_again(identity).expect_err("it is gone").to_string();
+    let error = client
+        .commit_again(identity)
+        .expect_err("it is gone")
+        .to_string();
     assert!(error.contains("no unfinished object"), "{error}");
 }
 
-/// What a user left in memory is not there when the next one gets it: the other one is another user where this machine
-/// has one.
+/// What a user left in memory is not there when the next one gets it: the other one is another user
+/// where this machine has one.
 fn memory_shows_nothing() {
     let (dir, _keeper) = open_to_others();
     let owner = client(&dir);
-    let bytes = if crate::agent::is_host() { 8 << 20 } else { 2u64 << 30 };
+    let bytes = if crate::agent::is_host() {
+        8 << 20
+    } else {
+        2u64 << 30
+    };
     for committed in [true, false] {
         let spec = broker::PartSpec::bytes("p0", bytes).expect("a part");
-        let mut writer = owner.create("secret", broker::Layout::pack([spec], b"").expect("a layout")).expect("memory");
-        let page: Vec<u8> = std::iter::repeat_n(SECRET.to_le_bytes(), 1 << 17).flatten().collect();
+        let mut writer = owner
+            .create(
+                "secret",
+                broker::Layout::pack([spec], b"").expect("a layout"),
+            )
+            .expect("memory");
+        let page: Vec<u8> = std::iter::repeat_n(SECRET.to_le_bytes(), 1 << 17)
+            .flatten()
+            .collect();
         for at in (0..bytes).step_by(page.len()) {
             writer.write_part("p0", at, &page).expect("written");
         }
         if committed {
-            writer.commit(&[]).expect("queued").wait().expect("a commit");
+            writer
+                .commit(&[])
+                .expect("queued")
+                .wait()
+                .expect("a commit");
             owner.remove("secret").expect("it is ours");
         } else {
             drop(writer);
         }
-        until("the memory is given back", || owner.list().is_ok_and(|list| list.bytes == 0));
-        let mut next = if has_users() { somebody_else(&dir) } else { Agent::client(&dir) };
-        let seen = next.ask(&Command::Look { bytes, word: SECRET });
-        assert_eq!(seen, Said::Count(0), "words of the last user in {bytes} bytes, committed: {committed}");
+        until("the memory is given back", || {
+            owner.list().is_ok_and(|list| list.bytes == 0)
+        });
+        let mut next = if has_users() {
+            somebody_else(&dir)
+        } else {
+            Agent::client(&dir)
+        };
+        let seen = next.ask(&Command::Look {
+            bytes,
+            word: SECRET,
+        });
+        assert_eq!(
+            seen,
+            Said::Count(0),
+            "words of the last user in {bytes} bytes, committed: {committed}"
+        );
     }
 }
 
-/// A reader that cannot map what it has taken off: here a process at its limit of addresses, on a GPU a context that
-/// broke.
+/// A reader that cannot map what it has taken off: here a process at its limit of addresses, on a
+/// GPU a context that broke.
 fn lost_addresses_say_so() {
     let (dir, _keeper) = started();
     let mut agent = Agent::client(&dir);
     assert_eq!(agent.ask(&to_put("model", 1)), Said::Epoch(1));
     assert_eq!(agent.ask(&Command::Open("model".into())), Said::Epoch(1));
     let why = agent.cannot(&Command::SleepAtTheLimit);
-    assert!(why.contains("the addresses of model are lost") && why.contains("raise RLIMIT_AS"), "{why}");
+    assert!(
+        why.contains("the addresses of model are lost") && why.contains("raise RLIMIT_AS"),
+        "{why}"
+    );
     assert_eq!(agent.ask(&to_put("model", 2)), Said::Epoch(2));
     for command in [Command::Advance, Command::Wake, Command::Sleep] {
         let why = agent.cannot(&command);
-        assert!(why.contains("the addresses of model are lost"), "{command:?}: {why}");
+        assert!(
+            why.contains("the addresses of model are lost"),
+            "{command:?}: {why}"
+        );
     }
-    assert_eq!(agent.ask(&Command::Open("model".into())), Said::Epoch(2), "every byte was compared");
+    assert_eq!(
+        agent.ask(&Command::Open("model".into())),
+        Said::Epoch(2),
+        "every byte was compared"
+    );
 }

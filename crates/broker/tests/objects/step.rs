@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// The file of a step that a process in this directory has died at: a case whose step nobody reaches shows nothing.
+/// The file of a step that a process in this directory has died at: a case whose step nobody
+/// reaches shows nothing.
 pub fn tombstone(dir: &Path, step: &str) -> PathBuf {
     dir.join(format!("died at {step}"))
 }

@@ -33,7 +33,8 @@ pub const GPU_IPC_OUTCOME_UNKNOWN: u32 = 3;
 pub struct gpu_ipc_client_options {
     /// `sizeof(gpu_ipc_client_options)`.
     pub size: usize,
-    /// The broker's directory; null for `$NVIDIA_DRA_LOCAL_IPC_DIR`, or `broker` in the runtime directory.
+    /// The broker's directory; null for `$NVIDIA_DRA_LOCAL_IPC_DIR`, or `broker` in the runtime
+    /// directory.
     pub dir: *const c_char,
     /// What it calls itself, for people; null for nothing.
     pub name: *const c_char,
@@ -67,21 +68,24 @@ pub struct gpu_ipc_create_options {
     pub replace: u32,
     /// Zero.
     pub reserved: u32,
-    /// The group of each part, as many as there are parts; null to lay all of them together. A group has memory of its
-    /// own, so that it can be taken over without the others. At most 16 groups, in the order of their numbers.
+    /// The group of each part, as many as there are parts; null to lay all of them together. A
+    /// group has memory of its own, so that it can be taken over without the others. At most 16
+    /// groups, in the order of their numbers.
     pub groups: *const u32,
-    /// Names of parts that are as in the name's newest epoch: its memory is taken over, without a copy, and may not be
-    /// written to. All parts of a group or none, and each epoch with the same groups.
+    /// Names of parts that are as in the name's newest epoch: its memory is taken over, without a
+    /// copy, and may not be written to. All parts of a group or none, and each epoch with the same
+    /// groups.
     pub unchanged: *const *const c_char,
     /// How many they are.
     pub unchanged_count: usize,
 }
 sized_struct!(gpu_ipc_create_options: "gpu_ipc_create_options");
 
-/// Connects to a broker of objects, for objects on a device. It reconnects by itself when the broker was started again.
+/// Connects to a broker of objects, for objects on a device. It reconnects by itself when the
+/// broker was started again.
 ///
-/// Keeps: nothing; texts are copied. Thread: any. Blocks: for the broker's welcome. Errors: `BAD_HANDLE`, `CONNECT`,
-/// `REFUSED`, `INVALID`, `UNSUPPORTED`.
+/// Keeps: nothing; texts are copied. Thread: any. Blocks: for the broker's welcome. Errors:
+/// `BAD_HANDLE`, `CONNECT`, `REFUSED`, `INVALID`, `UNSUPPORTED`.
 ///
 /// # Safety
 ///
@@ -113,17 +117,18 @@ pub unsafe extern "C" fn gpu_ipc_client_connect(
     })
 }
 
-/// Makes an object to be filled: all its memory is there, readable and writable by this process alone. Nobody sees it
-/// before `gpu_ipc_writer_commit`.
+/// Makes an object to be filled: all its memory is there, readable and writable by this process
+/// alone. Nobody sees it before `gpu_ipc_writer_commit`.
 ///
-/// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which may scrub memory
-/// first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit, a name of another user, or parts that are not
-/// as in the newest epoch, `NOT_FOUND` where there is none, `INVALID`, `WRITER_LOST`, `DEADLINE`, `FORKED`.
+/// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which
+/// may scrub memory first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit, a name of
+/// another user, or parts that are not as in the newest epoch, `NOT_FOUND` where there is none,
+/// `INVALID`, `WRITER_LOST`, `DEADLINE`, `FORKED`.
 ///
 /// # Safety
 ///
-/// `name` ends with a zero byte; there are `count` parts with good pointers in them; `options` is null, or has as many
-/// bytes as its `size` says and good pointers in them.
+/// `name` ends with a zero byte; there are `count` parts with good pointers in them; `options` is
+/// null, or has as many bytes as its `size` says and good pointers in them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpu_ipc_object_create(
     client: *mut gpu_ipc_client,
@@ -144,7 +149,9 @@ pub unsafe extern "C" fn gpu_ipc_object_create(
         // SAFETY: `array` asks for what this function asks for.
         let unchanged = unsafe { array(given.unchanged, given.unchanged_count, "unchanged") }?;
         // SAFETY: `text` asks for what this function asks for.
-        let name_of = |&name: &*const c_char| unsafe { text(name, "the name of an unchanged part") }.map(str::to_owned);
+        let name_of = |&name: &*const c_char| {
+            unsafe { text(name, "the name of an unchanged part") }.map(str::to_owned)
+        };
         // SAFETY: `array` asks for what this function asks for.
         let uids = unsafe { array(given.uids, given.uid_count, "uids") }?;
         let options = CreateOptions {
@@ -153,7 +160,11 @@ pub unsafe extern "C" fn gpu_ipc_object_create(
                 GPU_IPC_READERS_EVERYBODY => Readers::Everybody,
                 GPU_IPC_READERS_UIDS => Readers::Uids(uids.to_vec()),
                 other => {
-                    return Err(Failure::invalid("the readers", other.to_string(), "one of GPU_IPC_READERS_..."));
+                    return Err(Failure::invalid(
+                        "the readers",
+                        other.to_string(),
+                        "one of GPU_IPC_READERS_...",
+                    ));
                 }
             },
             expect: (given.expect != 0).then_some(Epoch(given.expected)),
@@ -170,8 +181,8 @@ pub unsafe extern "C" fn gpu_ipc_object_create(
 
 /// Maps an object read-only: an epoch of a name, 0 for the newest.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED`, `MISMATCH` for
-/// one of another device, `INVALID`, `DEADLINE`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`,
+/// `REFUSED`, `MISMATCH` for one of another device, `INVALID`, `DEADLINE`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -204,7 +215,9 @@ pub extern "C" fn gpu_ipc_object_open_identity(
 ) -> i32 {
     call(|process| {
         let reader = out_handle(reader, "reader")?;
-        let made = process.get(client)?.open_one(&Selector::Identity(identity_of(identity)?))?;
+        let made = process
+            .get(client)?
+            .open_one(&Selector::Identity(identity_of(identity)?))?;
         reader.set(process.open(Mutex::new(made))?);
         Ok(())
     })
@@ -212,8 +225,8 @@ pub extern "C" fn gpu_ipc_object_open_identity(
 
 /// Waits until a name has an epoch newer than `seen`, and says which.
 ///
-/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`,
-/// `REFUSED`, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+/// `DEADLINE`, `REFUSED`, `INVALID`.
 ///
 /// # Safety
 ///
@@ -238,16 +251,19 @@ pub unsafe extern "C" fn gpu_ipc_object_watch(
                 epoch.set(newer.0);
                 Ok(())
             }
-            None => Err(crate::engine::Error::Deadline { what: "a newer epoch" }.into()),
+            None => Err(crate::engine::Error::Deadline {
+                what: "a newer epoch",
+            }
+            .into()),
         }
     })
 }
 
-/// Removes an epoch of a name, with 0 all; a process that has one mapped keeps it. `last` gets the last epoch that the
-/// name had, and may be null.
+/// Removes an epoch of a name, with 0 all; a process that has one mapped keeps it. `last` gets the
+/// last epoch that the name had, and may be null.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED` for another
-/// user's, `INVALID`, `DEADLINE`.
+/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`,
+/// `REFUSED` for another user's, `INVALID`, `DEADLINE`.
 ///
 /// # Safety
 ///
@@ -268,10 +284,11 @@ pub unsafe extern "C" fn gpu_ipc_object_remove(
     })
 }
 
-/// Asks for the outcome of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets the epoch of
-/// one that was committed, else 0, and may be null.
+/// Asks for the outcome of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch`
+/// gets the epoch of one that was committed, else 0, and may be null.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `DEADLINE`, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `DEADLINE`,
+/// `INVALID`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_object_outcome(
     client: *mut gpu_ipc_client,
@@ -308,5 +325,7 @@ pub(super) fn selector(name: &str, epoch: u64) -> Selector {
 }
 
 pub(super) fn identity_of(identity: Option<&gpu_ipc_identity>) -> Outcome<Identity> {
-    identity.map(|identity| Identity(identity.bytes)).ok_or_else(|| null("identity"))
+    identity
+        .map(|identity| Identity(identity.bytes))
+        .ok_or_else(|| null("identity"))
 }

@@ -2,7 +2,8 @@
 //!
 //! 1. `part`: one part of an object, as C describes and reads it.
 //! 2. `client`: connect, create, open, watch, remove.
-//! 3. `writer`: fill and commit. `reader`: use, advance, sleep, wake, copy. `scratch`: memory that is never committed.
+//! 3. `writer`: fill and commit. `reader`: use, advance, sleep, wake, copy. `scratch`: memory that
+//!    is never committed.
 
 mod client;
 mod part;

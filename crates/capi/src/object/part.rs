@@ -35,7 +35,8 @@ pub struct gpu_ipc_part_spec {
     pub strides: *const u64,
     /// How many dimensions there are, at most 32.
     pub rank: u32,
-    /// DLPack's type code of its elements: 0 signed, 1 unsigned, 2 float, 4 bfloat, 5 complex, 6 bool.
+    /// DLPack's type code of its elements: 0 signed, 1 unsigned, 2 float, 4 bfloat, 5 complex, 6
+    /// bool.
     pub type_code: u8,
     /// Bits of one lane: 8 for bytes, 32 for float.
     pub type_bits: u8,
@@ -88,7 +89,10 @@ pub(super) unsafe fn layout_of(
     // SAFETY: `array` asks for what this function asks for.
     let user = unsafe { array(user.cast::<u8>(), user_len, "the user's bytes") }?;
     // SAFETY: `spec_of` asks for good pointers, as this function does.
-    let parts = specs.iter().map(|spec| unsafe { spec_of(spec) }).collect::<Outcome<Vec<_>>>()?;
+    let parts = specs
+        .iter()
+        .map(|spec| unsafe { spec_of(spec) })
+        .collect::<Outcome<Vec<_>>>()?;
     if groups.is_null() {
         return Ok(Layout::pack(parts, user)?);
     }
@@ -109,41 +113,80 @@ unsafe fn spec_of(spec: &gpu_ipc_part_spec) -> Outcome<PartSpec> {
     let name = unsafe { text(spec.name, "the name of a part") }?;
     let rank = spec.rank as usize;
     if rank > GPU_IPC_MOST_RANK {
-        return Err(Failure::invalid("the number of dimensions", format!("{rank} of {name}"), "at most 32"));
+        return Err(Failure::invalid(
+            "the number of dimensions",
+            format!("{rank} of {name}"),
+            "at most 32",
+        ));
     }
     // SAFETY: `array` asks for what this function asks for.
     let shape = unsafe { array(spec.shape, rank, "the shape of a part") }?;
-    let dtype = DType { code: spec.type_code, bits: spec.type_bits, lanes: spec.type_lanes.max(1) };
+    let dtype = DType {
+        code: spec.type_code,
+        bits: spec.type_bits,
+        lanes: spec.type_lanes.max(1),
+    };
     let mut part = PartSpec::contiguous(name, dtype, shape)?;
     if !spec.strides.is_null() {
         // SAFETY: `array` asks for what this function asks for.
         let strides = unsafe { array(spec.strides, rank, "the strides of a part") }?;
-        part.dimensions = shape.iter().zip(strides).map(|(&extent, &stride)| Dimension { extent, stride }).collect();
-        let beyond = || Failure::invalid("the size of a part", format!("{shape:?} by {strides:?}"), "below 2^64 bytes");
+        part.dimensions = shape
+            .iter()
+            .zip(strides)
+            .map(|(&extent, &stride)| Dimension { extent, stride })
+            .collect();
+        let beyond = || {
+            Failure::invalid(
+                "the size of a part",
+                format!("{shape:?} by {strides:?}"),
+                "below 2^64 bytes",
+            )
+        };
         // As long as the elements reach.
         let reach = |last: u64, dimension: &Dimension| {
-            last.checked_add(dimension.extent.saturating_sub(1).checked_mul(dimension.stride)?)
+            last.checked_add(
+                dimension
+                    .extent
+                    .saturating_sub(1)
+                    .checked_mul(dimension.stride)?,
+            )
         };
-        let last = part.dimensions.iter().try_fold(0u64, reach).and_then(|last| last.checked_add(1));
-        let elements = if shape.contains(&0) { 0 } else { last.ok_or_else(beyond)? };
+        let last = part
+            .dimensions
+            .iter()
+            .try_fold(0u64, reach)
+            .and_then(|last| last.checked_add(1));
+        let elements = if shape.contains(&0) {
+            0
+        } else {
+            last.ok_or_else(beyond)?
+        };
         part.len = dtype.bytes_of(elements).ok_or_else(beyond)?;
     }
     Ok(part)
 }
 
 /// Says what a part is; `None` for a name that is not there.
-pub(super) fn describe(layout: &Layout, name: &str, address: Option<DevicePtr>) -> Option<gpu_ipc_part> {
+pub(super) fn describe(
+    layout: &Layout,
+    name: &str,
+    address: Option<DevicePtr>,
+) -> Option<gpu_ipc_part> {
     let spec = &layout.part(name)?.spec;
     let mut part = crate::sized::zeroed::<gpu_ipc_part>();
     part.ptr = std::ptr::with_exposed_provenance_mut(address?.0 as usize);
     part.len = spec.len;
     part.rank = spec.dimensions.len() as u32;
-    (part.type_code, part.type_bits, part.type_lanes) = (spec.dtype.code, spec.dtype.bits, spec.dtype.lanes);
+    (part.type_code, part.type_bits, part.type_lanes) =
+        (spec.dtype.code, spec.dtype.bits, spec.dtype.lanes);
     for (at, dimension) in spec.dimensions.iter().enumerate().take(GPU_IPC_MOST_RANK) {
         (part.shape[at], part.strides[at]) = (dimension.extent, dimension.stride);
     }
     let bytes = spec.name.bytes().take(GPU_IPC_NAME_BYTES - 1);
-    part.name.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte as c_char);
+    part.name
+        .iter_mut()
+        .zip(bytes)
+        .for_each(|(place, byte)| *place = byte as c_char);
     Some(part)
 }
 
@@ -151,7 +194,11 @@ pub(super) fn describe(layout: &Layout, name: &str, address: Option<DevicePtr>) 
 pub(super) fn name_at(layout: &Layout, at: usize) -> Outcome<String> {
     let found = layout.parts().get(at).map(|part| part.spec.name.clone());
     found.ok_or_else(|| {
-        Failure::invalid("the number of a part", format!("{at} of {}", layout.parts().len()), "below their count")
+        Failure::invalid(
+            "the number of a part",
+            format!("{at} of {}", layout.parts().len()),
+            "below their count",
+        )
     })
 }
 

@@ -9,7 +9,9 @@ use crate::engine::{Reader, Selector};
 use crate::failure::Outcome;
 use crate::kinds::{gpu_ipc_reader, gpu_ipc_scratch, gpu_ipc_stream, gpu_ipc_writer};
 use crate::object::client::{identity_of, selector};
-use crate::object::part::{GPU_IPC_NAME_BYTES, describe, gpu_ipc_identity, gpu_ipc_part, name_at, no_such};
+use crate::object::part::{
+    GPU_IPC_NAME_BYTES, describe, gpu_ipc_identity, gpu_ipc_part, name_at, no_such,
+};
 use crate::object::writer::with as with_writer;
 use crate::process::Process;
 use crate::sized::{self, sized_struct};
@@ -51,22 +53,34 @@ fn with<T>(
 
 /// Describes the object that a reader has mapped.
 ///
-/// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`,
+/// `INVALID`.
 ///
 /// # Safety
 ///
 /// `info` has as many bytes as its `size` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpu_ipc_reader_get_info(reader: *mut gpu_ipc_reader, info: *mut gpu_ipc_reader_info) -> i32 {
+pub unsafe extern "C" fn gpu_ipc_reader_get_info(
+    reader: *mut gpu_ipc_reader,
+    info: *mut gpu_ipc_reader_info,
+) -> i32 {
     call(|process| {
         let ours = with(process, reader, |reader| {
             let mut ours = sized::zeroed::<gpu_ipc_reader_info>();
-            (ours.epoch, ours.identity) = (reader.epoch().0, gpu_ipc_identity { bytes: reader.identity().0 });
+            (ours.epoch, ours.identity) = (
+                reader.epoch().0,
+                gpu_ipc_identity {
+                    bytes: reader.identity().0,
+                },
+            );
             ours.part_count = reader.layout().parts().len() as u64;
             ours.user_len = reader.layout().user().len() as u64;
             ours.asleep = u32::from(reader.is_asleep());
             let name = reader.name().bytes().take(GPU_IPC_NAME_BYTES - 1);
-            ours.name.iter_mut().zip(name).for_each(|(place, byte)| *place = byte as c_char);
+            ours.name
+                .iter_mut()
+                .zip(name)
+                .for_each(|(place, byte)| *place = byte as c_char);
             Ok(ours)
         })?;
         // SAFETY: `write` asks for what this function asks for.
@@ -76,18 +90,26 @@ pub unsafe extern "C" fn gpu_ipc_reader_get_info(reader: *mut gpu_ipc_reader, in
 
 /// Copies the bytes that the writer put beside the parts; as many as fit into `capacity`.
 ///
-/// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`,
+/// `INVALID`.
 ///
 /// # Safety
 ///
 /// There is room for `capacity` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpu_ipc_reader_user(reader: *mut gpu_ipc_reader, bytes: *mut c_void, capacity: usize) -> i32 {
+pub unsafe extern "C" fn gpu_ipc_reader_user(
+    reader: *mut gpu_ipc_reader,
+    bytes: *mut c_void,
+    capacity: usize,
+) -> i32 {
     call(|process| {
         // SAFETY: `room` asks for what this function asks for.
         let bytes = unsafe { room(bytes, capacity) }?;
         with(process, reader, |reader| {
-            bytes.iter_mut().zip(reader.layout().user()).for_each(|(place, byte)| *place = *byte);
+            bytes
+                .iter_mut()
+                .zip(reader.layout().user())
+                .for_each(|(place, byte)| *place = *byte);
             Ok(())
         })
     })
@@ -95,11 +117,12 @@ pub unsafe extern "C" fn gpu_ipc_reader_user(reader: *mut gpu_ipc_reader, bytes:
 
 /// Describes a part and its address, which stays the same for the reader's life, at every epoch.
 ///
-/// It is read-only: a kernel that writes there ends its context. Work on it is named with `gpu_ipc_reader_used_on`;
-/// work on a stream that was not named, and that is not finished when the reader advances, sleeps or is closed, is
-/// undefined behaviour.
+/// It is read-only: a kernel that writes there ends its context. Work on it is named with
+/// `gpu_ipc_reader_used_on`; work on a stream that was not named, and that is not finished when the
+/// reader advances, sleeps or is closed, is undefined behaviour.
 ///
-/// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`,
+/// `INVALID`.
 ///
 /// # Safety
 ///
@@ -113,7 +136,9 @@ pub unsafe extern "C" fn gpu_ipc_reader_get_part(
     call(|process| {
         // SAFETY: `text` asks for what this function asks for.
         let name = unsafe { text(name, "the name of a part") }?;
-        let found = with(process, reader, |reader| Ok(describe(reader.layout(), name, reader.device_ptr(name))))?;
+        let found = with(process, reader, |reader| {
+            Ok(describe(reader.layout(), name, reader.device_ptr(name)))
+        })?;
         // SAFETY: `write` asks for what this function asks for.
         unsafe { sized::write(part, &found.ok_or_else(|| no_such(name))?) }
     })
@@ -121,7 +146,8 @@ pub unsafe extern "C" fn gpu_ipc_reader_get_part(
 
 /// Describes a part by its number: from 0 to below the count of parts, in the order of their names.
 ///
-/// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`,
+/// `INVALID`.
 ///
 /// # Safety
 ///
@@ -144,8 +170,8 @@ pub unsafe extern "C" fn gpu_ipc_reader_get_part_at(
 
 /// Copies `len` bytes of a part from `offset` on to the host.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
-/// end, `ASLEEP`, `POISONED`, `DRIVER`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+/// `INVALID` beyond the part's end, `ASLEEP`, `POISONED`, `DRIVER`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -163,15 +189,17 @@ pub unsafe extern "C" fn gpu_ipc_reader_read(
         let name = unsafe { text(name, "the name of a part") }?;
         // SAFETY: `room` asks for what this function asks for.
         let bytes = unsafe { room(bytes, len) }?;
-        with(process, reader, |reader| Ok(reader.read_at(name, offset, bytes)?))
+        with(process, reader, |reader| {
+            Ok(reader.read_at(name, offset, bytes)?)
+        })
     })
 }
 
 /// Copies a part into the part of the same name of an object that is being filled, on the device.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` for a part that
-/// either has not, of another length, or taken over; `MISMATCH` for a writer on another device; `ASLEEP`, `POISONED`,
-/// `DRIVER`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+/// `INVALID` for a part that either has not, of another length, or taken over; `MISMATCH` for a
+/// writer on another device; `ASLEEP`, `POISONED`, `DRIVER`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -185,15 +213,21 @@ pub unsafe extern "C" fn gpu_ipc_reader_copy_part(
     call(|process| {
         // SAFETY: `text` asks for what this function asks for.
         let name = unsafe { text(name, "the name of a part") }?;
-        with(process, reader, |reader| with_writer(process, writer, |writer| Ok(reader.copy_part(name, writer)?)))
+        with(process, reader, |reader| {
+            with_writer(
+                process,
+                writer,
+                |writer| Ok(reader.copy_part(name, writer)?),
+            )
+        })
     })
 }
 
-/// Copies the whole object into memory of this process alone, which may be written to: scratch memory of the broker,
-/// which counts against its limits. The reader stays as it is.
+/// Copies the whole object into memory of this process alone, which may be written to: scratch
+/// memory of the broker, which counts against its limits. The reader stays as it is.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker and until the copy has finished. Errors: `BAD_HANDLE`, `ASLEEP`,
-/// `POISONED`, `OUT_OF_MEMORY`, `REFUSED`, `DRIVER`, `DEADLINE`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: for the broker and until the copy has finished. Errors:
+/// `BAD_HANDLE`, `ASLEEP`, `POISONED`, `OUT_OF_MEMORY`, `REFUSED`, `DRIVER`, `DEADLINE`, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_reader_writable_copy(
     reader: *mut gpu_ipc_reader,
@@ -209,24 +243,28 @@ pub extern "C" fn gpu_ipc_reader_writable_copy(
 
 /// Names a stream whose work touches the object: advance, sleep and close wait for it.
 ///
-/// Keeps: the stream, until the reader is closed. Thread: any. Blocks: while another call is in this reader. Errors:
-/// `BAD_HANDLE`, `MISMATCH` for a stream of another device.
+/// Keeps: the stream, until the reader is closed. Thread: any. Blocks: while another call is in
+/// this reader. Errors: `BAD_HANDLE`, `MISMATCH` for a stream of another device.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_reader_used_on(reader: *mut gpu_ipc_reader, stream: *mut gpu_ipc_stream) -> i32 {
+pub extern "C" fn gpu_ipc_reader_used_on(
+    reader: *mut gpu_ipc_reader,
+    stream: *mut gpu_ipc_stream,
+) -> i32 {
     call(|process| {
         let open = process.get(stream)?;
         with(process, reader, |reader| Ok(reader.used_on(&open.stream)?))
     })
 }
 
-/// Moves to an epoch of the name, with 0 to the newest, at the same addresses; `moved` says whether it was another one,
-/// and may be null.
+/// Moves to an epoch of the name, with 0 to the newest, at the same addresses; `moved` says whether
+/// it was another one, and may be null.
 ///
-/// Waits for the streams that were named. The caller launches nothing meanwhile that touches the addresses; what was
-/// registered with them elsewhere (NCCL, RDMA) is registered anew.
+/// Waits for the streams that were named. The caller launches nothing meanwhile that touches the
+/// addresses; what was registered with them elsewhere (NCCL, RDMA) is registered anew.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker and the streams. Errors: `BAD_HANDLE`; `LAYOUT_DIFFERS`,
-/// `NOT_FOUND`, `ASLEEP`: nothing changed; `POISONED`: open the object anew; `DRIVER`, `DEADLINE`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: for the broker and the streams. Errors: `BAD_HANDLE`;
+/// `LAYOUT_DIFFERS`, `NOT_FOUND`, `ASLEEP`: nothing changed; `POISONED`: open the object anew;
+/// `DRIVER`, `DEADLINE`, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_reader_advance(
     reader: *mut gpu_ipc_reader,
@@ -234,7 +272,9 @@ pub extern "C" fn gpu_ipc_reader_advance(
     moved: Option<&mut MaybeUninit<bool>>,
 ) -> i32 {
     call(|process| {
-        let did = with(process, reader, |reader| Ok(reader.advance_to(&selector(reader.name(), epoch))?))?;
+        let did = with(process, reader, |reader| {
+            Ok(reader.advance_to(&selector(reader.name(), epoch))?)
+        })?;
         put(moved, did);
         Ok(())
     })
@@ -242,7 +282,8 @@ pub extern "C" fn gpu_ipc_reader_advance(
 
 /// Moves to the object of an identity, as `gpu_ipc_reader_advance` does to an epoch.
 ///
-/// Keeps: nothing. Thread: any. Blocks: as `gpu_ipc_reader_advance`. Errors: as `gpu_ipc_reader_advance`.
+/// Keeps: nothing. Thread: any. Blocks: as `gpu_ipc_reader_advance`. Errors: as
+/// `gpu_ipc_reader_advance`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_reader_advance_identity(
     reader: *mut gpu_ipc_reader,
@@ -257,10 +298,11 @@ pub extern "C" fn gpu_ipc_reader_advance_identity(
     })
 }
 
-/// Gives the mapping up, and keeps the addresses; with `release` the lease too, so that a sole reader's memory goes.
+/// Gives the mapping up, and keeps the addresses; with `release` the lease too, so that a sole
+/// reader's memory goes.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the streams that were named. Errors: `BAD_HANDLE`, `DRIVER`, `POISONED`,
-/// `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: for the streams that were named. Errors: `BAD_HANDLE`,
+/// `DRIVER`, `POISONED`, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_reader_sleep(reader: *mut gpu_ipc_reader, release: bool) -> i32 {
     call(|process| with(process, reader, |reader| Ok(reader.sleep(release)?)))
@@ -268,23 +310,30 @@ pub extern "C" fn gpu_ipc_reader_sleep(reader: *mut gpu_ipc_reader, release: boo
 
 /// Maps the same object again, at the same addresses.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND` when the lease was released
-/// and the object has gone, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the reader sleeps on.
+/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND` when the
+/// lease was released and the object has gone, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the
+/// reader sleeps on.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_reader_wake(reader: *mut gpu_ipc_reader) -> i32 {
     call(|process| with(process, reader, |reader| Ok(reader.wake()?)))
 }
 
-/// Maps an epoch of the name, with 0 the newest, at the same addresses. One that does not sleep advances.
+/// Maps an epoch of the name, with 0 the newest, at the same addresses. One that does not sleep
+/// advances.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: as `gpu_ipc_reader_wake`, and `LAYOUT_DIFFERS`; the
-/// reader sleeps on.
+/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: as `gpu_ipc_reader_wake`, and
+/// `LAYOUT_DIFFERS`; the reader sleeps on.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_reader_wake_to(reader: *mut gpu_ipc_reader, epoch: u64) -> i32 {
-    call(|process| with(process, reader, |reader| Ok(reader.wake_to(&selector(reader.name(), epoch))?)))
+    call(|process| {
+        with(process, reader, |reader| {
+            Ok(reader.wake_to(&selector(reader.name(), epoch))?)
+        })
+    })
 }
 
-/// Closes a reader; its addresses are given back when the work on the named streams is done. Null is passed over.
+/// Closes a reader; its addresses are given back when the work on the named streams is done. Null
+/// is passed over.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]

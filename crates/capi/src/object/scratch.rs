@@ -23,11 +23,12 @@ fn with<T>(
     run(&mut open)
 }
 
-/// Makes memory that is never committed: it counts against the broker's limits, and goes with this process. `name` is
-/// what the broker's listing calls it.
+/// Makes memory that is never committed: it counts against the broker's limits, and goes with this
+/// process. `name` is what the broker's listing calls it.
 ///
-/// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which may scrub memory
-/// first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit, `INVALID`, `DEADLINE`, `FORKED`.
+/// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which
+/// may scrub memory first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit, `INVALID`,
+/// `DEADLINE`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -44,7 +45,8 @@ pub unsafe extern "C" fn gpu_ipc_object_scratch(
         let scratch = out_handle(scratch, "scratch")?;
         // SAFETY: `text` asks for what this function asks for.
         let name = unsafe { text(name, "the name of scratch memory") }?;
-        // SAFETY: `layout_of` asks for what this function asks for, and for no groups and no bytes of the user's.
+        // SAFETY: `layout_of` asks for what this function asks for, and for no groups and no bytes
+        // of the user's.
         let layout = unsafe { layout_of(parts, count, std::ptr::null(), std::ptr::null(), 0) }?;
         let made = process.get(client)?.scratch(name, layout)?;
         scratch.set(process.open(Mutex::new(made))?);
@@ -52,12 +54,14 @@ pub unsafe extern "C" fn gpu_ipc_object_scratch(
     })
 }
 
-/// Describes a part and its address. The GPU, and on the host backend the CPU, may write there until the close.
+/// Describes a part and its address. The GPU, and on the host backend the CPU, may write there
+/// until the close.
 ///
-/// Work on it is named with `gpu_ipc_scratch_used_on`: work on a stream that was not named, and that is not finished at
-/// the close, is undefined behaviour.
+/// Work on it is named with `gpu_ipc_scratch_used_on`: work on a stream that was not named, and
+/// that is not finished at the close, is undefined behaviour.
 ///
-/// Keeps: nothing. Thread: any. Blocks: while another call is in this memory. Errors: `BAD_HANDLE`, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: while another call is in this memory. Errors: `BAD_HANDLE`,
+/// `INVALID`.
 ///
 /// # Safety
 ///
@@ -71,7 +75,9 @@ pub unsafe extern "C" fn gpu_ipc_scratch_get_part(
     call(|process| {
         // SAFETY: `text` asks for what this function asks for.
         let name = unsafe { text(name, "the name of a part") }?;
-        let found = with(process, scratch, |scratch| Ok(describe(scratch.layout(), name, scratch.device_ptr(name))))?;
+        let found = with(process, scratch, |scratch| {
+            Ok(describe(scratch.layout(), name, scratch.device_ptr(name)))
+        })?;
         // SAFETY: `write` asks for what this function asks for.
         unsafe { sized::write(part, &found.ok_or_else(|| no_such(name))?) }
     })
@@ -79,8 +85,8 @@ pub unsafe extern "C" fn gpu_ipc_scratch_get_part(
 
 /// Copies `len` bytes from the host into a part from `offset` on.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
-/// end, `DRIVER`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+/// `INVALID` beyond the part's end, `DRIVER`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -98,14 +104,16 @@ pub unsafe extern "C" fn gpu_ipc_scratch_write(
         let name = unsafe { text(name, "the name of a part") }?;
         // SAFETY: `array` asks for what this function asks for.
         let bytes = unsafe { array(bytes.cast::<u8>(), len, "bytes") }?;
-        with(process, scratch, |scratch| Ok(scratch.write_part(name, offset, bytes)?))
+        with(process, scratch, |scratch| {
+            Ok(scratch.write_part(name, offset, bytes)?)
+        })
     })
 }
 
 /// Copies `len` bytes of a part from `offset` on to the host.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
-/// end, `DRIVER`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+/// `INVALID` beyond the part's end, `DRIVER`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -123,23 +131,31 @@ pub unsafe extern "C" fn gpu_ipc_scratch_read(
         let name = unsafe { text(name, "the name of a part") }?;
         // SAFETY: `room` asks for what this function asks for.
         let bytes = unsafe { room(bytes, len) }?;
-        with(process, scratch, |scratch| Ok(scratch.read_at(name, offset, bytes)?))
+        with(process, scratch, |scratch| {
+            Ok(scratch.read_at(name, offset, bytes)?)
+        })
     })
 }
 
 /// Names a stream whose work touches the memory: the close waits for it.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this memory. Errors:
-/// `BAD_HANDLE`, `MISMATCH` for a stream of another device.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this
+/// memory. Errors: `BAD_HANDLE`, `MISMATCH` for a stream of another device.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_scratch_used_on(scratch: *mut gpu_ipc_scratch, stream: *mut gpu_ipc_stream) -> i32 {
+pub extern "C" fn gpu_ipc_scratch_used_on(
+    scratch: *mut gpu_ipc_scratch,
+    stream: *mut gpu_ipc_stream,
+) -> i32 {
     call(|process| {
         let open = process.get(stream)?;
-        with(process, scratch, |scratch| Ok(scratch.used_on(&open.stream)?))
+        with(process, scratch, |scratch| {
+            Ok(scratch.used_on(&open.stream)?)
+        })
     })
 }
 
-/// Gives scratch memory up; it goes when the work on the named streams is done. Null is passed over.
+/// Gives scratch memory up; it goes when the work on the named streams is done. Null is passed
+/// over.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]

@@ -27,12 +27,14 @@ fn committed() -> Failure {
     Failure::handle("a writer was committed; create the object anew".into())
 }
 
-/// Describes a part and its address. The GPU, and on the host backend the CPU, may write there until the commit.
+/// Describes a part and its address. The GPU, and on the host backend the CPU, may write there
+/// until the commit.
 ///
-/// Work on it is named with `gpu_ipc_writer_used_on` or at the commit: work on a stream that was not named is undefined
-/// behaviour.
+/// Work on it is named with `gpu_ipc_writer_used_on` or at the commit: work on a stream that was
+/// not named is undefined behaviour.
 ///
-/// Keeps: nothing. Thread: any. Blocks: while another call is in this writer. Errors: `BAD_HANDLE`, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: while another call is in this writer. Errors: `BAD_HANDLE`,
+/// `INVALID`.
 ///
 /// # Safety
 ///
@@ -46,7 +48,9 @@ pub unsafe extern "C" fn gpu_ipc_writer_get_part(
     call(|process| {
         // SAFETY: `text` asks for what this function asks for.
         let name = unsafe { text(name, "the name of a part") }?;
-        let found = with(process, writer, |writer| Ok(describe(writer.layout(), name, writer.device_ptr(name))))?;
+        let found = with(process, writer, |writer| {
+            Ok(describe(writer.layout(), name, writer.device_ptr(name)))
+        })?;
         // SAFETY: `write` asks for what this function asks for.
         unsafe { sized::write(part, &found.ok_or_else(|| no_such(name))?) }
     })
@@ -54,7 +58,8 @@ pub unsafe extern "C" fn gpu_ipc_writer_get_part(
 
 /// Writes the identity of the object, by which `gpu_ipc_object_outcome` tells of its commit.
 ///
-/// Keeps: nothing. Thread: any. Blocks: while another call is in this writer. Errors: `BAD_HANDLE`, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: while another call is in this writer. Errors: `BAD_HANDLE`,
+/// `INVALID`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_writer_identity(
     writer: *mut gpu_ipc_writer,
@@ -70,8 +75,8 @@ pub extern "C" fn gpu_ipc_writer_identity(
 
 /// Copies `len` bytes from the host into a part from `offset` on.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
-/// end, `DRIVER`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+/// `INVALID` beyond the part's end, `DRIVER`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -89,31 +94,36 @@ pub unsafe extern "C" fn gpu_ipc_writer_write(
         let name = unsafe { text(name, "the name of a part") }?;
         // SAFETY: `array` asks for what this function asks for.
         let bytes = unsafe { array(bytes.cast::<u8>(), len, "bytes") }?;
-        with(process, writer, |writer| Ok(writer.write_part(name, offset, bytes)?))
+        with(process, writer, |writer| {
+            Ok(writer.write_part(name, offset, bytes)?)
+        })
     })
 }
 
 /// Names a stream whose work touches the object: the commit waits for it.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this writer. Errors:
-/// `BAD_HANDLE`, `MISMATCH` for a stream of another device.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this
+/// writer. Errors: `BAD_HANDLE`, `MISMATCH` for a stream of another device.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_writer_used_on(writer: *mut gpu_ipc_writer, stream: *mut gpu_ipc_stream) -> i32 {
+pub extern "C" fn gpu_ipc_writer_used_on(
+    writer: *mut gpu_ipc_writer,
+    stream: *mut gpu_ipc_stream,
+) -> i32 {
     call(|process| {
         let open = process.get(stream)?;
         with(process, writer, |writer| Ok(writer.used_on(&open.stream)?))
     })
 }
 
-/// Commits an object: it becomes visible, whole, once all that is queued on these streams, and on those that were named
-/// before, has finished. The handle is closed, whatever the call returns.
+/// Commits an object: it becomes visible, whole, once all that is queued on these streams, and on
+/// those that were named before, has finished. The handle is closed, whatever the call returns.
 ///
-/// With `epoch` it waits until the object is visible, and says its epoch. Without it returns at once: the commit goes
-/// on, and `gpu_ipc_object_outcome` tells what became of it.
+/// With `epoch` it waits until the object is visible, and says its epoch. Without it returns at
+/// once: the commit goes on, and `gpu_ipc_object_outcome` tells what became of it.
 ///
-/// Keeps: the streams, until that work is done. Thread: any. Blocks: with `epoch` up to `timeout_ns`, below 0 for ever.
-/// Errors: `BAD_HANDLE`; `CAPTURING` and `MISMATCH` for a stream: nothing is committed; `CONFLICT`, `WRITER_LOST`,
-/// `REFUSED`; `DEADLINE`: the commit goes on.
+/// Keeps: the streams, until that work is done. Thread: any. Blocks: with `epoch` up to
+/// `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`; `CAPTURING` and `MISMATCH` for a stream:
+/// nothing is committed; `CONFLICT`, `WRITER_LOST`, `REFUSED`; `DEADLINE`: the commit goes on.
 ///
 /// # Safety
 ///
@@ -133,7 +143,10 @@ pub unsafe extern "C" fn gpu_ipc_writer_commit(
         let taken = open.lock().unwrap_or_else(PoisonError::into_inner).take();
         process.close(writer)?;
         let taken = taken.ok_or_else(committed)?;
-        let streams = given.iter().map(|&stream| process.get(stream)).collect::<Outcome<Vec<_>>>()?;
+        let streams = given
+            .iter()
+            .map(|&stream| process.get(stream))
+            .collect::<Outcome<Vec<_>>>()?;
         let streams: Vec<_> = streams.iter().map(|open| &open.stream).collect();
         let commit = taken.commit(&streams)?;
         let Some(epoch) = epoch else { return Ok(()) };

@@ -1,7 +1,9 @@
-//! The thread for driver calls that may block while any stream of the process waits: close, unregister.
+//! The thread for driver calls that may block while any stream of the process waits: close,
+//! unregister.
 //!
-//! It is started by the first such call, and ends when its owner has gone and the last call is done. When the process
-//! may start no thread at a moment, what is to be called waits, and the owner tries again: one refusal loses nothing.
+//! It is started by the first such call, and ends when its owner has gone and the last call is
+//! done. When the process may start no thread at a moment, what is to be called waits, and the
+//! owner tries again: one refusal loses nothing.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,7 +30,9 @@ impl Blocking {
     /// Sends what waits for a thread, if there may be one.
     pub fn retry(&mut self) {
         while let Some(job) = self.waiting.pop_front() {
-            let Some(jobs) = self.thread() else { return self.waiting.push_front(job) };
+            let Some(jobs) = self.thread() else {
+                return self.waiting.push_front(job);
+            };
             if let Err(unsent) = jobs.send(job) {
                 // It ended, which it does not by itself.
                 self.jobs = None;
@@ -48,13 +52,20 @@ impl Blocking {
             let run = move || {
                 for job in receiver {
                     if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                        tracing::error!("a call that may block panicked; what it would give back is leaked");
+                        tracing::error!(
+                            "a call that may block panicked; what it would give back is leaked"
+                        );
                     }
                 }
             };
-            match std::thread::Builder::new().name("gpu-ipc-blocking".into()).spawn(run) {
+            match std::thread::Builder::new()
+                .name("gpu-ipc-blocking".into())
+                .spawn(run)
+            {
                 Ok(_) => self.jobs = Some(sender),
-                Err(error) => tracing::debug!(%error, "no thread for blocking calls at this moment"),
+                Err(error) => {
+                    tracing::debug!(%error, "no thread for blocking calls at this moment")
+                }
             }
         }
         self.jobs.as_ref()
@@ -63,8 +74,8 @@ impl Blocking {
 
 impl Drop for Blocking {
     fn drop(&mut self) {
-        // What found no thread to the end is leaked with what it holds: what it would give back stays taken, which is
-        // safe.
+        // What found no thread to the end is leaked with what it holds: what it would give back
+        // stays taken, which is safe.
         if !self.waiting.is_empty() {
             tracing::warn!(
                 calls = self.waiting.len(),
@@ -77,7 +88,10 @@ impl Drop for Blocking {
 
 impl fmt::Debug for Blocking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocking").field("started", &self.jobs.is_some()).field("waiting", &self.waiting.len()).finish()
+        f.debug_struct("Blocking")
+            .field("started", &self.jobs.is_some())
+            .field("waiting", &self.waiting.len())
+            .finish()
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Milliseconds of the coarse monotonic clock: 5 ns to read, right to a few milliseconds, and it stands still in no
-/// process that runs.
+/// Milliseconds of the coarse monotonic clock: 5 ns to read, right to a few milliseconds, and it
+/// stands still in no process that runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Tick(u64);
 
@@ -26,7 +26,11 @@ impl Tick {
     #[must_use]
     pub fn after(self, duration: Duration) -> Tick {
         let millis = u64::from(duration.subsec_nanos().div_ceil(1_000_000));
-        Tick(self.0.saturating_add(duration.as_secs().saturating_mul(1_000)).saturating_add(millis))
+        Tick(
+            self.0
+                .saturating_add(duration.as_secs().saturating_mul(1_000))
+                .saturating_add(millis),
+        )
     }
 
     /// A time that never comes.

@@ -1,8 +1,9 @@
 //! Closing what other processes sent.
 //!
-//! A close can take as long as the maker of the file likes: a TCP socket that lingers, a file of a user-space file
-//! system. So nothing that was received is closed on a session's thread: dropping a [`Foreign`] hands it to threads
-//! that do nothing else, as many as there are closes that take long.
+//! A close can take as long as the maker of the file likes: a TCP socket that lingers, a file of a
+//! user-space file system. So nothing that was received is closed on a session's thread: dropping a
+//! [`Foreign`] hands it to threads that do nothing else, as many as there are closes that take
+//! long.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -41,7 +42,10 @@ struct Queue {
 impl Closer {
     /// Takes charge of a descriptor that came from elsewhere.
     pub fn guard(&self, fd: OwnedFd) -> Foreign {
-        Foreign { fd: ManuallyDrop::new(fd), closer: self.clone() }
+        Foreign {
+            fd: ManuallyDrop::new(fd),
+            closer: self.clone(),
+        }
     }
 
     /// Returns whether too many descriptors wait for their close to take in more.
@@ -62,7 +66,9 @@ impl Closer {
         state.threads += 1;
         drop(state);
         let shared = self.0.clone();
-        let thread = thread::Builder::new().name("gpu-ipc-closer".into()).stack_size(STACK);
+        let thread = thread::Builder::new()
+            .name("gpu-ipc-closer".into())
+            .stack_size(STACK);
         if let Err(error) = thread.spawn(move || shared.run()) {
             // It stays open until the next is closed: too late is safe.
             tracing::warn!(%error, "no thread to close a descriptor");
@@ -85,7 +91,10 @@ impl Shared {
                 state = self.state();
             }
             state.idle += 1;
-            let (after, wait) = self.more.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+            let (after, wait) = self
+                .more
+                .wait_timeout(state, IDLE)
+                .unwrap_or_else(PoisonError::into_inner);
             state = after;
             state.idle -= 1;
             if wait.timed_out() && state.waiting.is_empty() {
@@ -111,7 +120,8 @@ impl AsFd for Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's drop.
+        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's
+        // drop.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
         self.closer.close(fd);
     }
@@ -128,9 +138,11 @@ mod tests {
     /// A TCP connection whose close takes a minute: its peer reads nothing, and much is unsent.
     fn lingering() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let mut ours = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
+        let mut ours =
+            TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
         let (theirs, _) = listener.accept().expect("accepted");
-        rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(60))).expect("it lingers");
+        rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(60)))
+            .expect("it lingers");
         ours.set_nonblocking(true).expect("not blocking");
         while ours.write(&[0; 65_536]).is_ok() {}
         (ours.into(), theirs)
@@ -149,7 +161,10 @@ mod tests {
         let start = Instant::now();
         drop(closer.guard(writer.into()));
         assert_eq!(reader.read(&mut [0]).expect("the pipe's end"), 0);
-        assert!(start.elapsed() < Duration::from_secs(60), "it was closed after the slow ones");
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "it was closed after the slow ones"
+        );
         drop(readers);
     }
 

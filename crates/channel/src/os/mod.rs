@@ -1,4 +1,5 @@
-//! What the kernel provides: sockets, processes and the proof of their death, waiting and waking, a clock.
+//! What the kernel provides: sockets, processes and the proof of their death, waiting and waking, a
+//! clock.
 
 pub mod blocking;
 pub mod clock;

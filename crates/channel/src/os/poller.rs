@@ -24,7 +24,8 @@ impl Poller {
     /// [`Error::System`] when the process has no descriptor left.
     pub fn new() -> Result<Poller> {
         let remedy = "raise RLIMIT_NOFILE or close descriptors";
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::system("epoll_create", remedy, e))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|e| Error::system("epoll_create", remedy, e))?;
         Ok(Poller { epoll })
     }
 
@@ -34,8 +35,13 @@ impl Poller {
     ///
     /// [`Error::System`] when the user's limit of watches is reached.
     pub fn add(&self, fd: BorrowedFd<'_>, key: u64) -> Result<()> {
-        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
-            .map_err(|e| Error::system("epoll_ctl", "raise fs.epoll.max_user_watches", e))
+        epoll::add(
+            &self.epoll,
+            fd,
+            epoll::EventData::new_u64(key),
+            epoll::EventFlags::IN,
+        )
+        .map_err(|e| Error::system("epoll_ctl", "raise fs.epoll.max_user_watches", e))
     }
 
     /// Does not tell of a descriptor until it is resumed, its end excepted.
@@ -61,17 +67,26 @@ impl Poller {
 
     /// Waits until something can be read, at most so long, and returns the keys of what can.
     pub fn wait(&self, timeout: Option<Duration>) -> ArrayVec<u64, MOST_READY> {
-        let empty = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let empty = epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        };
         let mut events = [empty; MOST_READY];
         let timeout = timeout.map(timespec);
         // An interruption is a wake-up with nothing to read.
         let count = epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()).unwrap_or(0);
-        events[..count].iter().map(|event| event.data.u64()).collect()
+        events[..count]
+            .iter()
+            .map(|event| event.data.u64())
+            .collect()
     }
 }
 
 fn timespec(time: Duration) -> Timespec {
-    Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(time.subsec_nanos()) }
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    }
 }
 
 #[cfg(test)]

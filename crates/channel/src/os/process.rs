@@ -1,7 +1,7 @@
 //! Processes as the kernel names them: pidfds.
 //!
-//! A pid is for people to read. Every decision uses a pidfd: it names one process for ever, also when the pid is reused
-//! and across pid namespaces.
+//! A pid is for people to read. Every decision uses a pidfd: it names one process for ever, also
+//! when the pid is reused and across pid namespaces.
 //!
 //! `descendants`: which descendants of this process keep a device's files open.
 
@@ -32,10 +32,13 @@ pub fn own_pidfd() -> Result<OwnedFd> {
 
 /// Says whether the process is dead, which its parent need not have noticed yet.
 ///
-/// In doubt it says no: a process that is wrongly taken for alive holds memory longer, the other way round it would
-/// lose memory that it still uses.
+/// In doubt it says no: a process that is wrongly taken for alive holds memory longer, the other
+/// way round it would lose memory that it still uses.
 pub fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     loop {
         let mut fds = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
         match poll(&mut fds, Some(&now)) {
@@ -46,30 +49,36 @@ pub fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Says whether a descriptor from another process is a pidfd, by the name that the kernel gave its file.
+/// Says whether a descriptor from another process is a pidfd, by the name that the kernel gave its
+/// file.
 ///
-/// A pipe or an event would 'fire' when its sender likes, and pass for a death. Reading a link takes no descriptor, so
-/// the answer is the same where none is left.
+/// A pipe or an event would 'fire' when its sender likes, and pass for a death. Reading a link
+/// takes no descriptor, so the answer is the same where none is left.
 ///
 /// # Errors
 ///
 /// [`Error::System`] when `/proc` cannot be read.
 pub fn is_pidfd(fd: BorrowedFd<'_>) -> Result<bool> {
     let name = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(proc_error)?;
-    // The names of proc_pid_fd(5), before and with pidfs. A file with a path of its own starts with a slash.
+    // The names of proc_pid_fd(5), before and with pidfs. A file with a path of its own starts with
+    // a slash.
     let name = name.as_os_str().as_bytes();
     Ok(name == b"anon_inode:[pidfd]" || name.starts_with(b"pidfd:["))
 }
 
-/// Returns the pid as this process sees it; 0 when the process is in a namespace that hides it or is gone.
+/// Returns the pid as this process sees it; 0 when the process is in a namespace that hides it or
+/// is gone.
 ///
 /// # Errors
 ///
 /// [`Error::System`] when `/proc` cannot be read or no file descriptor is left.
 pub fn pid_of(pidfd: BorrowedFd<'_>) -> Result<u32> {
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).map_err(proc_error)?;
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))
+        .map_err(proc_error)?;
     // A process that was waited for reads -1.
-    let pid = info.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
+    let pid = info
+        .lines()
+        .find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
     Ok(pid.unwrap_or(0))
 }
 
@@ -79,17 +88,24 @@ pub fn pid_of(pidfd: BorrowedFd<'_>) -> Result<u32> {
 ///
 /// As [`pid_of`] and [`own_pidfd`].
 pub fn same_process(pidfd: BorrowedFd<'_>) -> Result<bool> {
-    // Both numbers come from the same /proc, which may count in another namespace than `getpid` does.
+    // Both numbers come from the same /proc, which may count in another namespace than `getpid`
+    // does.
     let pid = pid_of(pidfd)?;
     Ok(pid != 0 && pid == pid_of(own_pidfd()?.as_fd())?)
 }
 
 /// Returns the name of the command that a process runs, fit for printing; `?` if unknown.
 pub fn command_of(pid: u32) -> String {
-    let Ok(name) = fs::read(format!("/proc/{pid}/comm")) else { return "?".into() };
+    let Ok(name) = fs::read(format!("/proc/{pid}/comm")) else {
+        return "?".into();
+    };
     let name = String::from_utf8_lossy(&name);
     // A process names itself as it likes; what it chooses must not steer a terminal.
-    let name: String = name.trim_end_matches('\n').chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    let name: String = name
+        .trim_end_matches('\n')
+        .chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect();
     if name.is_empty() { "?".into() } else { name }
 }
 
@@ -103,7 +119,9 @@ fn pidfd_error(e: Errno) -> Error {
 
 fn proc_error(e: io::Error) -> Error {
     let remedy = match Errno::from_io_error(&e) {
-        Some(Errno::MFILE | Errno::NFILE) => "raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files",
+        Some(Errno::MFILE | Errno::NFILE) => {
+            "raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files"
+        }
         _ => "mount /proc and let this process read it",
     };
     Error::system("reading /proc", remedy, e)
@@ -119,7 +137,10 @@ mod tests {
     fn the_own_pidfd_names_this_living_process() {
         let own = own_pidfd().expect("a pidfd");
         assert!(is_pidfd(own.as_fd()).expect("a readable /proc"));
-        assert_eq!(pid_of(own.as_fd()).expect("a readable /proc"), std::process::id());
+        assert_eq!(
+            pid_of(own.as_fd()).expect("a readable /proc"),
+            std::process::id()
+        );
         assert!(same_process(own.as_fd()).expect("a readable /proc"));
         assert!(!has_exited(own.as_fd()));
     }
@@ -128,12 +149,18 @@ mod tests {
     fn a_childs_death_shows_and_its_number_goes() {
         let child = Forked::start(|| {});
         let pidfd = child.pidfd();
-        assert_eq!(pid_of(pidfd.as_fd()).expect("a readable /proc"), child.pid());
+        assert_eq!(
+            pid_of(pidfd.as_fd()).expect("a readable /proc"),
+            child.pid()
+        );
         assert!(!same_process(pidfd.as_fd()).expect("a readable /proc"));
         assert!(!has_exited(pidfd.as_fd()));
         child.kill();
         await_readable(pidfd.as_fd());
-        assert!(has_exited(pidfd.as_fd()), "dead, though nobody waited for it");
+        assert!(
+            has_exited(pidfd.as_fd()),
+            "dead, though nobody waited for it"
+        );
         drop(child);
         assert!(has_exited(pidfd.as_fd()));
         assert_eq!(pid_of(pidfd.as_fd()).expect("a readable /proc"), 0);
@@ -160,7 +187,8 @@ mod tests {
 
     #[test]
     fn a_closed_descriptor_is_no_death() {
-        // SAFETY: the number is far above any limit, so it is nobody's; `poll` answers that it is closed.
+        // SAFETY: the number is far above any limit, so it is nobody's; `poll` answers that it is
+        // closed.
         let nobodys = unsafe { std::mem::ManuallyDrop::new(OwnedFd::from_raw_fd(1 << 28)) };
         assert!(!has_exited(nobodys.as_fd()));
     }

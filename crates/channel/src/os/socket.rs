@@ -2,7 +2,8 @@
 //!
 //! 1. `packet_socket`: making one, its address, and the errors of its calls.
 //! 2. `directory`: where sockets lie by default, and the removal of those whose owner died.
-//! 3. `listener`: a producer's end. Its name appears only once it listens; `bind_lock` is the right to make one.
+//! 3. `listener`: a producer's end. Its name appears only once it listens; `bind_lock` is the right
+//!    to make one.
 //! 4. `connect`: a participant's end.
 //! 5. `transfer`: sending and receiving, on either. `peer`: the process at the other end.
 //!
@@ -23,4 +24,6 @@ pub use directory::{list, runtime_dir, sweep_stale};
 pub use listener::{Endpoint, Listener};
 pub use packet_socket::take_over;
 pub use peer::{Credentials, credentials, peer_pidfd};
-pub use transfer::{ReceiveOutcome, SendOutcome, hang_up, receive, receive_guarded, send, wait_ready};
+pub use transfer::{
+    ReceiveOutcome, SendOutcome, hang_up, receive, receive_guarded, send, wait_ready,
+};

@@ -9,5 +9,7 @@ use gpu_api::{Error, Result};
 /// [`Error::System`] when the process may start no more threads.
 pub fn start(name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = std::thread::Builder::new().name(name.into()).spawn(run);
-    thread.map(drop).map_err(|e| Error::system("starting a thread", "raise RLIMIT_NPROC", e))
+    thread
+        .map(drop)
+        .map_err(|e| Error::system("starting a thread", "raise RLIMIT_NPROC", e))
 }

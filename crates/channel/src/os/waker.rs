@@ -1,5 +1,5 @@
-//! Wakes a session's or participant's own thread, but only when it sleeps, and for what can wait only when it sleeps
-//! long.
+//! Wakes a session's or participant's own thread, but only when it sleeps, and for what can wait
+//! only when it sleeps long.
 //!
 //! | step | who | operation | ordering |
 //! |---|---|---|---|
@@ -11,19 +11,20 @@
 //!
 //! # Pairings
 //!
-//! - **`DOZE` with `NUDGE`**: the fences order 'work made' and 'asleep' in one total order: either the thread's second
-//!   look sees the work or the caller sees the thread asleep.
-//! - **`DOZE` with `REMIND`**: the same, but a caller that sees SOON leaves the work to the look that comes by itself,
-//!   and what it reminded of keeps the next sleep short: so a steady stream of such work costs no system call.
+//! - **`DOZE` with `NUDGE`**: the fences order 'work made' and 'asleep' in one total order: either
+//!   the thread's second look sees the work or the caller sees the thread asleep.
+//! - **`DOZE` with `REMIND`**: the same, but a caller that sees SOON leaves the work to the look
+//!   that comes by itself, and what it reminded of keeps the next sleep short: so a steady stream
+//!   of such work costs no system call.
 //!
-//! Between 1 and 2 nothing is lost: a state that a caller set to UP is not changed to SOON, and the eventfd is
-//! readable, or will be as soon as that caller goes on.
+//! Between 1 and 2 nothing is lost: a state that a caller set to UP is not changed to SOON, and the
+//! eventfd is readable, or will be as soon as that caller goes on.
 //!
-//! **What it does not cover**: a reminder that comes while another is being taken may be lost. The work that it was for
-//! is seen by the look all the same.
+//! **What it does not cover**: a reminder that comes while another is being taken may be lost. The
+//! work that it was for is seen by the look all the same.
 //!
-//! Checked by `tests/loom_waker.rs`; weakening `DOZE`, `NUDGE` or `REMIND` to Relaxed, which leaves the fence out,
-//! fails it.
+//! Checked by `tests/loom_waker.rs`; weakening `DOZE`, `NUDGE` or `REMIND` to Relaxed, which leaves
+//! the fence out, fails it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,7 +73,10 @@ impl<W: Tally> Sleep<W> {
         }
         W::fence(REMIND.get());
         self.state.load(Ordering::Relaxed) == ASLEEP
-            && self.state.compare_exchange(ASLEEP, UP, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            && self
+                .state
+                .compare_exchange(ASLEEP, UP, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
     }
 
     /// Says whether the thread was reminded since it last asked (thread).
@@ -88,7 +92,9 @@ impl<W: Tally> Sleep<W> {
 
     /// Says that the sleep will be short (thread, after it dozed and looked).
     pub fn will_rise_soon(&self) {
-        let _ = self.state.compare_exchange(ASLEEP, SOON, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self
+            .state
+            .compare_exchange(ASLEEP, SOON, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Says that the thread is up (thread).
@@ -113,7 +119,10 @@ impl Waker {
     pub fn new() -> Result<Waker> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", e))?;
-        Ok(Waker { fd, sleep: Sleep::default() })
+        Ok(Waker {
+            fd,
+            sleep: Sleep::default(),
+        })
     }
 
     /// Wakes the thread if it sleeps (caller, after it made work).
@@ -124,7 +133,8 @@ impl Waker {
         }
     }
 
-    /// Wakes the thread unless it is up or soon will be (caller, after it made work that can wait so long).
+    /// Wakes the thread unless it is up or soon will be (caller, after it made work that can wait
+    /// so long).
     #[inline]
     pub fn remind(&self) {
         if self.sleep.remind() {
@@ -139,7 +149,8 @@ impl Waker {
 
     /// Wakes the thread, or keeps it from its next sleep.
     pub fn wake(&self) {
-        // The only failure is a counter that is full: then it is readable, which is all that is wanted.
+        // The only failure is a counter that is full: then it is readable, which is all that is
+        // wanted.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 

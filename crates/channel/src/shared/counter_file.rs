@@ -1,4 +1,5 @@
-//! The counter file: one participant's slots, dirty words and timeline words, shared by the producer and it alone.
+//! The counter file: one participant's slots, dirty words and timeline words, shared by the
+//! producer and it alone.
 //!
 //! ```text
 //! 0                 header, 4,096 bytes: magic, version, slots (for people with a debugger; no code relies on it)
@@ -7,8 +8,9 @@
 //! 8,192 + padded    the slots, 8 bytes each
 //! ```
 //!
-//! The file is a memfd sealed against shrinking, growing and further seals, so that neither side can make the other
-//! fault by truncating it. Pages that no slot of was ever granted take no memory.
+//! The file is a memfd sealed against shrinking, growing and further seals, so that neither side
+//! can make the other fault by truncating it. Pages that no slot of was ever granted take no
+//! memory.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
@@ -63,15 +65,28 @@ impl CounterFile {
     /// [`Error::System`] when the kernel has no descriptor or no memory left.
     pub fn create(slots: u32) -> Result<CounterFile> {
         debug_assert!(slots.is_multiple_of(GROUP) && slots <= MOST_SLOTS);
-        let file = rustix::fs::memfd_create("gpu-ipc-counters", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|e| Error::system("memfd_create", "raise RLIMIT_NOFILE or close descriptors", e))?;
+        let file = rustix::fs::memfd_create(
+            "gpu-ipc-counters",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )
+        .map_err(|e| {
+            Error::system(
+                "memfd_create",
+                "raise RLIMIT_NOFILE or close descriptors",
+                e,
+            )
+        })?;
         rustix::fs::ftruncate(&file, bytes_of(slots) as u64)
             .map_err(|e| Error::system("ftruncate of a counter file", "free memory", e))?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|e| Error::system("sealing a counter file", "use Linux 3.17 or later", e))?;
         let counters = Self::map(file, slots)?;
-        counters.header(0).store(MAGIC, std::sync::atomic::Ordering::Relaxed);
-        counters.header(1).store(u64::from(slots), std::sync::atomic::Ordering::Relaxed);
+        counters
+            .header(0)
+            .store(MAGIC, std::sync::atomic::Ordering::Relaxed);
+        counters
+            .header(1)
+            .store(u64::from(slots), std::sync::atomic::Ordering::Relaxed);
         Ok(counters)
     }
 
@@ -89,7 +104,13 @@ impl CounterFile {
             });
         }
         let size = rustix::fs::fstat(&file)
-            .map_err(|e| Error::system("fstat of a counter file", "report this; a memfd has a size", e))?
+            .map_err(|e| {
+                Error::system(
+                    "fstat of a counter file",
+                    "report this; a memfd has a size",
+                    e,
+                )
+            })?
             .st_size;
         if size != bytes_of(slots) as i64 {
             return Err(Error::Invalid {
@@ -113,8 +134,20 @@ impl CounterFile {
         let map = MmapOptions::new()
             .len(bytes_of(slots))
             .map_raw(&file)
-            .map_err(|e| Error::system("mmap of a counter file", "raise RLIMIT_AS or vm.max_map_count", e))?;
-        Ok(CounterFile { map, file, slots, first_slot: slot_word(slots, 0), words: bytes_of(slots) / 8 })
+            .map_err(|e| {
+                Error::system(
+                    "mmap of a counter file",
+                    "raise RLIMIT_AS or vm.max_map_count",
+                    e,
+                )
+            })?;
+        Ok(CounterFile {
+            map,
+            file,
+            slots,
+            first_slot: slot_word(slots, 0),
+            words: bytes_of(slots) / 8,
+        })
     }
 
     /// Returns the descriptor, to send it.
@@ -165,19 +198,20 @@ impl CounterFile {
     pub fn timeline(&self, index: u32) -> &Timeline<AtomicU64> {
         assert!(index < TIMELINES);
         let word = self.word(timeline_word(index));
-        // SAFETY: `&*` of a `Timeline<AtomicU64>`, which is transparent over the `AtomicU64` that `word` points to;
-        // `word` says that it is valid, aligned, and shared only as atomics.
+        // SAFETY: `&*` of a `Timeline<AtomicU64>`, which is transparent over the `AtomicU64` that
+        // `word` points to; `word` says that it is valid, aligned, and shared only as atomics.
         unsafe { &*word.cast::<Timeline<AtomicU64>>() }
     }
 
     fn header(&self, index: usize) -> &AtomicU64 {
         let word = self.word(index);
-        // SAFETY: `&*` of an `AtomicU64`; `word` says that it is valid, aligned, and shared only as atomics.
+        // SAFETY: `&*` of an `AtomicU64`; `word` says that it is valid, aligned, and shared only as
+        // atomics.
         unsafe { &*word }
     }
 
-    /// Points at a 64-bit word: inside the mapping, which lives as long as `self`; aligned, because mappings start
-    /// at a page; and touched as an atomic by everyone, the other process included.
+    /// Points at a 64-bit word: inside the mapping, which lives as long as `self`; aligned, because
+    /// mappings start at a page; and touched as an atomic by everyone, the other process included.
     fn word(&self, index: usize) -> *const AtomicU64 {
         assert!(index < self.words);
         // SAFETY: `add` asks for an offset within one allocation: just asserted.
@@ -191,9 +225,9 @@ impl SlotFile for CounterFile {
     #[inline(always)]
     fn slots(&self) -> &[Slot<AtomicU64>] {
         let first = self.word(self.first_slot).cast::<Slot<AtomicU64>>();
-        // SAFETY: `from_raw_parts` asks for `slots` valid, aligned values, shared only as their type allows, for as
-        // long as `self`: `Slot` is transparent over an `AtomicU64`, the file is as long as its slots need (a test of
-        // `bytes_of` says so), `word` says the rest.
+        // SAFETY: `from_raw_parts` asks for `slots` valid, aligned values, shared only as their
+        // type allows, for as long as `self`: `Slot` is transparent over an `AtomicU64`, the file
+        // is as long as its slots need (a test of `bytes_of` says so), `word` says the rest.
         unsafe { std::slice::from_raw_parts(first, self.slots as usize) }
     }
 
@@ -241,7 +275,9 @@ impl HeapFile {
     pub fn new(slots: u32) -> HeapFile {
         HeapFile {
             slots: (0..slots).map(|_| Slot::new(AtomicU64::new(0))).collect(),
-            dirty: (0..slots / GROUP).map(|_| Dirty::new(AtomicU64::new(0))).collect(),
+            dirty: (0..slots / GROUP)
+                .map(|_| Dirty::new(AtomicU64::new(0)))
+                .collect(),
         }
     }
 
@@ -274,7 +310,11 @@ mod tests {
     #[test]
     fn both_mappings_of_a_file_are_one() {
         let ours = CounterFile::create(FIRST_SLOTS).expect("a memfd");
-        let theirs = CounterFile::open(rustix::io::dup(ours.fd()).expect("a descriptor"), FIRST_SLOTS).expect("valid");
+        let theirs = CounterFile::open(
+            rustix::io::dup(ours.fd()).expect("a descriptor"),
+            FIRST_SLOTS,
+        )
+        .expect("valid");
         let g = Generation::ZERO.next();
         ours.slot(8_191).grant(g);
         assert_eq!(theirs.slot(8_191).claim(g), Claim::Held);
@@ -296,13 +336,19 @@ mod tests {
         let plain = rustix::fs::memfd_create("plain", MemfdFlags::CLOEXEC).expect("a memfd");
         rustix::fs::ftruncate(&plain, bytes_of(64) as u64).expect("memory");
         let error = CounterFile::open(plain, 64).expect_err("unsealed");
-        assert!(error.to_string().contains("sealed against shrinking"), "{error}");
+        assert!(
+            error.to_string().contains("sealed against shrinking"),
+            "{error}"
+        );
     }
 
     #[test]
     fn nobody_can_truncate_it() {
         let file = CounterFile::create(64).expect("a memfd");
-        assert_eq!(rustix::fs::ftruncate(file.fd(), 0), Err(rustix::io::Errno::PERM));
+        assert_eq!(
+            rustix::fs::ftruncate(file.fd(), 0),
+            Err(rustix::io::Errno::PERM)
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The dirty word: one per group of 64 slots, so that collect looks only where something was released.
+//! The dirty word: one per group of 64 slots, so that collect looks only where something was
+//! released.
 //!
 //! # Protocol
 //!
@@ -10,13 +11,15 @@
 //! | 3 | producer | load; if it is not 0, swap 0 | [`TAKE`] Acquire |
 //! | 4 | producer | read the group's slots | Acquire |
 //!
-//! **A release is never missed.** The producer zeroes the word *before* it reads the slots. If step 2 comes before
-//! the zeroing, then so does step 1, and step 4 sees it; if it comes after, the word is 1 again for the next collect.
+//! **A release is never missed.** The producer zeroes the word *before* it reads the slots. If step
+//! 2 comes before the zeroing, then so does step 1, and step 4 sees it; if it comes after, the word
+//! is 1 again for the next collect.
 //!
-//! **Why the CPU swaps and does not store.** Two threads may mark one word. A plain store of the second would end the
-//! release sequence that the first began: the producer, reading the second's 1, would be ordered after the second's
-//! release only, could miss the first's, and would have wiped its mark. A swap continues the sequence. A GPU can only
-//! store; its store is ordered by the interconnect, where an earlier mark is visible before the mark that replaces it.
+//! **Why the CPU swaps and does not store.** Two threads may mark one word. A plain store of the
+//! second would end the release sequence that the first began: the producer, reading the second's
+//! 1, would be ordered after the second's release only, could miss the first's, and would have
+//! wiped its mark. A swap continues the sequence. A GPU can only store; its store is ordered by the
+//! interconnect, where an earlier mark is visible before the mark that replaces it.
 //!
 //! **What it does not cover**: a consumer that dies between 1 and 2. Its burial reads every slot.
 //!

@@ -1,4 +1,5 @@
-//! The memory that producer and participant share: words, each with its protocol, and the files they lie in.
+//! The memory that producer and participant share: words, each with its protocol, and the files
+//! they lie in.
 
 pub mod counter_file;
 pub mod dirty;

@@ -2,7 +2,8 @@
 //!
 //! # States
 //!
-//! The lowest 3 bits are the state, the other 61 the generation, which a slot's next grant raises by one.
+//! The lowest 3 bits are the state, the other 61 the generation, which a slot's next grant raises
+//! by one.
 //!
 //! ```text
 //! FREE ──grant──► GRANTED ──claim──► HELD ──release──► RELEASED ──retire──► (FREE, in the producer's ledger)
@@ -17,15 +18,18 @@
 //! | `read` | producer | load | [`READ`] Acquire |
 //! | `revoke` | producer | CAS `GRANTED(g)` to `REVOKED(g)` | [`REVOKE`] Relaxed |
 //!
-//! None loops. Every transition of a word has exactly one party that may make it, and the only race, claim against
-//! revoke, is decided by two compare-and-swaps of which one wins.
+//! None loops. Every transition of a word has exactly one party that may make it, and the only
+//! race, claim against revoke, is decided by two compare-and-swaps of which one wins.
 //!
 //! # Pairings
 //!
-//! - **`GRANT` with `CLAIM`**: what the producer's CPU wrote into the block before the grant is seen by the claimant.
-//! - **`RELEASE` with `READ`**: what the consumer's CPU did to the block happens before the producer uses its bytes
-//!   again. A GPU's store of the word comes after the GPU's work by stream order, and the driver makes it visible.
-//! - **`REVOKE` is Relaxed**: it hands over nothing. The loser of the race touched no byte of the block.
+//! - **`GRANT` with `CLAIM`**: what the producer's CPU wrote into the block before the grant is
+//!   seen by the claimant.
+//! - **`RELEASE` with `READ`**: what the consumer's CPU did to the block happens before the
+//!   producer uses its bytes again. A GPU's store of the word comes after the GPU's work by stream
+//!   order, and the driver makes it visible.
+//! - **`REVOKE` is Relaxed**: it hands over nothing. The loser of the race touched no byte of the
+//!   block.
 //!
 //! # Not ordered here
 //!
@@ -33,11 +37,12 @@
 //!
 //! # Not covered here
 //!
-//! A consumer that dies: its word stays as it is, and the ledger decides by proof of death and quarantine. A word
-//! that holds anything but what the ledger expects is reported as [`Seen::Corrupt`] and bars the block from reuse
-//! until its holder is proven dead.
+//! A consumer that dies: its word stays as it is, and the ledger decides by proof of death and
+//! quarantine. A word that holds anything but what the ledger expects is reported as
+//! [`Seen::Corrupt`] and bars the block from reuse until its holder is proven dead.
 //!
-//! Checked by `tests/loom_slot.rs`; weakening `GRANT`, `CLAIM`, `RELEASE` or `READ` to Relaxed fails it.
+//! Checked by `tests/loom_slot.rs`; weakening `GRANT`, `CLAIM`, `RELEASE` or `READ` to Relaxed
+//! fails it.
 
 use std::sync::atomic::Ordering;
 
@@ -66,7 +71,11 @@ impl Generation {
 
     /// Reads a generation from a descriptor; `None` for a number of more than 61 bits.
     pub const fn new(number: u64) -> Option<Generation> {
-        if number <= Self::MAX.0 { Some(Generation(number)) } else { None }
+        if number <= Self::MAX.0 {
+            Some(Generation(number))
+        } else {
+            None
+        }
     }
 
     /// Returns the number.
@@ -177,7 +186,8 @@ impl<W: Word> Slot<W> {
     /// Grants the slot (producer). The ledger says that it is free and which generation comes next.
     #[inline(always)]
     pub fn grant(&self, generation: Generation) {
-        self.0.store(encode(SlotState::Granted, generation), GRANT.get());
+        self.0
+            .store(encode(SlotState::Granted, generation), GRANT.get());
     }
 
     /// Claims the lease (consumer).
@@ -185,16 +195,24 @@ impl<W: Word> Slot<W> {
     pub fn claim(&self, generation: Generation) -> Claim {
         let granted = encode(SlotState::Granted, generation);
         let held = encode(SlotState::Held, generation);
-        match self.0.compare_exchange(granted, held, CLAIM.get(), Ordering::Relaxed) {
+        match self
+            .0
+            .compare_exchange(granted, held, CLAIM.get(), Ordering::Relaxed)
+        {
             Ok(_) => Claim::Held,
             Err(word) => why_not(word, generation),
         }
     }
 
-    /// Says what a claim would find, without claiming (consumer). [`Claim::Held`] means that it would succeed.
+    /// Says what a claim would find, without claiming (consumer). [`Claim::Held`] means that it
+    /// would succeed.
     pub fn peek(&self, generation: Generation) -> Claim {
         let word = self.0.load(Ordering::Relaxed);
-        if word == encode(SlotState::Granted, generation) { Claim::Held } else { why_not(word, generation) }
+        if word == encode(SlotState::Granted, generation) {
+            Claim::Held
+        } else {
+            why_not(word, generation)
+        }
     }
 
     /// Ends a lease that the caller holds (consumer's CPU). A GPU stores [`released_word`] instead.
@@ -203,7 +221,8 @@ impl<W: Word> Slot<W> {
         self.0.store(released_word(generation), RELEASE.get());
     }
 
-    /// Says whether a release that was left to the GPU has happened (consumer). The producer may have gone on since.
+    /// Says whether a release that was left to the GPU has happened (consumer). The producer may
+    /// have gone on since.
     #[inline]
     pub fn is_released(&self, generation: Generation) -> bool {
         self.0.load(READ.get()) != encode(SlotState::Held, generation)
@@ -230,7 +249,10 @@ impl<W: Word> Slot<W> {
     pub fn revoke(&self, generation: Generation) -> Revoke {
         let granted = encode(SlotState::Granted, generation);
         let revoked = encode(SlotState::Revoked, generation);
-        match self.0.compare_exchange(granted, revoked, REVOKE, Ordering::Relaxed) {
+        match self
+            .0
+            .compare_exchange(granted, revoked, REVOKE, Ordering::Relaxed)
+        {
             Ok(_) => Revoke::Revoked,
             Err(_) => Revoke::TooLate,
         }
@@ -240,7 +262,9 @@ impl<W: Word> Slot<W> {
 fn why_not(word: u64, generation: Generation) -> Claim {
     match decode(word) {
         Some((SlotState::Revoked, g)) if g == generation => Claim::Revoked,
-        Some((SlotState::Held | SlotState::Released, g)) if g == generation => Claim::AlreadyClaimed,
+        Some((SlotState::Held | SlotState::Released, g)) if g == generation => {
+            Claim::AlreadyClaimed
+        }
         _ => Claim::Stale,
     }
 }
@@ -292,8 +316,8 @@ mod tests {
 
     #[test]
     fn decode_is_total_by_class() {
-        // 8 state patterns at the generations where arithmetic could go wrong stand for all 2^64 words: decode looks
-        // at the lowest 3 bits and shifts the rest.
+        // 8 state patterns at the generations where arithmetic could go wrong stand for all 2^64
+        // words: decode looks at the lowest 3 bits and shifts the rest.
         for generation in [0, 1, 2, (1 << 60) - 1, 1 << 60, (1 << 61) - 1] {
             for state in 0..8u64 {
                 let word = (generation << 3) | state;
@@ -311,7 +335,13 @@ mod tests {
     #[test]
     fn a_word_that_nobody_of_us_writes_is_corrupt() {
         let g = Generation::new(7).expect("small");
-        for word in [0, 5, encode(SlotState::Held, g.next()), encode(SlotState::Revoked, g), u64::MAX] {
+        for word in [
+            0,
+            5,
+            encode(SlotState::Held, g.next()),
+            encode(SlotState::Revoked, g),
+            u64::MAX,
+        ] {
             assert_eq!(slot(word).read(g), Seen::Corrupt(word));
         }
     }

@@ -11,8 +11,8 @@
 //! | [`POISON`] = 2^62 | the producer is dead or broken: every wait completes, and [`Fence`] says what was received |
 //! | any other | written by a hostile or broken process; counts as not reached |
 //!
-//! A GPU's wait compares cyclically and signed (measured: `word - value >= 0` as `i64`), so every live wait is
-//! completed by 2^62 and none by a value from 2^63 on.
+//! A GPU's wait compares cyclically and signed (measured: `word - value >= 0` as `i64`), so every
+//! live wait is completed by 2^62 and none by a value from 2^63 on.
 //!
 //! # Protocol
 //!
@@ -23,11 +23,12 @@
 //! | wait | consumer's stream | wait for `>= v` | stream order |
 //! | poison | consumer's CPU, at the producer's death; producer's CPU, when its context is broken | swap `POISON` | [`POISONING`] Acquire |
 //!
-//! **The poisoning swap tells** what had been reached: it returns the last value. A late store of a dying GPU may
-//! replace the poison; so the consumer poisons again until no wait of its own is left.
+//! **The poisoning swap tells** what had been reached: it returns the last value. A late store of a
+//! dying GPU may replace the poison; so the consumer poisons again until no wait of its own is
+//! left.
 //!
-//! **What it does not order**: the consumer's work before the producer's reuse. [`slot`](crate::shared::slot) does
-//! that.
+//! **What it does not order**: the consumer's work before the producer's reuse.
+//! [`slot`](crate::shared::slot) does that.
 //!
 //! Checked by `tests/loom_timeline.rs`; weakening `LOOK` or `POISONING` to Relaxed fails it.
 
@@ -78,8 +79,8 @@ impl<W: Word> Timeline<W> {
         }
     }
 
-    /// Completes every wait, and returns the value that had been reached, or `None` if the word was poisoned before
-    /// or held nothing that a stream writes.
+    /// Completes every wait, and returns the value that had been reached, or `None` if the word was
+    /// poisoned before or held nothing that a stream writes.
     pub fn poison(&self) -> Option<u64> {
         let before = self.0.swap(POISON, POISONING.get());
         (before < LIMIT).then_some(before)

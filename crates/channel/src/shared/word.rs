@@ -1,15 +1,17 @@
 //! The 64-bit atomic words that the protocols are written over.
 //!
 //! Those between processes ([`slot`](crate::shared::slot), [`dirty`](crate::shared::dirty),
-//! [`timeline`](crate::shared::timeline)) are generic over [`Word`], so that a model checker runs the shipped code with
-//! its own atomics: those cannot lie in shared memory, and these must. Those between threads (`use_count`,
-//! `handle_count` and `count` in `ipc-rc`, [`waker`](crate::os::waker)) are generic over [`Tally`] for the same reason.
+//! [`timeline`](crate::shared::timeline)) are generic over [`Word`], so that a model checker runs
+//! the shipped code with its own atomics: those cannot lie in shared memory, and these must. Those
+//! between threads (`use_count`, `handle_count` and `count` in `ipc-rc`,
+//! [`waker`](crate::os::waker)) are generic over [`Tally`] for the same reason.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{self, AtomicU64, Ordering};
 
-/// An ordering with a name, by which a model checker's run can weaken it: with `GPU_IPC_WEAKEN=name` in its environment
-/// it is Relaxed, and a test must fail. In a build without the model checker it is always the strong one.
+/// An ordering with a name, by which a model checker's run can weaken it: with
+/// `GPU_IPC_WEAKEN=name` in its environment it is Relaxed, and a test must fail. In a build without
+/// the model checker it is always the strong one.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedOrdering {
     name: &'static str,
@@ -25,14 +27,22 @@ impl NamedOrdering {
     /// Returns the ordering to use.
     #[inline]
     pub fn get(self) -> Ordering {
-        if cfg!(gpu_ipc_loom) && is_weakened(self.name) { Ordering::Relaxed } else { self.strong }
+        if cfg!(gpu_ipc_loom) && is_weakened(self.name) {
+            Ordering::Relaxed
+        } else {
+            self.strong
+        }
     }
 }
 
-/// Says whether this run weakens the ordering of that name. Each program of `ci/loom` is so built once for all of them.
+/// Says whether this run weakens the ordering of that name. Each program of `ci/loom` is so built
+/// once for all of them.
 fn is_weakened(name: &str) -> bool {
     static WEAKENED: OnceLock<Option<String>> = OnceLock::new();
-    WEAKENED.get_or_init(|| std::env::var("GPU_IPC_WEAKEN").ok()).as_deref() == Some(name)
+    WEAKENED
+        .get_or_init(|| std::env::var("GPU_IPC_WEAKEN").ok())
+        .as_deref()
+        == Some(name)
 }
 
 /// A 64-bit word that several processes touch at once.
@@ -44,7 +54,13 @@ pub trait Word {
     /// Writes it and returns what was there.
     fn swap(&self, value: u64, order: Ordering) -> u64;
     /// Writes `new` if `current` is there; `Err` holds what is there instead.
-    fn compare_exchange(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64>;
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64>;
 }
 
 /// A 64-bit word of this process' own, which its threads count in.
@@ -58,7 +74,13 @@ pub trait Tally: Word {
     /// Keeps only these bits, and returns what was there.
     fn fetch_and(&self, value: u64, order: Ordering) -> u64;
     /// As [`Word::compare_exchange`], but may fail for no reason.
-    fn compare_exchange_weak(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64>;
+    fn compare_exchange_weak(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64>;
     /// Orders what this thread does before it and after it; Relaxed, as weakened, nothing.
     fn fence(order: Ordering);
 }

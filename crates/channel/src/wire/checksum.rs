@@ -1,9 +1,10 @@
 //! The checksum of descriptors: crc32c, four parts at a time.
 //!
-//! A processor's crc32 instruction has to wait for the one before it, three cycles each; so 188 bytes in a row take
-//! more than 70 cycles, a tenth of a lease's whole life. Cut into four parts that do not depend on each other they take
-//! a third. A part's remainder is moved past the bytes that follow it by a multiplication with a power of x, modulo the
-//! polynomial, which one carry-less multiplication and one crc32 instruction do.
+//! A processor's crc32 instruction has to wait for the one before it, three cycles each; so 188
+//! bytes in a row take more than 70 cycles, a tenth of a lease's whole life. Cut into four parts
+//! that do not depend on each other they take a third. A part's remainder is moved past the bytes
+//! that follow it by a multiplication with a power of x, modulo the polynomial, which one
+//! carry-less multiplication and one crc32 instruction do.
 
 use crate::wire::descriptor::layout::CHECKED;
 
@@ -11,7 +12,9 @@ use crate::wire::descriptor::layout::CHECKED;
 #[inline]
 pub fn crc32c(bytes: &[u8; CHECKED]) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("sse4.2") && std::arch::is_x86_feature_detected!("pclmulqdq") {
+    if std::arch::is_x86_feature_detected!("sse4.2")
+        && std::arch::is_x86_feature_detected!("pclmulqdq")
+    {
         // SAFETY: `parallel::crc32c` asks for SSE 4.2 and PCLMULQDQ: just looked for.
         return unsafe { parallel::crc32c(bytes) };
     }
@@ -21,7 +24,8 @@ pub fn crc32c(bytes: &[u8; CHECKED]) -> u32 {
 #[cfg(target_arch = "x86_64")]
 mod parallel {
     use std::arch::x86_64::{
-        _mm_clmulepi64_si128, _mm_crc32_u32, _mm_crc32_u64, _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_xor_si128,
+        _mm_clmulepi64_si128, _mm_crc32_u32, _mm_crc32_u64, _mm_cvtsi64_si128, _mm_cvtsi128_si64,
+        _mm_xor_si128,
     };
 
     use super::CHECKED;
@@ -34,8 +38,8 @@ mod parallel {
     /// The polynomial, its highest power at the lowest bit, as everything here.
     const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-    /// Returns what a remainder is multiplied with to move it past this many bytes: x to the power of their bits, less
-    /// 33, which the instruction that reduces the product adds.
+    /// Returns what a remainder is multiplied with to move it past this many bytes: x to the power
+    /// of their bits, less 33, which the instruction that reduces the product adds.
     const fn past(bytes: usize) -> i64 {
         let mut power: u32 = 1 << 31;
         let mut left = 8 * bytes - 33;
@@ -52,7 +56,9 @@ mod parallel {
 
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub fn crc32c(bytes: &[u8; CHECKED]) -> u32 {
-        let word = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().expect("a word inside the bytes"));
+        let word = |at: usize| {
+            u64::from_le_bytes(*bytes[at..].first_chunk().expect("a word inside the bytes"))
+        };
         let (mut a, mut b, mut c, mut d) = (u64::from(u32::MAX), 0, 0, 0);
         for at in (0..PART - 8).step_by(8) {
             a = _mm_crc32_u64(a, word(at));
@@ -63,12 +69,22 @@ mod parallel {
         a = _mm_crc32_u64(a, word(PART - 8));
         b = _mm_crc32_u64(b, word(2 * PART - 8));
         c = _mm_crc32_u64(c, word(3 * PART - 8));
-        let last = u32::from_le_bytes(*bytes[CHECKED - 4..].first_chunk().expect("four bytes at the end"));
+        let last = u32::from_le_bytes(
+            *bytes[CHECKED - 4..]
+                .first_chunk()
+                .expect("four bytes at the end"),
+        );
         let d = _mm_crc32_u32(d as u32, last);
         let moved = |remainder: u64, power: i64| {
-            _mm_clmulepi64_si128::<0>(_mm_cvtsi64_si128(remainder.cast_signed()), _mm_cvtsi64_si128(power))
+            _mm_clmulepi64_si128::<0>(
+                _mm_cvtsi64_si128(remainder.cast_signed()),
+                _mm_cvtsi64_si128(power),
+            )
         };
-        let sum = _mm_xor_si128(_mm_xor_si128(moved(a, FIRST), moved(b, SECOND)), moved(c, THIRD));
+        let sum = _mm_xor_si128(
+            _mm_xor_si128(moved(a, FIRST), moved(b, SECOND)),
+            moved(c, THIRD),
+        );
         !(_mm_crc32_u64(0, _mm_cvtsi128_si64(sum).cast_unsigned()) as u32 ^ d)
     }
 }

@@ -1,7 +1,7 @@
 //! The bytes that travel from producer to consumer.
 //!
-//! A descriptor names a grant and says where its bytes lie. It holds no vendor handle and no address, so its
-//! bytes alone open no memory: the claim does that, at the producer.
+//! A descriptor names a grant and says where its bytes lie. It holds no vendor handle and no
+//! address, so its bytes alone open no memory: the claim does that, at the producer.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -26,7 +26,8 @@
 //! | 176 | 12 | zero |
 //! | 188 | 4 | crc32c of the 188 bytes before |
 //!
-//! All numbers are little-endian. Every field has exactly one legal encoding, so equal descriptors are equal bytes.
+//! All numbers are little-endian. Every field has exactly one legal encoding, so equal descriptors
+//! are equal bytes.
 
 mod fields;
 pub(super) mod layout;
@@ -41,14 +42,14 @@ use std::fmt;
 use gpu_api::{ParticipantId, Result};
 
 use layout::{
-    AT_CRC, AT_DEVICE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_GENERATION, AT_LEN, AT_OFFSET, AT_PARTICIPANT,
-    AT_REGION, AT_SESSION, AT_USER, MAGIC,
+    AT_CRC, AT_DEVICE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_GENERATION, AT_LEN, AT_OFFSET,
+    AT_PARTICIPANT, AT_REGION, AT_SESSION, AT_USER, MAGIC,
 };
 
 /// A grant of one block, as plain bytes for any transport.
 ///
-/// Made by sharing a block and given to a claim at the other side. Copies are copies of the same grant: of an
-/// addressed one only the first claim succeeds.
+/// Made by sharing a block and given to a claim at the other side. Copies are copies of the same
+/// grant: of an addressed one only the first claim succeeds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Descriptor([u8; BYTES]);
 
@@ -62,8 +63,8 @@ impl Descriptor {
     ///
     /// # Errors
     ///
-    /// [`Error::BadDescriptor`](gpu_api::Error::BadDescriptor) naming the first field that is wrong,
-    /// [`Error::Mismatch`](gpu_api::Error::Mismatch) for another version.
+    /// [`Error::BadDescriptor`](gpu_api::Error::BadDescriptor) naming the first field that is
+    /// wrong, [`Error::Mismatch`](gpu_api::Error::Mismatch) for another version.
     pub fn decode(bytes: &[u8]) -> Result<Descriptor> {
         View::decode(bytes).map(|view| Descriptor(*view.0))
     }
@@ -73,8 +74,8 @@ impl Descriptor {
         &self.0
     }
 
-    /// Returns the user's own bytes: shape, type, frame number, whatever both sides agree on. Zero unless set, by
-    /// `ShareOptions::user` or [`with_user`](Descriptor::with_user).
+    /// Returns the user's own bytes: shape, type, frame number, whatever both sides agree on. Zero
+    /// unless set, by `ShareOptions::user` or [`with_user`](Descriptor::with_user).
     ///
     /// # Examples
     ///
@@ -98,11 +99,13 @@ impl Descriptor {
     /// # Ok::<(), gpu_api::Error>(())
     /// ```
     pub fn user(&self) -> &[u8; 64] {
-        self.0[AT_USER..].first_chunk().expect("64 bytes of the user's lie inside a descriptor")
+        self.0[AT_USER..]
+            .first_chunk()
+            .expect("64 bytes of the user's lie inside a descriptor")
     }
 
-    /// Returns the session that granted it. A process with several participants claims it with the one of that session
-    /// (`Participant::session`).
+    /// Returns the session that granted it. A process with several participants claims it with the
+    /// one of that session (`Participant::session`).
     pub fn session(&self) -> SessionId {
         self.fields().session
     }
@@ -153,15 +156,22 @@ impl Descriptor {
     /// In debug builds, if `decode` would refuse the result.
     #[inline]
     pub fn encode(fields: &Fields, user: &[u8; 64]) -> Descriptor {
-        // Eight bytes at a time, as the checksum reads them: what was just stored in smaller parts is slow to read
-        // back.
+        // Eight bytes at a time, as the checksum reads them: what was just stored in smaller parts
+        // is slow to read back.
         let both = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le_bytes();
-        let fence = fields.fence.unwrap_or(Fence { word: NO_FENCE, file: 0, value: 0 });
+        let fence = fields.fence.unwrap_or(Fence {
+            word: NO_FENCE,
+            file: 0,
+            value: 0,
+        });
         let [low, high] = VERSION.to_le_bytes();
         let mut d = Descriptor([0; BYTES]);
         d.put(
             0,
-            both(u32::from_le_bytes(MAGIC), u32::from_le_bytes([low, high, fields.backend as u8, fields.kind as u8])),
+            both(
+                u32::from_le_bytes(MAGIC),
+                u32::from_le_bytes([low, high, fields.backend as u8, fields.kind as u8]),
+            ),
         );
         d.put(AT_DEVICE, fields.device.0);
         d.put(AT_SESSION, fields.session.0);
@@ -175,7 +185,11 @@ impl Descriptor {
         d.put(AT_FENCE_VALUE, fence.value.to_le_bytes());
         d.put(AT_USER, *user);
         d.seal();
-        debug_assert!(View(&d.0).check().is_ok(), "an encoded descriptor is refused: {:?}", View(&d.0).check());
+        debug_assert!(
+            View(&d.0).check().is_ok(),
+            "an encoded descriptor is refused: {:?}",
+            View(&d.0).check()
+        );
         d
     }
 
@@ -203,7 +217,11 @@ impl fmt::Debug for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A descriptor is a right to claim, so logs show what it is about and not what it is.
         let fields = self.fields();
-        write!(f, "Descriptor({} {:?}, {} bytes, ..)", fields.backend, fields.kind, fields.len)
+        write!(
+            f,
+            "Descriptor({} {:?}, {} bytes, ..)",
+            fields.backend, fields.kind, fields.len
+        )
     }
 }
 

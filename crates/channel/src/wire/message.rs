@@ -1,7 +1,8 @@
-//! Control messages between a participant and its producer: one packet each, at most [`MOST_BYTES`] bytes.
+//! Control messages between a participant and its producer: one packet each, at most [`MOST_BYTES`]
+//! bytes.
 //!
-//! Every message starts with the same 16 bytes. They, the magic and the greatest length are the same in all versions,
-//! so either side of any version can name both versions when they differ.
+//! Every message starts with the same 16 bytes. They, the magic and the greatest length are the
+//! same in all versions, so either side of any version can name both versions when they differ.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -37,29 +38,33 @@
 //! | 141 | `Snapshot` | length u64 | the snapshot |
 //! | 142 | `Noted` | | |
 //!
-//! All numbers are little-endian. Every byte string that decodes has exactly one meaning and every meaning one byte
-//! string.
+//! All numbers are little-endian. Every byte string that decodes has exactly one meaning and every
+//! meaning one byte string.
 //!
-//! - `ClaimTickets` names up to 64 tickets; `Tickets` answers each in the same order. The outcome of a ticket is
-//!   0 granted, 1 revoked, 2 already claimed, 3 stale, 4 limit, 5 failed, 6 later; but for 0 all that follows the
-//!   ticket's generation is 0. A fence word of 2^32-1 is no fence, and its value is 0.
-//! - Every question is answered, and may be asked again with the same number: it is answered the same, and grants
-//!   nothing twice. `Unmapped` and `Bye` are answered by `Noted`, `AskFile` by `CounterFile` or `Declined`. A
-//!   `CounterFile` that nobody asked for has the request 0. A region stays pinned from the first `MapRegion` until an
-//!   `Unmapped`, whatever is answered.
-//! - A region of place 4 is a piece of a range of addresses. The participant reserves all of the range at its first
-//!   piece and maps each at its offset. A block that ends beyond its region goes on in the region behind, which is
-//!   asked for by the same lease. The number of the region behind belongs to the place where this one ends, so it never
-//!   changes; nothing need be there. Place 5 is place 1 of such a region.
-//! - `settled` of `Forward`: no wish of a lower number waits for its answer. The outcome 6 of a ticket: ask again in a
-//!   while.
-//! - `Forward` goes to a participant (kind 1, claims 0) or becomes a ticket (kind 2, participant 0, claims 0 for
-//!   unlimited). `Forwarded` or `Declined` answers.
-//! - `Inspect` may come in place of `Hello`, from a user that may connect. `Report` answers with the holders from place
-//!   `from` on; `next` is where to go on, 2^32-1 after the last. The numbers are the fields of `Stats` in their order.
-//! - `TakeSnapshot` comes in place of `Hello` too, from a user that may connect, and is the last message of its
-//!   connection. `Snapshot` answers with a memfd of `length` bytes of JSON, 1 to 16,777,216, sealed against writing,
-//!   shrinking, growing and further seals; `Declined` when there is none.
+//! - `ClaimTickets` names up to 64 tickets; `Tickets` answers each in the same order. The outcome
+//!   of a ticket is 0 granted, 1 revoked, 2 already claimed, 3 stale, 4 limit, 5 failed, 6 later;
+//!   but for 0 all that follows the ticket's generation is 0. A fence word of 2^32-1 is no fence,
+//!   and its value is 0.
+//! - Every question is answered, and may be asked again with the same number: it is answered the
+//!   same, and grants nothing twice. `Unmapped` and `Bye` are answered by `Noted`, `AskFile` by
+//!   `CounterFile` or `Declined`. A `CounterFile` that nobody asked for has the request 0. A region
+//!   stays pinned from the first `MapRegion` until an `Unmapped`, whatever is answered.
+//! - A region of place 4 is a piece of a range of addresses. The participant reserves all of the
+//!   range at its first piece and maps each at its offset. A block that ends beyond its region goes
+//!   on in the region behind, which is asked for by the same lease. The number of the region behind
+//!   belongs to the place where this one ends, so it never changes; nothing need be there. Place 5
+//!   is place 1 of such a region.
+//! - `settled` of `Forward`: no wish of a lower number waits for its answer. The outcome 6 of a
+//!   ticket: ask again in a while.
+//! - `Forward` goes to a participant (kind 1, claims 0) or becomes a ticket (kind 2, participant 0,
+//!   claims 0 for unlimited). `Forwarded` or `Declined` answers.
+//! - `Inspect` may come in place of `Hello`, from a user that may connect. `Report` answers with
+//!   the holders from place `from` on; `next` is where to go on, 2^32-1 after the last. The numbers
+//!   are the fields of `Stats` in their order.
+//! - `TakeSnapshot` comes in place of `Hello` too, from a user that may connect, and is the last
+//!   message of its connection. `Snapshot` answers with a memfd of `length` bytes of JSON, 1 to
+//!   16,777,216, sealed against writing, shrinking, growing and further seals; `Declined` when
+//!   there is none.
 
 mod field;
 mod packet;

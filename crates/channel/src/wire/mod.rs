@@ -1,4 +1,5 @@
-//! The bytes between producer and participant: descriptors by any transport, messages by the socket.
+//! The bytes between producer and participant: descriptors by any transport, messages by the
+//! socket.
 
 pub mod checksum;
 pub mod descriptor;

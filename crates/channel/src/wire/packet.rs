@@ -1,6 +1,8 @@
-//! Packets: the header that all messages of all versions start with, and the way to put fields in and take them out.
+//! Packets: the header that all messages of all versions start with, and the way to put fields in
+//! and take them out.
 //!
-//! Two protocols are made of them: that of sessions ([`message`](crate::wire::message)), and that of brokers.
+//! Two protocols are made of them: that of sessions ([`message`](crate::wire::message)), and that
+//! of brokers.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -22,7 +24,8 @@ pub struct Protocol {
     pub magic: [u8; 2],
     /// The magic as an error says it.
     pub magic_is: &'static str,
-    /// The most bytes of a text; a longer one is cut when it is written, and refused when it is read.
+    /// The most bytes of a text; a longer one is cut when it is written, and refused when it is
+    /// read.
     pub most_text: usize,
     /// The same as an error says it.
     pub most_text_is: &'static str,
@@ -42,7 +45,11 @@ pub struct Malformed {
 
 /// Names the field that is wrong.
 pub fn malformed(what: &'static str, got: impl TryInto<u64>, must: &'static str) -> Malformed {
-    Malformed { what, got: got.try_into().unwrap_or(u64::MAX), must }
+    Malformed {
+        what,
+        got: got.try_into().unwrap_or(u64::MAX),
+        must,
+    }
 }
 
 /// The bytes that every packet starts with.
@@ -64,13 +71,28 @@ impl Header {
     /// # Errors
     ///
     /// [`Malformed`] for a packet that is too short or of another protocol.
-    pub fn read<'a>(protocol: &'static Protocol, packet: &'a [u8]) -> Result<(Header, Reader<'a>), Malformed> {
-        let mut r = Reader { rest: packet, protocol };
+    pub fn read<'a>(
+        protocol: &'static Protocol,
+        packet: &'a [u8],
+    ) -> Result<(Header, Reader<'a>), Malformed> {
+        let mut r = Reader {
+            rest: packet,
+            protocol,
+        };
         let magic = r.array()?;
         if magic != protocol.magic {
-            return Err(malformed("the magic", u16::from_le_bytes(magic), protocol.magic_is));
+            return Err(malformed(
+                "the magic",
+                u16::from_le_bytes(magic),
+                protocol.magic_is,
+            ));
         }
-        let header = Header { version: r.u16()?, number: r.u16()?, fds: r.u16()?, request: r.u64()? };
+        let header = Header {
+            version: r.u16()?,
+            number: r.u16()?,
+            fds: r.u16()?,
+            request: r.u64()?,
+        };
         Ok((header, r))
     }
 }
@@ -97,7 +119,11 @@ impl Writer<'_> {
         fds: usize,
         request: u64,
     ) -> Writer<'a> {
-        let mut w = Writer { packet, len: 0, protocol };
+        let mut w = Writer {
+            packet,
+            len: 0,
+            protocol,
+        };
         w.put(&protocol.magic);
         w.u16(version);
         w.u16(number);
@@ -133,7 +159,8 @@ impl Writer<'_> {
         self.put(&number.to_le_bytes());
     }
 
-    /// Appends a text as far as it fits. Control characters become `?`: texts end up in errors and logs.
+    /// Appends a text as far as it fits. Control characters become `?`: texts end up in errors and
+    /// logs.
     pub fn text(&mut self, text: &str) {
         let length_at = self.len;
         self.put(&[0; 2]);
@@ -164,7 +191,11 @@ impl Reader<'_> {
     /// [`Malformed`] when fewer are left; so do all that follow.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let Some((bytes, rest)) = self.rest.split_first_chunk() else {
-            return Err(malformed("the number of bytes left", self.rest.len(), "what the message needs"));
+            return Err(malformed(
+                "the number of bytes left",
+                self.rest.len(),
+                "what the message needs",
+            ));
         };
         self.rest = rest;
         Ok(*bytes)
@@ -213,20 +244,34 @@ impl Reader<'_> {
     ///
     /// # Errors
     ///
-    /// As [`array`](Reader::array); for one that is too long, is not UTF-8, or has control characters.
+    /// As [`array`](Reader::array); for one that is too long, is not UTF-8, or has control
+    /// characters.
     pub fn text(&mut self) -> Result<String, Malformed> {
         let len = usize::from(self.u16()?);
         if len > self.protocol.most_text {
-            return Err(malformed("the text's length", len, self.protocol.most_text_is));
+            return Err(malformed(
+                "the text's length",
+                len,
+                self.protocol.most_text_is,
+            ));
         }
         let Some((bytes, rest)) = self.rest.split_at_checked(len) else {
-            return Err(malformed("the text's length", len, "no more than the packet has left"));
+            return Err(malformed(
+                "the text's length",
+                len,
+                "no more than the packet has left",
+            ));
         };
         self.rest = rest;
-        let text = str::from_utf8(bytes).map_err(|e| malformed("the text's good bytes", e.valid_up_to(), "all"))?;
+        let text = str::from_utf8(bytes)
+            .map_err(|e| malformed("the text's good bytes", e.valid_up_to(), "all"))?;
         // What the other side writes must not steer a terminal.
         if let Some(c) = text.chars().find(|c| c.is_control()) {
-            return Err(malformed("a character of the text", u32::from(c), "no control character"));
+            return Err(malformed(
+                "a character of the text",
+                u32::from(c),
+                "no control character",
+            ));
         }
         Ok(text.into())
     }
@@ -240,7 +285,11 @@ impl Reader<'_> {
         if self.rest.is_empty() {
             return Ok(());
         }
-        Err(malformed("the number of bytes behind the message", self.rest.len(), "0"))
+        Err(malformed(
+            "the number of bytes behind the message",
+            self.rest.len(),
+            "0",
+        ))
     }
 }
 
@@ -248,11 +297,18 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    static PROTOCOL: Protocol =
-        Protocol { magic: *b"XX", magic_is: "22616, the bytes XX", most_text: 256, most_text_is: "at most 256" };
+    static PROTOCOL: Protocol = Protocol {
+        magic: *b"XX",
+        magic_is: "22616, the bytes XX",
+        most_text: 256,
+        most_text_is: "at most 256",
+    };
 
     fn reader(rest: &[u8]) -> Reader<'_> {
-        Reader { rest, protocol: &PROTOCOL }
+        Reader {
+            rest,
+            protocol: &PROTOCOL,
+        }
     }
 
     #[test]
@@ -260,11 +316,21 @@ mod tests {
         let mut packet = [0; MOST_BYTES];
         let len = Writer::start(&PROTOCOL, &mut packet, 1, 2, 3, 4).end();
         let (header, r) = Header::read(&PROTOCOL, &packet[..len]).expect("its own bytes");
-        assert_eq!(header, Header { version: 1, number: 2, fds: 3, request: 4 });
+        assert_eq!(
+            header,
+            Header {
+                version: 1,
+                number: 2,
+                fds: 3,
+                request: 4
+            }
+        );
         r.end().expect("nothing is left");
         assert!(Header::read(&PROTOCOL, &packet[..len - 1]).is_err());
         packet[0] = b'Y';
-        let error = Header::read(&PROTOCOL, &packet[..len]).expect_err("another magic").to_string();
+        let error = Header::read(&PROTOCOL, &packet[..len])
+            .expect_err("another magic")
+            .to_string();
         assert_eq!(error, "the magic is 22617, but must be 22616, the bytes XX");
     }
 
@@ -280,7 +346,13 @@ mod tests {
 
     #[test]
     fn a_bad_text_is_refused() {
-        for bytes in [&b"\x02\0\xff\xff"[..], b"\x01\0\n", b"\x02\0a", b"\x01\x01", b"\x01"] {
+        for bytes in [
+            &b"\x02\0\xff\xff"[..],
+            b"\x01\0\n",
+            b"\x02\0a",
+            b"\x01\x01",
+            b"\x01",
+        ] {
             assert!(reader(bytes).text().is_err(), "{bytes:?}");
         }
     }

@@ -1,13 +1,16 @@
 //! The demo: one producer, this process, and real consumer processes.
 //!
-//! 1. Blocks go out in batches. Each is written by the producer's stream, shared after it, claimed by a consumer on its
-//!    own stream, and compared. The producer drops most of them while they are held: limbo. The next batch is
-//!    allocated before the last one is let go, so that memory that was given out too early would show.
+//! 1. Blocks go out in batches. Each is written by the producer's stream, shared after it, claimed
+//!    by a consumer on its own stream, and compared. The producer drops most of them while they are
+//!    held: limbo. The next batch is allocated before the last one is let go, so that memory that
+//!    was given out too early would show.
 //! 2. One descriptor is cancelled instead of sent, one is claimed twice.
-//! 3. One block is forwarded by the consumer that has it to another one, and one is broadcast to all.
-//! 4. Two consumers are killed while they hold blocks, with writes to them under way; one of them has forked a child
-//!    that lives on, and that writes too where it can. Meanwhile the survivors get fresh blocks and watch their
-//!    contents: memory of the dead that was used again too early would be overwritten under their eyes.
+//! 3. One block is forwarded by the consumer that has it to another one, and one is broadcast to
+//!    all.
+//! 4. Two consumers are killed while they hold blocks, with writes to them under way; one of them
+//!    has forked a child that lives on, and that writes too where it can. Meanwhile the survivors
+//!    get fresh blocks and watch their contents: memory of the dead that was used again too early
+//!    would be overwritten under their eyes.
 //! 5. It ends when nothing is held any more.
 
 pub mod consumer;
@@ -47,10 +50,25 @@ pub fn run(options: &DemoOptions) -> Outcome {
     watchdog.rest();
     match played {
         Ok(report) => {
-            let outcome = if report.is_good() { Outcome::Good } else { Outcome::Finding };
-            output::conclude(&if options.json { report.json() } else { report.text(terminal_width()) }, outcome)
+            let outcome = if report.is_good() {
+                Outcome::Good
+            } else {
+                Outcome::Finding
+            };
+            output::conclude(
+                &if options.json {
+                    report.json()
+                } else {
+                    report.text(terminal_width())
+                },
+                outcome,
+            )
         }
-        Err(why) => output::fail(&format!("the demo stopped: {why}"), options.json, Outcome::Finding),
+        Err(why) => output::fail(
+            &format!("the demo stopped: {why}"),
+            options.json,
+            Outcome::Finding,
+        ),
     }
 }
 
@@ -86,11 +104,15 @@ impl<'a> Demo<'a> {
                 "out of memory: a block of {size} bytes is more than the device's {device}; ask for less"
             ));
         }
-        // A child that a killed consumer leaves behind becomes ours to wait for. Where that is refused it becomes
-        // init's.
+        // A child that a killed consumer leaves behind becomes ours to wait for. Where that is
+        // refused it becomes init's.
         let _ = set_child_subreaper(Some(getpid()));
-        let arena = Arena::new(gpu.clone(), ArenaOptions::default()).map_err(|e| device::explain(&e))?;
-        let session = Session::builder(gpu.clone()).arena(&arena).open().map_err(|e| device::explain(&e))?;
+        let arena =
+            Arena::new(gpu.clone(), ArenaOptions::default()).map_err(|e| device::explain(&e))?;
+        let session = Session::builder(gpu.clone())
+            .arena(&arena)
+            .open()
+            .map_err(|e| device::explain(&e))?;
         let progress = if options.json || !io::stderr().is_terminal() {
             ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
         } else {
@@ -101,13 +123,22 @@ impl<'a> Demo<'a> {
         }
         let backend = gpu.kind().name().to_owned();
         if !options.json {
-            output::print(&format!("{} on {}, {}", gpu.info().name, gpu.kind(), gpu.uuid()))?;
+            output::print(&format!(
+                "{} on {}, {}",
+                gpu.info().name,
+                gpu.kind(),
+                gpu.uuid()
+            ))?;
         }
         Ok(Demo {
             copier: Copier::new(&gpu).map_err(|e| device::explain(&e))?,
             consumers: Vec::new(),
             next_stamp: 0,
-            report: Report { backend, blocks: u64::from(options.blocks), ..Report::default() },
+            report: Report {
+                backend,
+                blocks: u64::from(options.blocks),
+                ..Report::default()
+            },
             options,
             gpu,
             session,
@@ -144,8 +175,18 @@ impl<'a> Demo<'a> {
     }
 
     fn start_consumer(&mut self) -> Result<(), String> {
-        let (device, socket) = (self.gpu.uuid().to_string(), self.session.socket_path().as_os_str());
-        let args = ["demo-consumer", "--backend", self.gpu.kind().name(), "--device", &device, "--socket"];
+        let (device, socket) = (
+            self.gpu.uuid().to_string(),
+            self.session.socket_path().as_os_str(),
+        );
+        let args = [
+            "demo-consumer",
+            "--backend",
+            self.gpu.kind().name(),
+            "--device",
+            &device,
+            "--socket",
+        ];
         let mut consumer = Child::start(args.iter().map(AsRef::as_ref).chain([socket]), PATIENCE)?;
         let id = ParticipantId(consumer.answer()?);
         self.consumers.push((consumer, id));
@@ -157,23 +198,33 @@ impl<'a> Demo<'a> {
     fn write_block(&mut self) -> Result<(SentBlock, u64), String> {
         let stamp = pattern::stamp(self.options.seed, self.next_stamp);
         self.next_stamp += 1;
-        let block = self.session.alloc(self.options.size).map_err(|e| device::explain(&e))?;
-        self.copier.write(&block, stamp).map_err(|e| device::explain(&e))?;
+        let block = self
+            .session
+            .alloc(self.options.size)
+            .map_err(|e| device::explain(&e))?;
+        self.copier
+            .write(&block, stamp)
+            .map_err(|e| device::explain(&e))?;
         Ok((block, stamp))
     }
 
     fn share(&mut self, block: &SentBlock, consumer: usize) -> Result<Descriptor, String> {
         let to = To::Participant(self.consumers[consumer].1);
-        let descriptor = block.share(to, After::Stream(self.copier.stream())).map_err(|e| device::explain(&e))?;
+        let descriptor = block
+            .share(to, After::Stream(self.copier.stream()))
+            .map_err(|e| device::explain(&e))?;
         self.report.shared += 1;
         Ok(descriptor)
     }
 
-    /// Shares a new block with a consumer, which claims and holds it; its answer is left to be read.
+    /// Shares a new block with a consumer, which claims and holds it; its answer is left to be
+    /// read.
     fn send(&mut self, consumer: usize) -> Result<(SentBlock, u64, Descriptor), String> {
         let (block, stamp) = self.write_block()?;
         let descriptor = self.share(&block, consumer)?;
-        self.consumers[consumer].0.tell(&Told::Hold(descriptor.as_bytes().to_vec(), stamp))?;
+        self.consumers[consumer]
+            .0
+            .tell(&Told::Hold(descriptor.as_bytes().to_vec(), stamp))?;
         Ok((block, stamp, descriptor))
     }
 
@@ -236,7 +287,10 @@ impl<'a> Demo<'a> {
                     demo.session.collect();
                     block.outstanding() == 0
                 })?;
-                let replied = self.copier.holds(&block, pattern::reply(stamp)).map_err(|e| device::explain(&e))?;
+                let replied = self
+                    .copier
+                    .holds(&block, pattern::reply(stamp))
+                    .map_err(|e| device::explain(&e))?;
                 self.report.content_errors += u64::from(!replied);
             }
         }
@@ -246,19 +300,26 @@ impl<'a> Demo<'a> {
     fn cancel_one(&mut self) -> Result<(), String> {
         let (block, _) = self.write_block()?;
         let descriptor = self.share(&block, 0)?;
-        self.report.revoked += u64::from(block.cancel(&descriptor).map_err(|e| device::explain(&e))?);
+        self.report.revoked +=
+            u64::from(block.cancel(&descriptor).map_err(|e| device::explain(&e))?);
         Ok(())
     }
 
     fn claim_one_twice(&mut self) -> Result<(), String> {
         let (_block, _, descriptor) = self.send(0)?;
         self.held(0)?;
-        let refused: bool = self.consumers[0].0.ask(&Told::Again(descriptor.as_bytes().to_vec()))?;
+        let refused: bool = self.consumers[0]
+            .0
+            .ask(&Told::Again(descriptor.as_bytes().to_vec()))?;
         self.report.refused_duplicates += u64::from(refused);
-        self.finish(vec![Sent { consumer: 0, kept: None }])
+        self.finish(vec![Sent {
+            consumer: 0,
+            kept: None,
+        }])
     }
 
-    /// The first consumer hands a block on and lets go of its own lease; the producer has dropped the block by then.
+    /// The first consumer hands a block on and lets go of its own lease; the producer has dropped
+    /// the block by then.
     fn forward_one(&mut self) -> Result<(), String> {
         let (block, stamp, _) = self.send(0)?;
         self.held(0)?;
@@ -269,7 +330,10 @@ impl<'a> Demo<'a> {
         self.consumers[1].0.tell(&Told::Hold(descriptor, stamp))?;
         self.held(1)?;
         self.report.forwarded += 1;
-        self.finish(vec![Sent { consumer: 1, kept: None }])
+        self.finish(vec![Sent {
+            consumer: 1,
+            kept: None,
+        }])
     }
 
     /// Has a consumer let go of a block into which it does not reply, because others may read it.
@@ -284,7 +348,10 @@ impl<'a> Demo<'a> {
     fn broadcast_one(&mut self) -> Result<(), String> {
         let (block, stamp) = self.write_block()?;
         let ticket = block
-            .share(To::Ticket(Claims::Unlimited), After::Stream(self.copier.stream()))
+            .share(
+                To::Ticket(Claims::Unlimited),
+                After::Stream(self.copier.stream()),
+            )
             .map_err(|e| device::explain(&e))?;
         let claim = Told::Hold(ticket.as_bytes().to_vec(), stamp);
         for (consumer, _) in &mut self.consumers {
@@ -301,7 +368,8 @@ impl<'a> Demo<'a> {
         Ok(())
     }
 
-    /// Kills two consumers while they hold blocks, the second after it forked a child that lives on.
+    /// Kills two consumers while they hold blocks, the second after it forked a child that lives
+    /// on.
     fn kill_two(&mut self, first: usize) -> Result<(), String> {
         let second = first + 1;
         self.wait("limbo to be empty", |demo| {
@@ -318,7 +386,9 @@ impl<'a> Demo<'a> {
         let held = u64::from(HELD_AT_DEATH);
         let child = Pid::from_raw(self.consumers[second].0.ask(&Told::Fork)?);
         self.consumers[second].0.kill()?;
-        self.wait("the second death to be noticed", |demo| demo.session.stats().quarantined == held)?;
+        self.wait("the second death to be noticed", |demo| {
+            demo.session.stats().quarantined == held
+        })?;
         self.consumers[first].0.ask::<()>(&Told::Overwrite)?;
         let killed = Instant::now();
         self.consumers[first].0.kill()?;
@@ -328,20 +398,23 @@ impl<'a> Demo<'a> {
         })?;
         self.report.death_to_reclaim_ms = killed.elapsed().as_secs_f64() * 1e3;
         self.report.reclaimed_after_death += held;
-        // A whole death, quarantine and burial have passed since the second was killed: its child keeps its blocks.
+        // A whole death, quarantine and burial have passed since the second was killed: its child
+        // keeps its blocks.
         self.session.collect();
         self.report.early_reuse += held.saturating_sub(self.session.stats().limbo_blocks);
         self.watch(first, second)?;
         self.consumers[second].0.close_input();
         self.reap(child)?;
-        self.wait("the blocks that the child kept", |demo| demo.session.stats().limbo_blocks == 0)?;
+        self.wait("the blocks that the child kept", |demo| {
+            demo.session.stats().limbo_blocks == 0
+        })?;
         self.report.reclaimed_after_death += held;
         self.consumers.truncate(first);
         Ok(())
     }
 
-    /// Gives fresh blocks to the survivors while the child of `second` lives, lets that child write to what it keeps,
-    /// and has the survivors look whether their contents changed.
+    /// Gives fresh blocks to the survivors while the child of `second` lives, lets that child write
+    /// to what it keeps, and has the survivors look whether their contents changed.
     fn watch(&mut self, survivors: usize, second: usize) -> Result<(), String> {
         let room = self.gpu.info().total_bytes / 8 / self.options.size;
         let watched = u32::try_from(room).unwrap_or(WATCHED).clamp(1, WATCHED);
@@ -351,7 +424,10 @@ impl<'a> Demo<'a> {
             let consumer = turn % survivors;
             blocks.push(self.send(consumer)?.0);
             self.held(consumer)?;
-            sent.push(Sent { consumer, kept: None });
+            sent.push(Sent {
+                consumer,
+                kept: None,
+            });
         }
         // Told to the child: it is the only one left that reads there.
         self.consumers[second].0.ask::<()>(&Told::Overwrite)?;
@@ -359,7 +435,8 @@ impl<'a> Demo<'a> {
         self.finish(sent)
     }
 
-    /// Waits for the child that a killed consumer left behind: it is ours, or init's where the kernel makes it so.
+    /// Waits for the child that a killed consumer left behind: it is ours, or init's where the
+    /// kernel makes it so.
     fn reap(&self, child: Option<Pid>) -> Result<(), String> {
         let ended = child::poll(PATIENCE, || match waitpid(child, WaitOptions::NOHANG) {
             Ok(Some(_)) | Err(rustix::io::Errno::CHILD) => Ok(Some(())),
@@ -368,7 +445,10 @@ impl<'a> Demo<'a> {
         });
         match ended.map_err(|e| format!("a forked child cannot be waited for: {e}"))? {
             Some(()) => Ok(()),
-            None => Err(format!("a forked child did not end within {} s", PATIENCE.as_secs())),
+            None => Err(format!(
+                "a forked child did not end within {} s",
+                PATIENCE.as_secs()
+            )),
         }
     }
 
@@ -391,7 +471,10 @@ impl<'a> Demo<'a> {
     fn wait(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) -> Result<(), String> {
         match child::poll(PATIENCE, || Ok(holds(self).then_some(()))) {
             Ok(Some(())) => Ok(()),
-            _ => Err(format!("waited {} s in vain for {what}", PATIENCE.as_secs())),
+            _ => Err(format!(
+                "waited {} s in vain for {what}",
+                PATIENCE.as_secs()
+            )),
         }
     }
 }

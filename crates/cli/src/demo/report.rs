@@ -46,8 +46,8 @@ pub struct Report {
     pub bytes_leaked: u64,
     /// Regions of the device's memory that did not come back when everybody had left.
     pub regions_at_end: u64,
-    /// Blocks whose contents changed while they were held, survivors' fresh ones after a death among them, or that were
-    /// reclaimed while a forked child lived.
+    /// Blocks whose contents changed while they were held, survivors' fresh ones after a death
+    /// among them, or that were reclaimed while a forked child lived.
     pub early_reuse: u64,
     /// Blocks with wrong contents.
     pub content_errors: u64,
@@ -59,7 +59,8 @@ impl Report {
         self.wrong().is_empty()
     }
 
-    /// Lists what is not as it must be: every number is judged, by what it must be or by the others.
+    /// Lists what is not as it must be: every number is judged, by what it must be or by the
+    /// others.
     fn wrong(&self) -> Vec<String> {
         let claimed = (self.shared + self.forwarded + self.broadcast).saturating_sub(self.revoked);
         let ended = self.released + self.reclaimed_after_death;
@@ -70,7 +71,11 @@ impl Report {
             ("broadcast", self.broadcast, self.consumers),
             ("claimed", self.claimed, claimed),
             ("released or reclaimed", ended, self.claimed),
-            ("reclaimed after death", self.reclaimed_after_death, 2 * u64::from(HELD_AT_DEATH)),
+            (
+                "reclaimed after death",
+                self.reclaimed_after_death,
+                2 * u64::from(HELD_AT_DEATH),
+            ),
             ("in limbo at end", self.in_limbo_at_end, 0),
             ("bytes leaked", self.bytes_leaked, 0),
             ("regions at end", self.regions_at_end, 0),
@@ -78,13 +83,20 @@ impl Report {
             ("content errors", self.content_errors, 0),
         ];
         let wrong = equal.into_iter().filter(|(_, is, must)| is != must);
-        let mut wrong: Vec<String> = wrong.map(|(what, is, must)| format!("{what}: {is}, not {must}")).collect();
+        let mut wrong: Vec<String> = wrong
+            .map(|(what, is, must)| format!("{what}: {is}, not {must}"))
+            .collect();
         if self.consumers < 3 || self.shared < self.blocks {
-            wrong.push(format!("{} of {} blocks shared with {} consumers", self.shared, self.blocks, self.consumers));
+            wrong.push(format!(
+                "{} of {} blocks shared with {} consumers",
+                self.shared, self.blocks, self.consumers
+            ));
         }
         if self.death_to_reclaim_ms < QUARANTINE_MS {
             let early = self.death_to_reclaim_ms;
-            wrong.push(format!("death to reclaim: {early:.0} ms, less than the quarantine's {QUARANTINE_MS:.0}"));
+            wrong.push(format!(
+                "death to reclaim: {early:.0} ms, less than the quarantine's {QUARANTINE_MS:.0}"
+            ));
         }
         wrong
     }
@@ -107,18 +119,52 @@ impl Report {
     /// Makes the table.
     fn table(&self, width: Option<u16>) -> String {
         let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+        table
+            .load_style(UTF8_FULL_CONDENSED)
+            .set_content_arrangement(ContentArrangement::Dynamic);
         table.set_width(width.unwrap_or(80));
         table.set_header(["what", "count", "meaning"]);
         let rows: [(&str, String, &str); 15] = [
-            ("consumers", self.consumers.to_string(), "processes that were shared with; two of them were killed"),
-            ("shared", self.shared.to_string(), "leases granted: one descriptor each, sent through a pipe"),
-            ("claimed", self.claimed.to_string(), "leases that a consumer took"),
-            ("released", self.released.to_string(), "leases ended by their consumer, after its stream was done"),
-            ("revoked", self.revoked.to_string(), "a descriptor that was never sent; its grant was taken back"),
-            ("refused duplicates", self.refused_duplicates.to_string(), "a descriptor claimed twice: once is once"),
-            ("forwarded", self.forwarded.to_string(), "leases passed on by a consumer"),
-            ("broadcast", self.broadcast.to_string(), "leases of one ticket, claimed by every consumer"),
+            (
+                "consumers",
+                self.consumers.to_string(),
+                "processes that were shared with; two of them were killed",
+            ),
+            (
+                "shared",
+                self.shared.to_string(),
+                "leases granted: one descriptor each, sent through a pipe",
+            ),
+            (
+                "claimed",
+                self.claimed.to_string(),
+                "leases that a consumer took",
+            ),
+            (
+                "released",
+                self.released.to_string(),
+                "leases ended by their consumer, after its stream was done",
+            ),
+            (
+                "revoked",
+                self.revoked.to_string(),
+                "a descriptor that was never sent; its grant was taken back",
+            ),
+            (
+                "refused duplicates",
+                self.refused_duplicates.to_string(),
+                "a descriptor claimed twice: once is once",
+            ),
+            (
+                "forwarded",
+                self.forwarded.to_string(),
+                "leases passed on by a consumer",
+            ),
+            (
+                "broadcast",
+                self.broadcast.to_string(),
+                "leases of one ticket, claimed by every consumer",
+            ),
             (
                 "reclaimed after death",
                 self.reclaimed_after_death.to_string(),
@@ -129,11 +175,31 @@ impl Report {
                 format!("{:.0} ms", self.death_to_reclaim_ms),
                 "from the kill to the block being free, 100 ms of quarantine included",
             ),
-            ("in limbo at end", self.in_limbo_at_end.to_string(), "dropped by the producer, still held: must be 0"),
-            ("bytes leaked", self.bytes_leaked.to_string(), "did not come back: must be 0"),
-            ("regions at end", self.regions_at_end.to_string(), "device memory without a user: must be 0"),
-            ("early reuse", self.early_reuse.to_string(), "reused while a process held them: must be 0"),
-            ("content errors", self.content_errors.to_string(), "blocks that did not hold what was shared: must be 0"),
+            (
+                "in limbo at end",
+                self.in_limbo_at_end.to_string(),
+                "dropped by the producer, still held: must be 0",
+            ),
+            (
+                "bytes leaked",
+                self.bytes_leaked.to_string(),
+                "did not come back: must be 0",
+            ),
+            (
+                "regions at end",
+                self.regions_at_end.to_string(),
+                "device memory without a user: must be 0",
+            ),
+            (
+                "early reuse",
+                self.early_reuse.to_string(),
+                "reused while a process held them: must be 0",
+            ),
+            (
+                "content errors",
+                self.content_errors.to_string(),
+                "blocks that did not hold what was shared: must be 0",
+            ),
         ];
         for (what, count, meaning) in rows {
             table.add_row([what, &count, meaning]);
@@ -169,7 +235,8 @@ mod tests {
     fn every_number_decides() {
         let good = good();
         assert_eq!(good.wrong(), [""; 0]);
-        let serde_json::Value::Object(fields) = serde_json::to_value(&good).expect("it serialises") else {
+        let serde_json::Value::Object(fields) = serde_json::to_value(&good).expect("it serialises")
+        else {
             panic!("no object");
         };
         for (field, value) in fields.iter().filter(|(field, _)| *field != "backend") {
@@ -181,7 +248,11 @@ mod tests {
                 _ if was == 0.0 => 1.0,
                 _ => was - was.min(5.0),
             };
-            changed[field] = if value.is_u64() { (other as u64).into() } else { other.into() };
+            changed[field] = if value.is_u64() {
+                (other as u64).into()
+            } else {
+                other.into()
+            };
             let report: Report = serde_json::from_value(changed.into()).expect("a report");
             assert!(!report.is_good(), "{field}: {report:?}");
         }
@@ -189,16 +260,31 @@ mod tests {
 
     #[test]
     fn the_json_says_whether_all_is_well() {
-        let parse = |report: &Report| -> serde_json::Value { serde_json::from_str(&report.json()).expect("JSON") };
+        let parse = |report: &Report| -> serde_json::Value {
+            serde_json::from_str(&report.json()).expect("JSON")
+        };
         assert_eq!(parse(&good())["ok"], true);
-        let bad = Report { early_reuse: 1, ..good() };
-        assert_eq!((&parse(&bad)["ok"], &parse(&bad)["early_reuse"]), (&false.into(), &1.into()));
+        let bad = Report {
+            early_reuse: 1,
+            ..good()
+        };
+        assert_eq!(
+            (&parse(&bad)["ok"], &parse(&bad)["early_reuse"]),
+            (&false.into(), &1.into())
+        );
     }
 
     #[test]
     fn the_table_fits_a_terminal() {
-        let text = Report { backend: "host".into(), ..Report::default() }.table(None);
-        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let text = Report {
+            backend: "host".into(),
+            ..Report::default()
+        }
+        .table(None);
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
     }
 
     #[test]

@@ -19,7 +19,8 @@ struct Step {
     steps: u64,
 }
 
-/// A thread that ends the process when a step takes too long: a call that hangs cannot be told to stop.
+/// A thread that ends the process when a step takes too long: a call that hangs cannot be told to
+/// stop.
 #[derive(Clone, Debug)]
 pub struct Watchdog(Arc<(Mutex<Step>, Condvar)>);
 
@@ -33,12 +34,18 @@ impl Watchdog {
     }
 
     fn with(limit: Duration, bite: impl FnOnce(String) + Send + 'static) -> Watchdog {
-        let state = Step { step: Some("opening a device"), steps: 0 };
+        let state = Step {
+            step: Some("opening a device"),
+            steps: 0,
+        };
         let watchdog = Watchdog(Arc::new((Mutex::new(state), Condvar::new())));
         let watched = watchdog.clone();
         std::thread::spawn(move || {
             if let Some(step) = watched.watch(limit) {
-                bite(format!("the demo hangs: {step} takes longer than {} s", limit.as_secs()));
+                bite(format!(
+                    "the demo hangs: {step} takes longer than {} s",
+                    limit.as_secs()
+                ));
             }
         });
         watchdog
@@ -91,7 +98,9 @@ mod tests {
     fn a_step_that_never_ends_is_named() {
         let (sender, bitten) = channel();
         // Held: without a handle nobody could say that a step ended.
-        let watchdog = Watchdog::with(Duration::from_millis(1), move |why| sender.send(why).expect("the test listens"));
+        let watchdog = Watchdog::with(Duration::from_millis(1), move |why| {
+            sender.send(why).expect("the test listens")
+        });
         let why = bitten.recv_timeout(GENEROUS).expect("it bites");
         assert!(why.contains("opening a device"), "{why}");
         watchdog.rest();
@@ -100,9 +109,15 @@ mod tests {
     #[test]
     fn at_rest_it_goes_away() {
         let (sender, bitten) = channel::<String>();
-        let watchdog = Watchdog::with(GENEROUS * 60, move |why| sender.send(why).expect("the test listens"));
+        let watchdog = Watchdog::with(GENEROUS * 60, move |why| {
+            sender.send(why).expect("the test listens")
+        });
         watchdog.step("something");
         watchdog.rest();
-        assert_eq!(bitten.recv_timeout(GENEROUS), Err(RecvTimeoutError::Disconnected), "its thread has ended");
+        assert_eq!(
+            bitten.recv_timeout(GENEROUS),
+            Err(RecvTimeoutError::Disconnected),
+            "its thread has ended"
+        );
     }
 }

@@ -83,7 +83,14 @@ impl Backend {
     /// Begins with nothing found.
     pub fn new(kind: BackendKind) -> Backend {
         let backend = kind.name().to_owned();
-        Backend { backend, state: CheckState::Absent, why: None, remedy: None, checks: Vec::new(), devices: Vec::new() }
+        Backend {
+            backend,
+            state: CheckState::Absent,
+            why: None,
+            remedy: None,
+            checks: Vec::new(),
+            devices: Vec::new(),
+        }
     }
 
     /// Says whether a device of it works.
@@ -100,9 +107,13 @@ pub fn ask(kind: BackendKind, patience: Duration, tell: &dyn Fn(String)) -> Back
     let mut backend = match Child::start(args, patience) {
         Ok(child) => listen(kind, child, tell),
         Err(why) => {
-            let remedy =
-                "repair what the line below names, or raise RLIMIT_NPROC: each driver is tried in a child process";
-            Backend { state: CheckState::Failed, why: Some(why), remedy: Some(remedy.into()), ..Backend::new(kind) }
+            let remedy = "repair what the line below names, or raise RLIMIT_NPROC: each driver is tried in a child process";
+            Backend {
+                state: CheckState::Failed,
+                why: Some(why),
+                remedy: Some(remedy.into()),
+                ..Backend::new(kind)
+            }
         }
     };
     // What the process found of the driver itself comes after what lies around it.
@@ -119,7 +130,10 @@ pub fn ask(kind: BackendKind, patience: Duration, tell: &dyn Fn(String)) -> Back
 }
 
 fn listen(kind: BackendKind, mut child: Child, tell: &dyn Fn(String)) -> Backend {
-    let mut last = Progress { doing: Some("starting".into()), backend: Backend::new(kind) };
+    let mut last = Progress {
+        doing: Some("starting".into()),
+        backend: Backend::new(kind),
+    };
     while let Some(doing) = last.doing.take() {
         tell(format!("{kind}: {doing}"));
         last = loop {

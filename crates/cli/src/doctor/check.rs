@@ -47,7 +47,14 @@ pub struct Check {
 
 impl Check {
     fn new(state: CheckState, name: &str, found: impl Into<String>) -> Check {
-        Check { name: name.into(), state, needed: false, found: found.into(), why: None, remedy: None }
+        Check {
+            name: name.into(),
+            state,
+            needed: false,
+            found: found.into(),
+            why: None,
+            remedy: None,
+        }
     }
 
     /// Notes what works.

@@ -1,7 +1,9 @@
-//! The consumer of a trial: claims one block, looks at the contents, and answers in it where it may write.
+//! The consumer of a trial: claims one block, looks at the contents, and answers in it where it may
+//! write.
 //!
-//! It is told a descriptor and a stamp, and answers whether the contents are the stamp's. A write to a read-only
-//! mapping is not tried: on a GPU it would end this process' context and leave an error in the kernel's log.
+//! It is told a descriptor and a stamp, and answers whether the contents are the stamp's. A write
+//! to a read-only mapping is not tried: on a GPU it would end this process' context and leave an
+//! error in the kernel's log.
 
 use std::time::Duration;
 
@@ -33,15 +35,25 @@ fn serve(options: &ConsumerOptions) -> Result<(), String> {
     if options.read_only {
         builder = builder.read_only();
     }
-    let participant = builder.connect(&options.socket).map_err(|e| device::explain(&e))?;
+    let participant = builder
+        .connect(&options.socket)
+        .map_err(|e| device::explain(&e))?;
     child::reply(&participant.id().0)?;
     while let Some(Told { descriptor, stamp }) = child::next()? {
         let block = participant
-            .claim(&descriptor, Wait::Stream(copier.stream()), Some(Duration::from_secs(30)))
+            .claim(
+                &descriptor,
+                Wait::Stream(copier.stream()),
+                Some(Duration::from_secs(30)),
+            )
             .map_err(|e| device::explain(&e))?;
-        let good = copier.holds(&block, stamp).map_err(|e| device::explain(&e))?;
+        let good = copier
+            .holds(&block, stamp)
+            .map_err(|e| device::explain(&e))?;
         if !options.read_only {
-            copier.write(&block, pattern::reply(stamp)).map_err(|e| device::explain(&e))?;
+            copier
+                .write(&block, pattern::reply(stamp))
+                .map_err(|e| device::explain(&e))?;
         }
         drop(block);
         child::reply(&good)?;

@@ -28,8 +28,12 @@ pub fn checks(kind: BackendKind) -> Vec<Check> {
         BackendKind::Hip => (AMD, &["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]),
         _ => return Vec::new(),
     };
-    let visible = variables.iter().filter_map(|variable| judge_visible(variable, env::var_os(variable)));
-    std::iter::once(judge_file(name, Path::new(path), remedy)).chain(visible).collect()
+    let visible = variables
+        .iter()
+        .filter_map(|variable| judge_visible(variable, env::var_os(variable)));
+    std::iter::once(judge_file(name, Path::new(path), remedy))
+        .chain(visible)
+        .collect()
 }
 
 /// Says whether a check means that a driver is installed, so that its failure is no mere absence.
@@ -41,10 +45,14 @@ fn judge_file(name: &str, path: &Path, remedy: &str) -> Check {
     let shown = path.display();
     match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
         Ok(_) => Check::ok(name, format!("{shown} opens")),
-        Err(Errno::NOENT) => Check::absent(name, format!("no {shown}")).why("no driver is visible").remedy(remedy),
+        Err(Errno::NOENT) => Check::absent(name, format!("no {shown}"))
+            .why("no driver is visible")
+            .remedy(remedy),
         Err(error) => Check::failed(name, format!("{shown}: {error}"))
             .why("this user cannot reach the driver")
-            .remedy("give it the right: the groups video and render, or the container's device rules"),
+            .remedy(
+                "give it the right: the groups video and render, or the container's device rules",
+            ),
     }
 }
 
@@ -66,18 +74,34 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_there_is_no_failure_and_one_that_does_not_open_is() {
-        assert_eq!(judge_file("x", Path::new("/dev/null"), "r").state, CheckState::Ok);
-        assert_eq!(judge_file("x", Path::new("/dev/no such file"), "r").state, CheckState::Absent);
+        assert_eq!(
+            judge_file("x", Path::new("/dev/null"), "r").state,
+            CheckState::Ok
+        );
+        assert_eq!(
+            judge_file("x", Path::new("/dev/no such file"), "r").state,
+            CheckState::Absent
+        );
         let directory = judge_file("x", Path::new("/"), "r");
-        assert_eq!(directory.state, CheckState::Failed, "a directory cannot be written");
+        assert_eq!(
+            directory.state,
+            CheckState::Failed,
+            "a directory cannot be written"
+        );
     }
 
     #[test]
     fn a_variable_that_hides_everything_is_named() {
         assert!(judge_visible("V", None).is_none());
         for hides in ["", "-1"] {
-            assert_eq!(judge_visible("V", Some(hides.into())).map(|check| check.state), Some(CheckState::Warning));
+            assert_eq!(
+                judge_visible("V", Some(hides.into())).map(|check| check.state),
+                Some(CheckState::Warning)
+            );
         }
-        assert_eq!(judge_visible("V", Some("0,2".into())).map(|check| check.state), Some(CheckState::Ok));
+        assert_eq!(
+            judge_visible("V", Some("0,2".into())).map(|check| check.state),
+            Some(CheckState::Ok)
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! AMD's runtime: its version and what was reported of it, what it is seen to do in child processes, and the proof of
-//! that for other processes to take in.
+//! AMD's runtime: its version and what was reported of it, what it is seen to do in child
+//! processes, and the proof of that for other processes to take in.
 
 use std::env;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use gpu_ipc::hip::{HipBackend, PROOF, Proof, Step};
 
 use super::check::Check;
 
-/// What one step may take, on all devices at once: less than the silence after which this process is given up.
+/// What one step may take, on all devices at once: less than the silence after which this process
+/// is given up.
 const PATIENCE: Duration = Duration::from_secs(25);
 
 /// Names the steps that are tried only when asked for, because they may do harm.
@@ -18,10 +19,14 @@ const TRY: &str = "GPU_IPC_HIP_TRY";
 /// What a step is for, and what is done without it.
 fn purpose(step: Step) -> (&'static str, &'static str) {
     match step {
-        Step::Handles => {
-            ("memory is shared by 64-byte handles", "memory is shared by descriptor, where that is proved")
-        }
-        Step::Vmm | Step::DmaBuf => ("memory is shared by file descriptor", "memory is shared by 64-byte handles"),
+        Step::Handles => (
+            "memory is shared by 64-byte handles",
+            "memory is shared by descriptor, where that is proved",
+        ),
+        Step::Vmm | Step::DmaBuf => (
+            "memory is shared by file descriptor",
+            "memory is shared by 64-byte handles",
+        ),
         Step::Words => (
             "streams write words: shares and releases are marked in the order of the stream, without a host function",
             "host functions mark them, some tens of microseconds later",
@@ -30,16 +35,27 @@ fn purpose(step: Step) -> (&'static str, &'static str) {
             "streams wait for words: a claim that waits on a stream returns at once",
             "such a claim waits on its thread instead",
         ),
-        Step::Events => ("streams wait for events of other processes", "words or the host do instead"),
-        Step::Pools => ("the runtime's own pools are right: `DriverPool` uses them", "`DriverPool` is refused"),
-        _ => ("mappings to read only", "mappings are for reading and writing"),
+        Step::Events => (
+            "streams wait for events of other processes",
+            "words or the host do instead",
+        ),
+        Step::Pools => (
+            "the runtime's own pools are right: `DriverPool` uses them",
+            "`DriverPool` is refused",
+        ),
+        _ => (
+            "mappings to read only",
+            "mappings are for reading and writing",
+        ),
     }
 }
 
 /// Says what trying a step may do.
 fn harm(step: Step) -> &'static str {
     match step {
-        Step::Pools => "it takes most of a GPU's memory for a moment, and a pool that is wrong may make it fault",
+        Step::Pools => {
+            "it takes most of a GPU's memory for a moment, and a pool that is wrong may make it fault"
+        }
         _ => "where it fails it leaves a GPU spinning or faulting, which may reset it",
     }
 }
@@ -54,11 +70,17 @@ pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Ch
     };
     let version = inspection.version;
     let bugs = version.known_bugs();
-    let found = format!("HIP {version}, {} functions missing", inspection.missing.len());
+    let found = format!(
+        "HIP {version}, {} functions missing",
+        inspection.missing.len()
+    );
     checks.push(if bugs.is_empty() {
         Check::ok("runtime", found)
     } else {
-        let reported: Vec<String> = bugs.iter().map(|bug| format!("{}: {}", bug.report, bug.what)).collect();
+        let reported: Vec<String> = bugs
+            .iter()
+            .map(|bug| format!("{}: {}", bug.report, bug.what))
+            .collect();
         Check::ok("runtime", found)
             .why(format!("reported of this version: {}", reported.join("; ")))
             .remedy("docs/HIP.md says what gpu-ipc does about each")
@@ -71,7 +93,11 @@ pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Ch
         let (with, without) = purpose(step);
         if !Step::HARMLESS.contains(&step) && !asked(&step) {
             let not_tried = Check::absent(&name, format!("not tried: {without}"));
-            checks.push(not_tried.why(harm(step)).remedy(format!("{TRY}={step} gpu-ipc doctor, on an idle machine")));
+            checks.push(
+                not_tried
+                    .why(harm(step))
+                    .remedy(format!("{TRY}={step} gpu-ipc doctor, on an idle machine")),
+            );
             continue;
         }
         tell(&name)?;
@@ -80,7 +106,13 @@ pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Ch
         let refusals: Vec<String> = findings
             .all
             .iter()
-            .filter_map(|finding| Some(format!("{}: {}", finding.device, finding.seen.as_ref().err()?)))
+            .filter_map(|finding| {
+                Some(format!(
+                    "{}: {}",
+                    finding.device,
+                    finding.seen.as_ref().err()?
+                ))
+            })
             .collect();
         checks.push(if refusals.is_empty() {
             worked.push(step);
@@ -91,13 +123,17 @@ pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Ch
             )
         });
     }
-    checks.push(proof(&Proof::new(version, worked).with_pool_defects(pool_defects)));
+    checks.push(proof(
+        &Proof::new(version, worked).with_pool_defects(pool_defects),
+    ));
     Ok(checks)
 }
 
 /// Says what to set, unless it is set.
 fn proof(seen: &Proof) -> Check {
-    let set = env::var(PROOF).ok().and_then(|text| text.parse::<Proof>().ok());
+    let set = env::var(PROOF)
+        .ok()
+        .and_then(|text| text.parse::<Proof>().ok());
     let all_set = set.is_some_and(|set| seen.steps().iter().all(|step| set.has(*step)));
     let found = format!("{PROOF}='{seen}'");
     if seen.steps().is_empty() || all_set {
@@ -105,6 +141,8 @@ fn proof(seen: &Proof) -> Check {
     } else {
         Check::warning("proof", found)
             .why("a process uses these features only if the variable names them")
-            .remedy("set this variable for every producer and consumer, and ask again after an update")
+            .remedy(
+                "set this variable for every producer and consumer, and ask again after an update",
+            )
     }
 }

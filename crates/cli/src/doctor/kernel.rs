@@ -10,22 +10,35 @@ use rustix::process::PidfdFlags;
 
 use super::check::Check;
 
-const SANDBOX: &str = "allow this call in the sandbox (seccomp profile of the container), or update the kernel";
+const SANDBOX: &str =
+    "allow this call in the sandbox (seccomp profile of the container), or update the kernel";
 
 /// Tries everything.
 pub fn checks() -> Vec<Check> {
-    vec![version(), proc_files(), pidfd(), peer_pidfd(), memfd_seals(), wipe_on_fork(), packets()]
+    vec![
+        version(),
+        proc_files(),
+        pidfd(),
+        peer_pidfd(),
+        memfd_seals(),
+        wipe_on_fork(),
+        packets(),
+    ]
 }
 
 fn version() -> Check {
     let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") else {
-        return Check::warning("version", "unknown").why("/proc/sys is hidden").remedy("nothing, if all else is ok");
+        return Check::warning("version", "unknown")
+            .why("/proc/sys is hidden")
+            .remedy("nothing, if all else is ok");
     };
     let release = release.trim();
     let found = format!("Linux {release}");
     match parse(release) {
         Some(version) if version >= (5, 3) => Check::ok("version", found),
-        _ => Check::warning("version", found).why("Linux 5.3 or later is expected").remedy("update the kernel"),
+        _ => Check::warning("version", found)
+            .why("Linux 5.3 or later is expected")
+            .remedy("update the kernel"),
     }
 }
 
@@ -34,7 +47,8 @@ fn parse(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Both sides tell a pidfd from other descriptors by its name there, and find their forked children there.
+/// Both sides tell a pidfd from other descriptors by its name there, and find their forked children
+/// there.
 fn proc_files() -> Check {
     let name = "/proc/self/fd";
     let readable = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
@@ -65,42 +79,62 @@ fn peer_pidfd() -> Check {
     match try_peer_pidfd() {
         Ok(()) => Check::ok(name, "works: the kernel identifies connecting processes"),
         Err(error) => Check::warning(name, error.to_string())
-            .why("a peer that never says hello is shown without its pid; leases do not depend on it")
+            .why(
+                "a peer that never says hello is shown without its pid; leases do not depend on it",
+            )
             .remedy(remedy(error, "Linux 6.5")),
     }
 }
 
 fn try_peer_pidfd() -> Result<(), Errno> {
-    let (ours, _theirs) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let (ours, _theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     let mut pidfd: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
     let (socket, to) = (ours.as_fd().as_raw_fd(), (&raw mut pidfd).cast());
-    // SAFETY: `getsockopt` writes at most `len` bytes, which is the size of the integer that it is given.
-    let answer = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERPIDFD, to, &raw mut len) };
+    // SAFETY: `getsockopt` writes at most `len` bytes, which is the size of the integer that it is
+    // given.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            to,
+            &raw mut len,
+        )
+    };
     if answer != 0 {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
     }
-    // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: the kernel has just made it.
+    // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: the kernel has just
+    // made it.
     drop(unsafe { OwnedFd::from_raw_fd(pidfd) });
     Ok(())
 }
 
-/// The files that leases are counted in are sealed, so that neither side can make the other's reads fault.
+/// The files that leases are counted in are sealed, so that neither side can make the other's reads
+/// fault.
 fn memfd_seals() -> Check {
     let name = "memfd with seals";
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    let sealed =
-        rustix::fs::memfd_create("gpu-ipc-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).and_then(|file| {
-            rustix::fs::ftruncate(&file, 4096)?;
-            rustix::fs::fcntl_add_seals(&file, seals)?;
-            // A seal that does not hold is worse than none.
-            match rustix::fs::ftruncate(&file, 0) {
-                Err(Errno::PERM) => rustix::fs::fcntl_get_seals(&file),
-                Err(error) => Err(error),
-                Ok(()) => Ok(SealFlags::empty()),
-            }
-        });
+    let sealed = rustix::fs::memfd_create(
+        "gpu-ipc-doctor",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )
+    .and_then(|file| {
+        rustix::fs::ftruncate(&file, 4096)?;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        // A seal that does not hold is worse than none.
+        match rustix::fs::ftruncate(&file, 0) {
+            Err(Errno::PERM) => rustix::fs::fcntl_get_seals(&file),
+            Err(error) => Err(error),
+            Ok(()) => Ok(SealFlags::empty()),
+        }
+    });
     match sealed {
         Ok(set) if set.contains(seals) => Check::ok(name, "SHRINK, GROW and SEAL hold").needed(),
         Ok(_) => Check::failed(name, "the seals do not hold")
@@ -127,7 +161,12 @@ fn wipe_on_fork() -> Check {
 
 fn packets() -> Check {
     let name = "unix packet sockets";
-    match rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None) {
+    match rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    ) {
         Ok(_) => Check::ok(name, "SOCK_SEQPACKET works").needed(),
         Err(error) => Check::failed(name, error.to_string())
             .why("sessions and participants talk through them")
@@ -139,7 +178,9 @@ fn packets() -> Check {
 fn remedy(error: Errno, since: &str) -> String {
     match error {
         Errno::MFILE | Errno::NFILE => "raise RLIMIT_NOFILE or close descriptors".into(),
-        Errno::NOSYS | Errno::INVAL | Errno::NOPROTOOPT => format!("use {since} or later, or {SANDBOX}"),
+        Errno::NOSYS | Errno::INVAL | Errno::NOPROTOOPT => {
+            format!("use {since} or later, or {SANDBOX}")
+        }
         _ => SANDBOX.into(),
     }
 }
@@ -160,7 +201,10 @@ mod tests {
     fn what_the_tests_themselves_need_is_found() {
         for check in checks() {
             assert!(!check.needed || check.state == CheckState::Ok, "{check:?}");
-            assert!(check.state == CheckState::Ok || check.remedy.is_some(), "{check:?}");
+            assert!(
+                check.state == CheckState::Ok || check.remedy.is_some(),
+                "{check:?}"
+            );
         }
     }
 

@@ -17,7 +17,8 @@ use lab::size;
 const TOO_FEW_DESCRIPTORS: u64 = 64;
 /// Descriptors below which a session of a few dozen participants runs out.
 const FEW_DESCRIPTORS: u64 = 1024;
-/// The longest runtime directory: a socket's address has 107 bytes, and 38 are a slash and the socket's name.
+/// The longest runtime directory: a socket's address has 107 bytes, and 38 are a slash and the
+/// socket's name.
 const LONGEST_DIR: usize = 69;
 /// How long a broker has to answer.
 const GLANCE: Duration = Duration::from_secs(2);
@@ -26,7 +27,13 @@ const SMALL_SHM: u64 = 64 << 20;
 
 /// Looks at all of them.
 pub fn checks() -> Vec<Check> {
-    vec![descriptors(), locked_memory(), shm(Path::new("/dev/shm")), runtime_dir(), broker()]
+    vec![
+        descriptors(),
+        locked_memory(),
+        shm(Path::new("/dev/shm")),
+        runtime_dir(),
+        broker(),
+    ]
 }
 
 /// The broker of this user: one that is stopped, or stuck in the driver, bars its successor.
@@ -63,7 +70,10 @@ fn descriptors() -> Check {
 }
 
 fn judge_descriptors(soft: Option<u64>, hard: Option<u64>) -> Check {
-    let (name, found) = ("RLIMIT_NOFILE", format!("soft {}, hard {}", limit(soft), limit(hard)));
+    let (name, found) = (
+        "RLIMIT_NOFILE",
+        format!("soft {}, hard {}", limit(soft), limit(hard)),
+    );
     let remedy = "raise it: ulimit -n 65536, LimitNOFILE= in a systemd unit, --ulimit nofile= for a container";
     match soft {
         Some(soft) if soft < TOO_FEW_DESCRIPTORS => Check::failed(name, found)
@@ -89,29 +99,46 @@ fn shm(path: &Path) -> Check {
     let why = "gpu-ipc itself does not use it, but frameworks and NCCL in the same process do";
     match rustix::fs::statvfs(path) {
         Ok(is) => {
-            let (size, free) = (is.f_blocks.saturating_mul(is.f_frsize), is.f_bavail.saturating_mul(is.f_frsize));
+            let (size, free) = (
+                is.f_blocks.saturating_mul(is.f_frsize),
+                is.f_bavail.saturating_mul(is.f_frsize),
+            );
             let found = format!("{}, {} free", size::show(size), size::show(free));
             if size <= SMALL_SHM {
-                Check::warning(name, found).why(why).remedy("make it larger: --shm-size=8g, or --ipc=host")
+                Check::warning(name, found)
+                    .why(why)
+                    .remedy("make it larger: --shm-size=8g, or --ipc=host")
             } else {
                 Check::ok(name, found)
             }
         }
-        Err(error) => Check::absent(name, error.to_string()).why(why).remedy("mount a tmpfs there"),
+        Err(error) => Check::absent(name, error.to_string())
+            .why(why)
+            .remedy("mount a tmpfs there"),
     }
 }
 
-/// Where sessions put their sockets: as the library chooses, named by the variable that decides and not by its value.
+/// Where sessions put their sockets: as the library chooses, named by the variable that decides and
+/// not by its value.
 fn runtime_dir() -> Check {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let set = |name: &str| {
+        env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
     let uid = geteuid().as_raw();
     let fallback = |why: &str| {
         let dir = format!("/tmp/gpu-ipc-{uid}");
-        (PathBuf::from(&dir), format!("{dir} (XDG_RUNTIME_DIR {why})"))
+        (
+            PathBuf::from(&dir),
+            format!("{dir} (XDG_RUNTIME_DIR {why})"),
+        )
     };
     let (dir, shown) = match (set("GPU_IPC_RUNTIME_DIR"), set("XDG_RUNTIME_DIR")) {
         (Some(dir), _) => (dir, "$GPU_IPC_RUNTIME_DIR".to_owned()),
-        (None, Some(dir)) if !dir.is_absolute() => fallback("is a relative path, which does not count"),
+        (None, Some(dir)) if !dir.is_absolute() => {
+            fallback("is a relative path, which does not count")
+        }
         (None, Some(dir)) if !dir.is_dir() => fallback("names no directory"),
         (None, Some(dir)) => (dir.join("gpu-ipc"), "$XDG_RUNTIME_DIR/gpu-ipc".to_owned()),
         (None, None) => fallback("is not set"),
@@ -138,7 +165,9 @@ fn judge_runtime_dir(dir: &Path, shown: &str, uid: u32) -> Check {
             .needed();
     }
     match fs::DirBuilder::new().mode(0o700).create(dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return failed(error.to_string()),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return failed(error.to_string());
+        }
         _ => {}
     }
     // The path itself, not what a link points to: its creator decides where it leads.
@@ -155,7 +184,11 @@ fn judge_runtime_dir(dir: &Path, shown: &str, uid: u32) -> Check {
     } else if let Err(error) = rustix::fs::access(dir, rustix::fs::Access::WRITE_OK) {
         failed(error.to_string())
     } else {
-        Check::ok("runtime directory", format!("{shown}, mode {:04o}", is.mode() & 0o7777)).needed()
+        Check::ok(
+            "runtime directory",
+            format!("{shown}, mode {:04o}", is.mode() & 0o7777),
+        )
+        .needed()
     }
 }
 
@@ -168,10 +201,16 @@ mod tests {
     #[test]
     fn few_descriptors_are_a_warning() {
         assert!(judge_descriptors(Some(20), None).is_fatal());
-        assert_eq!(judge_descriptors(Some(256), None).state, CheckState::Warning);
+        assert_eq!(
+            judge_descriptors(Some(256), None).state,
+            CheckState::Warning
+        );
         assert_eq!(judge_descriptors(Some(1024), None).state, CheckState::Ok);
         let unlimited = judge_descriptors(None, None);
-        assert_eq!((unlimited.state, &*unlimited.found), (CheckState::Ok, "soft unlimited, hard unlimited"));
+        assert_eq!(
+            (unlimited.state, &*unlimited.found),
+            (CheckState::Ok, "soft unlimited, hard unlimited")
+        );
     }
 
     #[test]
@@ -190,8 +229,14 @@ mod tests {
         assert!(state(&scratch.path().join("file"), uid).is_fatal());
         assert!(state(&scratch.path().join("a/b"), uid).is_fatal());
         let long = state(Path::new(&format!("/tmp/{}", "x".repeat(105))), uid);
-        assert!(long.is_fatal() && long.found.contains("110 bytes"), "{long:?}");
-        assert!(long.remedy.is_some_and(|remedy| remedy.contains("GPU_IPC_RUNTIME_DIR")));
+        assert!(
+            long.is_fatal() && long.found.contains("110 bytes"),
+            "{long:?}"
+        );
+        assert!(
+            long.remedy
+                .is_some_and(|remedy| remedy.contains("GPU_IPC_RUNTIME_DIR"))
+        );
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! The doctor: what this machine can do, and for each thing that is missing the reason and the remedy.
+//! The doctor: what this machine can do, and for each thing that is missing the reason and the
+//! remedy.
 //!
 //! 1. `check`: one thing and how it stands. `report`: all of them, for people and for programs.
 //! 2. `kernel`, `limits`, `namespaces`: what every backend needs.
-//! 3. `backend`: what one backend has, asked in a process of its own, so that a driver that crashes or hangs is
-//!    reported. `probe` is that process; `trial` shares a block in it with a third, `consumer`.
+//! 3. `backend`: what one backend has, asked in a process of its own, so that a driver that crashes
+//!    or hangs is reported. `probe` is that process; `trial` shares a block in it with a third,
+//!    `consumer`.
 //! 4. `device_files`, `mps`: what lies around a driver; `hip`: what AMD's runtime is seen to do.
 
 mod backend;
@@ -36,7 +38,11 @@ const BACKENDS: [BackendKind; 3] = [BackendKind::Host, BackendKind::Cuda, Backen
 /// Looks at everything and says what was found.
 pub fn run(options: &DoctorOptions) -> Outcome {
     // Drawn on standard error, and only on a terminal.
-    let progress = if options.json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
+    let progress = if options.json {
+        ProgressBar::hidden()
+    } else {
+        ProgressBar::new_spinner()
+    };
     let tell = |what: String| {
         progress.set_message(what);
         progress.tick();
@@ -46,12 +52,26 @@ pub fn run(options: &DoctorOptions) -> Outcome {
     kernel.push(namespaces::check());
     let limits = limits::checks();
     let patience = Duration::from_secs(u64::from(options.timeout));
-    let backends = BACKENDS.into_iter().map(|kind| backend::ask(kind, patience, &tell)).collect();
+    let backends = BACKENDS
+        .into_iter()
+        .map(|kind| backend::ask(kind, patience, &tell))
+        .collect();
     progress.finish_and_clear();
     let required: Vec<BackendKind> = options.require.iter().map(|vendor| vendor.kind()).collect();
     let report = Report::new(&required, kernel, limits, backends);
-    let outcome = if report.ok { Outcome::Good } else { Outcome::Finding };
-    output::conclude(&if options.json { report.json() } else { report.text(width()) }, outcome)
+    let outcome = if report.ok {
+        Outcome::Good
+    } else {
+        Outcome::Finding
+    };
+    output::conclude(
+        &if options.json {
+            report.json()
+        } else {
+            report.text(width())
+        },
+        outcome,
+    )
 }
 
 fn width() -> Option<u16> {

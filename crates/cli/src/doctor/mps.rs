@@ -1,4 +1,5 @@
-//! Whether NVIDIA's Multi-Process Service is at work: several processes in one context of the driver.
+//! Whether NVIDIA's Multi-Process Service is at work: several processes in one context of the
+//! driver.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,14 +16,20 @@ const DAEMON: &str = "nvidia-cuda-mps";
 
 /// Looks for the variable, the daemon's socket and its process.
 pub fn check() -> Check {
-    judge(env::var_os(VARIABLE), Path::new(DEFAULT), Path::new("/proc"))
+    judge(
+        env::var_os(VARIABLE),
+        Path::new(DEFAULT),
+        Path::new("/proc"),
+    )
 }
 
 fn judge(variable: Option<OsString>, default: &Path, processes: &Path) -> Check {
     let name = "MPS";
     let variable = variable.filter(|directory| !directory.is_empty());
     let is_set = variable.is_some();
-    let control = variable.map_or_else(|| default.to_owned(), PathBuf::from).join("control");
+    let control = variable
+        .map_or_else(|| default.to_owned(), PathBuf::from)
+        .join("control");
     let mut signs = Vec::new();
     if is_set {
         signs.push(format!("{VARIABLE} is set"));
@@ -54,10 +61,12 @@ fn judge(variable: Option<OsString>, default: &Path, processes: &Path) -> Check 
 }
 
 fn is_running(processes: &Path) -> bool {
-    let Ok(entries) = fs::read_dir(processes) else { return false };
-    entries
-        .flatten()
-        .any(|entry| fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.starts_with(DAEMON)))
+    let Ok(entries) = fs::read_dir(processes) else {
+        return false;
+    };
+    entries.flatten().any(|entry| {
+        fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name.starts_with(DAEMON))
+    })
 }
 
 #[cfg(test)]
@@ -76,15 +85,25 @@ mod tests {
         fs::write(path("idle/1/comm"), "nvidia-smi\n").expect("a file");
         fs::write(path("busy/2/comm"), "nvidia-cuda-mps\n").expect("a file");
 
-        assert_eq!(judge(None, &path("none"), &path("idle")).state, CheckState::Ok);
+        assert_eq!(
+            judge(None, &path("none"), &path("idle")).state,
+            CheckState::Ok
+        );
         let set = judge(Some("".into()), &path("none"), &path("idle"));
         assert_eq!(set.state, CheckState::Ok, "an empty variable is none");
         let set = judge(Some(path("none").into()), &path("pipes"), &path("idle"));
-        assert_eq!((set.state, set.found), (CheckState::Warning, format!("{VARIABLE} is set")));
+        assert_eq!(
+            (set.state, set.found),
+            (CheckState::Warning, format!("{VARIABLE} is set"))
+        );
         let runs = judge(None, &path("none"), &path("busy"));
         assert_eq!(runs.found, "a process nvidia-cuda-mps* runs");
         let client = judge(None, &path("pipes"), &path("idle"));
         assert_eq!(client.found, "a control socket is there");
-        assert!(client.why.is_some_and(|why| why.contains("a death is no proof")));
+        assert!(
+            client
+                .why
+                .is_some_and(|why| why.contains("a death is no proof"))
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! Whether this user can make namespaces, which containers without root are made of.
 //!
-//! A process with threads cannot make a user namespace, and one that has tried is changed by it: so a child tries.
+//! A process with threads cannot make a user namespace, and one that has tried is changed by it: so
+//! a child tries.
 
 use std::time::Duration;
 
@@ -10,8 +11,11 @@ use super::check::Check;
 use lab::Outcome;
 use lab::child::{self, Child};
 
-const KINDS: [(&str, UnshareFlags); 3] =
-    [("user", UnshareFlags::NEWUSER), ("pid", UnshareFlags::NEWPID), ("mount", UnshareFlags::NEWNS)];
+const KINDS: [(&str, UnshareFlags); 3] = [
+    ("user", UnshareFlags::NEWUSER),
+    ("pid", UnshareFlags::NEWPID),
+    ("mount", UnshareFlags::NEWNS),
+];
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Tries, in a child.
@@ -38,10 +42,12 @@ fn ask() -> Result<Option<String>, String> {
 pub fn run() -> Outcome {
     child::live(|| {
         let refused = KINDS.into_iter().find_map(|(kind, flags)| {
-            // SAFETY: `unshare_unsafe` asks that no descriptors are closed under somebody: the flags leave the table
-            // of descriptors shared.
+            // SAFETY: `unshare_unsafe` asks that no descriptors are closed under somebody: the
+            // flags leave the table of descriptors shared.
             let refused = unsafe { rustix::thread::unshare_unsafe(flags) };
-            refused.err().map(|error| format!("no {kind} namespace: {error}"))
+            refused
+                .err()
+                .map(|error| format!("no {kind} namespace: {error}"))
         });
         child::reply(&refused)
     })

@@ -1,6 +1,8 @@
-//! The process that asks one driver: its devices, what they can do, and whether a block can really be shared.
+//! The process that asks one driver: its devices, what they can do, and whether a block can really
+//! be shared.
 //!
-//! It writes what it found so far before each step, so that a step that never ends costs no more than itself.
+//! It writes what it found so far before each step, so that a step that never ends costs no more
+//! than itself.
 
 use gpu_ipc::backend::{Access, Sharing, detect_only};
 use gpu_ipc::{BackendKind, Error, Gpu};
@@ -12,8 +14,11 @@ use lab::args::Vendor;
 use lab::{Outcome, child, device, size};
 
 /// What is tried on a device that can: how memory is handed over, and how it is mapped.
-const TRIALS: [(Sharing, Access); 3] =
-    [(Sharing::Fd, Access::ReadWrite), (Sharing::Fd, Access::ReadOnly), (Sharing::Handle, Access::ReadWrite)];
+const TRIALS: [(Sharing, Access); 3] = [
+    (Sharing::Fd, Access::ReadWrite),
+    (Sharing::Fd, Access::ReadOnly),
+    (Sharing::Handle, Access::ReadWrite),
+];
 
 /// Asks, and writes what it found to standard output.
 pub fn run(vendor: Vendor) -> Outcome {
@@ -30,7 +35,9 @@ fn probe(kind: BackendKind) -> Result<(), String> {
     match detect_only(kind) {
         Ok(found) if found.gpus().is_empty() => match found.missing().first() {
             Some((_, error)) => explain(&mut backend, error),
-            None => found.first(kind).map_or_else(|error| explain(&mut backend, &error), drop),
+            None => found
+                .first(kind)
+                .map_or_else(|error| explain(&mut backend, &error), drop),
         },
         Ok(found) => {
             backend.state = CheckState::Ok;
@@ -60,7 +67,10 @@ fn explain(backend: &mut Backend, error: &Error) {
 }
 
 fn say(backend: &Backend, doing: Option<&str>) -> Result<(), String> {
-    let progress = Progress { doing: doing.map(str::to_owned), backend: backend.clone() };
+    let progress = Progress {
+        doing: doing.map(str::to_owned),
+        backend: backend.clone(),
+    };
     child::reply(&progress)
 }
 
@@ -78,8 +88,15 @@ fn look_at(backend: &mut Backend, gpu: &Gpu) -> Result<(), String> {
         granularity: caps.granularity,
     };
     let number = info.device.0;
-    say(backend, Some(&format!("asking device {number} for its free memory")))?;
-    let free_bytes = gpu.backend().memory_info(info.device).ok().map(|memory| memory.free_bytes);
+    say(
+        backend,
+        Some(&format!("asking device {number} for its free memory")),
+    )?;
+    let free_bytes = gpu
+        .backend()
+        .memory_info(info.device)
+        .ok()
+        .map(|memory| memory.free_bytes);
     backend.devices.push(Device {
         number,
         uuid: info.uuid.to_string(),
@@ -122,47 +139,95 @@ fn in_words(caps: &Caps) -> Vec<Check> {
         if can { Check::ok(name, yes) } else { no(name) }
     };
     let mut checks = vec![
-        yes_or(caps.fd, "file descriptors", "memory is shared by them", |name| {
-            Check::absent(name, "memory cannot be shared by them")
+        yes_or(
+            caps.fd,
+            "file descriptors",
+            "memory is shared by them",
+            |name| {
+                Check::absent(name, "memory cannot be shared by them")
                 .why("the driver or the device has no virtual memory management with POSIX file descriptors")
                 .remedy("update the driver; until then memory is shared by 64-byte handle, where there is one")
-        }),
-        yes_or(caps.handle, "64-byte handles", "memory is shared by them too", |name| {
-            Check::absent(name, "memory cannot be shared by them")
-                .why("memory that a framework allocated plainly cannot be adopted")
-                .remedy("allocate from the session, which shares by file descriptor where it can")
-        }),
-        yes_or(caps.read_only, "read-only mapping", "a consumer can do without the right to write", |name| {
-            Check::absent(name, "every consumer can write to what it maps")
-                .why("only memory shared by file descriptor can be mapped read-only")
-                .remedy("share with consumers that are trusted not to write")
-        }),
-        yes_or(caps.event_ipc, "interprocess events", "other processes can open them", |name| {
-            Check::absent(name, "other processes cannot open them")
-                .why("gpu-ipc orders by words in shared memory instead")
-                .remedy("nothing, if words below are ok")
-        }),
-        yes_or(caps.stream_writes, "words written by streams", "ends of leases are told by them", |name| {
-            Check::warning(name, "streams cannot write words in shared memory")
-                .why("ends of leases are noticed by asking the driver")
-                .remedy("update the driver (NVIDIA: 64-bit stream memory operations)")
-        }),
-        yes_or(caps.stream_waits, "words awaited by streams", "a claim need not wait", |name| {
-            Check::warning(name, "streams cannot wait for words in shared memory")
-                .why("a claim waits on the host")
-                .remedy("update the driver (NVIDIA: 64-bit stream memory operations)")
-        }),
-        yes_or(caps.ranges, "ranges", "memory is mapped at addresses of the caller's choice", |name| {
-            Check::absent(name, "memory has the address that the driver gives it")
-                .why("regions do not grow in place, and objects have no fixed addresses")
-                .remedy("nothing, if blocks alone are shared; else choose another device")
-        }),
-        yes_or(!caps.shared_context, "own context", "each process has its own", |name| {
-            Check::warning(name, "processes share one context of the driver (MPS)")
+            },
+        ),
+        yes_or(
+            caps.handle,
+            "64-byte handles",
+            "memory is shared by them too",
+            |name| {
+                Check::absent(name, "memory cannot be shared by them")
+                    .why("memory that a framework allocated plainly cannot be adopted")
+                    .remedy(
+                        "allocate from the session, which shares by file descriptor where it can",
+                    )
+            },
+        ),
+        yes_or(
+            caps.read_only,
+            "read-only mapping",
+            "a consumer can do without the right to write",
+            |name| {
+                Check::absent(name, "every consumer can write to what it maps")
+                    .why("only memory shared by file descriptor can be mapped read-only")
+                    .remedy("share with consumers that are trusted not to write")
+            },
+        ),
+        yes_or(
+            caps.event_ipc,
+            "interprocess events",
+            "other processes can open them",
+            |name| {
+                Check::absent(name, "other processes cannot open them")
+                    .why("gpu-ipc orders by words in shared memory instead")
+                    .remedy("nothing, if words below are ok")
+            },
+        ),
+        yes_or(
+            caps.stream_writes,
+            "words written by streams",
+            "ends of leases are told by them",
+            |name| {
+                Check::warning(name, "streams cannot write words in shared memory")
+                    .why("ends of leases are noticed by asking the driver")
+                    .remedy("update the driver (NVIDIA: 64-bit stream memory operations)")
+            },
+        ),
+        yes_or(
+            caps.stream_waits,
+            "words awaited by streams",
+            "a claim need not wait",
+            |name| {
+                Check::warning(name, "streams cannot wait for words in shared memory")
+                    .why("a claim waits on the host")
+                    .remedy("update the driver (NVIDIA: 64-bit stream memory operations)")
+            },
+        ),
+        yes_or(
+            caps.ranges,
+            "ranges",
+            "memory is mapped at addresses of the caller's choice",
+            |name| {
+                Check::absent(name, "memory has the address that the driver gives it")
+                    .why("regions do not grow in place, and objects have no fixed addresses")
+                    .remedy("nothing, if blocks alone are shared; else choose another device")
+            },
+        ),
+        yes_or(
+            !caps.shared_context,
+            "own context",
+            "each process has its own",
+            |name| {
+                Check::warning(name, "processes share one context of the driver (MPS)")
                 .why("the death of a process does not prove that its GPU work ended: its blocks are never reused")
                 .remedy("run producer and consumers without MPS, where processes may die")
-        }),
-        Check::ok("granularity", format!("allocations are multiples of {}", size::show(caps.granularity))),
+            },
+        ),
+        Check::ok(
+            "granularity",
+            format!(
+                "allocations are multiples of {}",
+                size::show(caps.granularity)
+            ),
+        ),
     ];
     if !caps.fd && !caps.handle {
         checks.push(
@@ -197,27 +262,61 @@ mod tests {
     fn a_device_that_can_everything_gives_no_cause_for_words() {
         let checks = in_words(&ALL);
         assert_eq!(checks.len(), 9, "a row for each field");
-        assert!(checks.iter().all(|check| check.state == CheckState::Ok), "{checks:?}");
+        assert!(
+            checks.iter().all(|check| check.state == CheckState::Ok),
+            "{checks:?}"
+        );
     }
 
     #[test]
     fn each_lack_has_a_reason_and_a_remedy() {
         let lacks = [
-            Caps { handle: false, ..ALL },
+            Caps {
+                handle: false,
+                ..ALL
+            },
             Caps { fd: false, ..ALL },
-            Caps { read_only: false, ..ALL },
-            Caps { event_ipc: false, ..ALL },
-            Caps { stream_writes: false, ..ALL },
-            Caps { stream_waits: false, ..ALL },
-            Caps { ranges: false, ..ALL },
-            Caps { shared_context: true, ..ALL },
-            Caps { fd: false, handle: false, ..ALL },
+            Caps {
+                read_only: false,
+                ..ALL
+            },
+            Caps {
+                event_ipc: false,
+                ..ALL
+            },
+            Caps {
+                stream_writes: false,
+                ..ALL
+            },
+            Caps {
+                stream_waits: false,
+                ..ALL
+            },
+            Caps {
+                ranges: false,
+                ..ALL
+            },
+            Caps {
+                shared_context: true,
+                ..ALL
+            },
+            Caps {
+                fd: false,
+                handle: false,
+                ..ALL
+            },
         ];
         for caps in lacks {
             let checks = in_words(&caps);
-            let mut lacking = checks.iter().filter(|check| check.state != CheckState::Ok).peekable();
+            let mut lacking = checks
+                .iter()
+                .filter(|check| check.state != CheckState::Ok)
+                .peekable();
             assert!(lacking.peek().is_some(), "{caps:?} goes unsaid");
-            assert!(lacking.all(|check| check.why.is_some() && check.remedy.is_some()), "{checks:?}");
+            assert!(
+                lacking.all(|check| check.why.is_some() && check.remedy.is_some()),
+                "{checks:?}"
+            );
         }
     }
 }

@@ -17,7 +17,8 @@ const BYTES: u64 = 64 << 10;
 /// How long the child may be silent, and the block may take to come back.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// What is said of an error that says nothing itself.
-const REMEDY: &str = "repair what fails above, look for other programs on the device, and read docs/TOOLS.md";
+const REMEDY: &str =
+    "repair what fails above, look for other programs on the device, and read docs/TOOLS.md";
 
 /// Names a trial: the same in every version.
 pub fn name(sharing: Sharing, access: Access) -> &'static str {
@@ -39,7 +40,10 @@ pub fn run(gpu: &Gpu, sharing: Sharing, access: Access) -> Check {
             } else {
                 "read it and answered in it"
             };
-            Check::ok(name, format!("a child {seen} ({} ms)", start.elapsed().as_millis()))
+            Check::ok(
+                name,
+                format!("a child {seen} ({} ms)", start.elapsed().as_millis()),
+            )
         }
         Err(Trouble { why, remedy }) => Check::failed(name, why).remedy(remedy),
     }
@@ -54,31 +58,52 @@ struct Trouble {
 impl From<Error> for Trouble {
     fn from(error: Error) -> Trouble {
         let (why, remedy) = device::remedy_of(&error);
-        Trouble { why, remedy: remedy.unwrap_or_else(|| REMEDY.into()) }
+        Trouble {
+            why,
+            remedy: remedy.unwrap_or_else(|| REMEDY.into()),
+        }
     }
 }
 
 impl From<String> for Trouble {
     fn from(why: String) -> Trouble {
-        Trouble { why, remedy: REMEDY.into() }
+        Trouble {
+            why,
+            remedy: REMEDY.into(),
+        }
     }
 }
 
 fn try_it(gpu: &Gpu, sharing: Sharing, access: Access, start: Instant) -> Result<(), Trouble> {
-    let session = Session::builder(gpu.clone()).sharing(sharing).region_bytes(BYTES).open()?;
+    let session = Session::builder(gpu.clone())
+        .sharing(sharing)
+        .region_bytes(BYTES)
+        .open()?;
     let mut copier = Copier::new(gpu)?;
     let mut consumer = start_consumer(gpu, &session, access)?;
     let id = ParticipantId(consumer.answer()?);
 
-    let stamp = pattern::stamp(u64::from(std::process::id()), start.elapsed().subsec_nanos());
+    let stamp = pattern::stamp(
+        u64::from(std::process::id()),
+        start.elapsed().subsec_nanos(),
+    );
     let block = session.alloc(BYTES)?;
     copier.write(&block, stamp)?;
     let descriptor = block.share(To::Participant(id), After::Stream(copier.stream()))?;
-    if !consumer.ask::<bool>(&Told { descriptor: descriptor.as_bytes().to_vec(), stamp })? {
-        return Err("the child found other contents than were written".to_owned().into());
+    if !consumer.ask::<bool>(&Told {
+        descriptor: descriptor.as_bytes().to_vec(),
+        stamp,
+    })? {
+        return Err("the child found other contents than were written"
+            .to_owned()
+            .into());
     }
     block.wait_released(Some(PATIENCE))?;
-    let expected = if access == Access::ReadOnly { stamp } else { pattern::reply(stamp) };
+    let expected = if access == Access::ReadOnly {
+        stamp
+    } else {
+        pattern::reply(stamp)
+    };
     if !copier.holds(&block, expected)? {
         return Err("what the child wrote is not in the block".to_owned().into());
     }
@@ -88,15 +113,25 @@ fn try_it(gpu: &Gpu, sharing: Sharing, access: Access, start: Instant) -> Result
     if report.clean {
         Ok(())
     } else {
-        Err(format!("{} bytes did not come back from a child that has ended", report.bytes).into())
+        Err(format!(
+            "{} bytes did not come back from a child that has ended",
+            report.bytes
+        )
+        .into())
     }
 }
 
 fn start_consumer(gpu: &Gpu, session: &Session, access: Access) -> Result<Child<Told>, String> {
-    let mut args: Vec<OsString> =
-        ["doctor-consumer", "--backend", gpu.kind().name(), "--device", &gpu.uuid().to_string(), "--socket"]
-            .map(OsString::from)
-            .to_vec();
+    let mut args: Vec<OsString> = [
+        "doctor-consumer",
+        "--backend",
+        gpu.kind().name(),
+        "--device",
+        &gpu.uuid().to_string(),
+        "--socket",
+    ]
+    .map(OsString::from)
+    .to_vec();
     args.push(session.socket_path().into());
     if access == Access::ReadOnly {
         args.push("--read-only".into());

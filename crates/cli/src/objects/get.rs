@@ -44,20 +44,30 @@ pub fn run(options: &GetOptions) -> Outcome {
 }
 
 fn get(options: &GetOptions) -> Result<(), String> {
-    let client = options.place.connect(choose(options.backend)?, "gpu-ipc get")?;
+    let client = options
+        .place
+        .connect(choose(options.backend)?, "gpu-ipc get")?;
     let name = options.name.clone();
     let selector = match options.epoch {
         Some(epoch) => Selector::Epoch(name, Epoch(epoch)),
         None => Selector::Latest(name),
     };
-    let reader = client.open_one(&selector).map_err(|error| explain(&error))?;
+    let reader = client
+        .open_one(&selector)
+        .map_err(|error| explain(&error))?;
     if options.parts {
         return list(&reader);
     }
     let part = match (&options.part, reader.layout().parts()) {
         (Some(part), _) => part.clone(),
         (None, [one]) => one.spec.name.clone(),
-        (None, parts) => return Err(format!("{} has {} parts; name one with --part", options.name, parts.len())),
+        (None, parts) => {
+            return Err(format!(
+                "{} has {} parts; name one with --part",
+                options.name,
+                parts.len()
+            ));
+        }
     };
     write(&reader, &part)
 }
@@ -65,24 +75,37 @@ fn get(options: &GetOptions) -> Result<(), String> {
 fn list(reader: &Reader) -> Result<(), String> {
     let mut text = String::new();
     for part in reader.layout().parts() {
-        let shape: Vec<String> = part.spec.dimensions.iter().map(|dimension| dimension.extent.to_string()).collect();
+        let shape: Vec<String> = part
+            .spec
+            .dimensions
+            .iter()
+            .map(|dimension| dimension.extent.to_string())
+            .collect();
         let dtype = part.spec.dtype;
         let (name, bytes, shape) = (&part.spec.name, part.spec.len, shape.join("x"));
-        text.push_str(&format!("{name}\t{bytes}\ttype {}/{}/{}\t[{shape}]\n", dtype.code, dtype.bits, dtype.lanes));
+        text.push_str(&format!(
+            "{name}\t{bytes}\ttype {}/{}/{}\t[{shape}]\n",
+            dtype.code, dtype.bits, dtype.lanes
+        ));
     }
     output::print(text.trim_end())
 }
 
 fn write(reader: &Reader, name: &str) -> Result<(), String> {
     let Some(part) = reader.layout().part(name) else {
-        return Err(format!("{} has no part {name}; list them with --parts", reader.name()));
+        return Err(format!(
+            "{} has no part {name}; list them with --parts",
+            reader.name()
+        ));
     };
     let mut out = std::io::stdout().lock();
     let mut buffer = vec![0; PIECE.min(part.spec.len) as usize];
     let mut at = 0;
     while at < part.spec.len {
         let piece = &mut buffer[..PIECE.min(part.spec.len - at) as usize];
-        reader.read_at(name, at, piece).map_err(|error| explain(&error))?;
+        reader
+            .read_at(name, at, piece)
+            .map_err(|error| explain(&error))?;
         match out.write_all(piece) {
             // A reader that went away is none of our business.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
@@ -90,5 +113,6 @@ fn write(reader: &Reader, name: &str) -> Result<(), String> {
         }
         at += piece.len() as u64;
     }
-    out.flush().map_err(|error| format!("standard output: {error}"))
+    out.flush()
+        .map_err(|error| format!("standard output: {error}"))
 }

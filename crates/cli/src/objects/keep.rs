@@ -41,5 +41,9 @@ fn keep(options: &KeepOptions) -> Result<Outcome, String> {
         command
     };
     let status = keeper.run(start).map_err(|error| explain(&error))?;
-    Ok(if status.success() { Outcome::Good } else { Outcome::Finding })
+    Ok(if status.success() {
+        Outcome::Good
+    } else {
+        Outcome::Finding
+    })
 }

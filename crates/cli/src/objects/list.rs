@@ -33,7 +33,9 @@ pub fn run(options: &ObjectsOptions) -> Outcome {
         .and_then(|gpu| options.place.connect(gpu, "gpu-ipc objects"))
         .and_then(|client| client.list().map_err(|error| explain(&error)));
     match listing {
-        Ok(listing) if options.json => output::conclude(&output::judged(true, &listing), Outcome::Good),
+        Ok(listing) if options.json => {
+            output::conclude(&output::judged(true, &listing), Outcome::Good)
+        }
         Ok(listing) => output::conclude(table(&listing).trim_end(), Outcome::Good),
         Err(why) => output::fail(&why, options.json, Outcome::Finding),
     }
@@ -46,17 +48,37 @@ fn table(listing: &Listing) -> String {
         "absent" => "THE KEEPER IS AWAY: commits wait",
         _ => "no keeper: objects go with the broker",
     };
-    let limit = listing.limit.map_or(String::new(), |limit| format!(" of {}", size::show(limit)));
+    let limit = listing
+        .limit
+        .map_or(String::new(), |limit| format!(" of {}", size::show(limit)));
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "BROKER  process {}, {}{limit}; {keeper}", listing.pid, size::show(listing.bytes));
+    let _ = writeln!(
+        text,
+        "BROKER  process {}, {}{limit}; {keeper}",
+        listing.pid,
+        size::show(listing.bytes)
+    );
     for row in &listing.objects {
-        let epoch = if row.epoch == 0 { "-".into() } else { row.epoch.to_string() };
+        let epoch = if row.epoch == 0 {
+            "-".into()
+        } else {
+            row.epoch.to_string()
+        };
         let bytes = size::show(row.bytes);
-        let home = row.home.as_ref().map_or(String::new(), |home| format!("  replica from {home}"));
+        let home = row
+            .home
+            .as_ref()
+            .map_or(String::new(), |home| format!("  replica from {home}"));
         let (name, state, owner, identity) = (&row.name, &row.state, row.owner, &row.identity);
-        let _ = writeln!(text, "{name}  epoch {epoch}  {bytes}  {state}  uid {owner}  {identity}{home}");
-        for (what, process) in
-            row.writer.iter().map(|writer| ("written", writer)).chain(row.readers.iter().map(|reader| ("read", reader)))
+        let _ = writeln!(
+            text,
+            "{name}  epoch {epoch}  {bytes}  {state}  uid {owner}  {identity}{home}"
+        );
+        for (what, process) in row
+            .writer
+            .iter()
+            .map(|writer| ("written", writer))
+            .chain(row.readers.iter().map(|reader| ("read", reader)))
         {
             let Process { pid, command, name } = process;
             let _ = writeln!(text, "    {what} by {pid} ({command}) {name}");

@@ -22,7 +22,8 @@ use lab::device::explain;
 /// Which broker.
 #[derive(Arguments, Debug)]
 pub struct BrokerDir {
-    /// The broker's directory; else $NVIDIA_DRA_LOCAL_IPC_DIR, else `broker` in the runtime directory
+    /// The broker's directory; else $NVIDIA_DRA_LOCAL_IPC_DIR, else `broker` in the runtime
+    /// directory
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
 }
@@ -36,7 +37,9 @@ impl BrokerDir {
         let client = Client::builder(gpu).dir(self.path()?).name(name);
         client.connect().map_err(|error| match &error {
             ObjectError::Gpu(gpu_ipc::Error::Connect { path, why, .. }) => {
-                format!("no broker at {path}: {why}; start one with: gpu-ipc keep -- gpu-ipc broker")
+                format!(
+                    "no broker at {path}: {why}; start one with: gpu-ipc keep -- gpu-ipc broker"
+                )
             }
             error => explain(error),
         })

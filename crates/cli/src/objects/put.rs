@@ -25,7 +25,8 @@ const MOST_HEADER: u64 = 100_000_000;
 pub struct PutOptions {
     /// The name
     pub name: String,
-    /// Files: each becomes a part with the file's name, or a .safetensors file a part for each tensor
+    /// Files: each becomes a part with the file's name, or a .safetensors file a part for each
+    /// tensor
     #[arg(required = true)]
     pub files: Vec<PathBuf>,
     /// Commit only if this is the name's latest epoch; 0: only if it has none
@@ -66,7 +67,10 @@ fn put(options: &PutOptions) -> Result<Epoch, String> {
     for (number, path) in options.files.iter().enumerate() {
         let failed = |why: String| format!("{}: {why}", path.display());
         let file = File::open(path).map_err(|error| failed(error.to_string()))?;
-        let of_file = if path.extension().is_some_and(|ending| ending == "safetensors") {
+        let of_file = if path
+            .extension()
+            .is_some_and(|ending| ending == "safetensors")
+        {
             tensors(&file, number)
         } else {
             whole(&file, number, path)
@@ -74,13 +78,26 @@ fn put(options: &PutOptions) -> Result<Epoch, String> {
         sources.extend(of_file.map_err(failed)?);
         files.push(file);
     }
-    let layout =
-        Layout::pack(sources.iter().map(|source| source.spec.clone()), b"").map_err(|error| explain(&error))?;
-    let client = options.place.connect(choose(options.backend)?, "gpu-ipc put")?;
-    let readers = if options.reader.is_empty() { Readers::Owner } else { Readers::Uids(options.reader.clone()) };
+    let layout = Layout::pack(sources.iter().map(|source| source.spec.clone()), b"")
+        .map_err(|error| explain(&error))?;
+    let client = options
+        .place
+        .connect(choose(options.backend)?, "gpu-ipc put")?;
+    let readers = if options.reader.is_empty() {
+        Readers::Owner
+    } else {
+        Readers::Uids(options.reader.clone())
+    };
     let expect = options.expect.map(Epoch);
-    let create = CreateOptions { readers, expect, replace: options.replace, ..CreateOptions::default() };
-    let mut writer = client.create_with(&options.name, layout, &create).map_err(|error| explain(&error))?;
+    let create = CreateOptions {
+        readers,
+        expect,
+        replace: options.replace,
+        ..CreateOptions::default()
+    };
+    let mut writer = client
+        .create_with(&options.name, layout, &create)
+        .map_err(|error| explain(&error))?;
     for source in &sources {
         let path = options.files[source.file].display();
         fill(&mut writer, source, &files[source.file]).map_err(|why| format!("{path}: {why}"))?;
@@ -91,9 +108,16 @@ fn put(options: &PutOptions) -> Result<Epoch, String> {
 
 fn whole(file: &File, number: usize, path: &Path) -> Result<Vec<Source>, String> {
     let len = file.metadata().map_err(|error| error.to_string())?.len();
-    let name = path.file_name().and_then(|name| name.to_str()).ok_or("its name is not UTF-8")?;
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .ok_or("its name is not UTF-8")?;
     let spec = PartSpec::bytes(name, len).map_err(|error| explain(&error))?;
-    Ok(vec![Source { file: number, offset: 0, spec }])
+    Ok(vec![Source {
+        file: number,
+        offset: 0,
+        spec,
+    }])
 }
 
 /// Reads the header of a file of tensors: its length, then JSON.
@@ -104,7 +128,9 @@ fn tensors(mut file: &File, number: usize) -> Result<Vec<Source>, String> {
     let len = u64::from_le_bytes(word);
     let total = file.metadata().map_err(failed)?.len();
     if len > MOST_HEADER || len + 8 > total {
-        return Err(format!("its header says {len} bytes, of {total} in the file"));
+        return Err(format!(
+            "its header says {len} bytes, of {total} in the file"
+        ));
     }
     let mut header = vec![0; len as usize];
     file.read_exact(&mut header).map_err(failed)?;
@@ -112,12 +138,20 @@ fn tensors(mut file: &File, number: usize) -> Result<Vec<Source>, String> {
     let mut sources = Vec::new();
     for (name, tensor) in metadata.tensors() {
         let shape: Vec<u64> = tensor.shape.iter().map(|&extent| extent as u64).collect();
-        let spec = PartSpec::contiguous(&name, dtype(tensor.dtype)?, &shape).map_err(|error| explain(&error))?;
+        let spec = PartSpec::contiguous(&name, dtype(tensor.dtype)?, &shape)
+            .map_err(|error| explain(&error))?;
         let (from, to) = (tensor.data_offsets.0 as u64, tensor.data_offsets.1 as u64);
         if to.checked_sub(from) != Some(spec.len) || to > total - 8 - len {
-            return Err(format!("{name} lies at {from} to {to}, but has {} bytes", spec.len));
+            return Err(format!(
+                "{name} lies at {from} to {to}, but has {} bytes",
+                spec.len
+            ));
         }
-        sources.push(Source { file: number, offset: 8 + len + from, spec });
+        sources.push(Source {
+            file: number,
+            offset: 8 + len + from,
+            spec,
+        });
     }
     sources.sort_by_key(|source| source.offset);
     Ok(sources)
@@ -148,7 +182,11 @@ fn dtype(dtype: Dtype) -> Result<DType, String> {
         Dtype::F4 => (17, 4),
         other => return Err(format!("the type {other:?} has no number in DLPack")),
     };
-    Ok(DType { code, bits, lanes: 1 })
+    Ok(DType {
+        code,
+        bits,
+        lanes: 1,
+    })
 }
 
 fn fill(writer: &mut Writer, source: &Source, file: &File) -> Result<(), String> {
@@ -156,8 +194,11 @@ fn fill(writer: &mut Writer, source: &Source, file: &File) -> Result<(), String>
     let mut at = 0;
     while at < source.spec.len {
         let piece = &mut buffer[..PIECE.min(source.spec.len - at) as usize];
-        file.read_exact_at(piece, source.offset + at).map_err(|error| error.to_string())?;
-        writer.write_part(&source.spec.name, at, piece).map_err(|error| explain(&error))?;
+        file.read_exact_at(piece, source.offset + at)
+            .map_err(|error| error.to_string())?;
+        writer
+            .write_part(&source.spec.name, at, piece)
+            .map_err(|error| explain(&error))?;
         at += piece.len() as u64;
     }
     Ok(())

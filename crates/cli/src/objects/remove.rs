@@ -22,10 +22,14 @@ pub struct RmOptions {
 
 /// Removes it; a process that has it mapped keeps it.
 pub fn run(options: &RmOptions) -> Outcome {
-    let removed = any_gpu().and_then(|gpu| options.place.connect(gpu, "gpu-ipc rm")).and_then(|client| {
-        let epoch = Epoch(options.epoch.unwrap_or(0));
-        client.remove_epoch(&options.name, epoch).map_err(|error| explain(&error))
-    });
+    let removed = any_gpu()
+        .and_then(|gpu| options.place.connect(gpu, "gpu-ipc rm"))
+        .and_then(|client| {
+            let epoch = Epoch(options.epoch.unwrap_or(0));
+            client
+                .remove_epoch(&options.name, epoch)
+                .map_err(|error| explain(&error))
+        });
     match removed {
         Ok(_) => Outcome::Good,
         Err(why) => output::fail(&why, false, Outcome::Finding),

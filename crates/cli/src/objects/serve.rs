@@ -18,8 +18,8 @@ pub struct BrokerOptions {
     /// Which broker.
     #[command(flatten)]
     pub place: BrokerDir,
-    /// A device for objects, such as cuda:0 or host:0; repeatable [default: all devices of the first backend that has
-    /// one]
+    /// A device for objects, such as cuda:0 or host:0; repeatable [default: all devices of the
+    /// first backend that has one]
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Vec<(BackendKind, u32)>,
     /// Most bytes of all objects together
@@ -66,12 +66,18 @@ fn serve(options: &BrokerOptions) -> Result<Broker, String> {
     broker.map_err(|error| explain(&error))
 }
 
-/// Finds the devices that were named, or all of the first backend that has one whose memory can be an object.
+/// Finds the devices that were named, or all of the first backend that has one whose memory can be
+/// an object.
 fn find(named: &[(BackendKind, u32)]) -> gpu_ipc::Result<Vec<Gpu>> {
     if named.is_empty() {
         for kind in BackendKind::ALL {
             let found = detect_only(kind)?;
-            let fit: Vec<Gpu> = found.gpus().iter().filter(|gpu| gpu.caps().ranges).cloned().collect();
+            let fit: Vec<Gpu> = found
+                .gpus()
+                .iter()
+                .filter(|gpu| gpu.caps().ranges)
+                .cloned()
+                .collect();
             if !fit.is_empty() {
                 return Ok(fit);
             }
@@ -87,7 +93,11 @@ fn find(named: &[(BackendKind, u32)]) -> gpu_ipc::Result<Vec<Gpu>> {
             None => {
                 found.backend(kind)?;
                 let got = format!("{kind}:{number}, of {} devices", found.gpus().len());
-                return Err(Error::Invalid { what: "a device", got, must: "one that this process sees" });
+                return Err(Error::Invalid {
+                    what: "a device",
+                    got,
+                    must: "one that this process sees",
+                });
             }
         }
     }
@@ -97,9 +107,13 @@ fn find(named: &[(BackendKind, u32)]) -> gpu_ipc::Result<Vec<Gpu>> {
 /// Reads a device, as `cuda:0`.
 fn device(text: &str) -> Result<(BackendKind, u32), String> {
     let (name, number) = text.split_once(':').unwrap_or((text, "0"));
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == name);
+    let kind = BackendKind::ALL
+        .into_iter()
+        .find(|kind| kind.name() == name);
     match (kind, number.parse()) {
         (Some(kind), Ok(number)) => Ok((kind, number)),
-        _ => Err(format!("{text:?} is not a device such as cuda:0, hip:1 or host:0")),
+        _ => Err(format!(
+            "{text:?} is not a device such as cuda:0, hip:1 or host:0"
+        )),
     }
 }

@@ -27,7 +27,8 @@ pub struct SeenBroker {
 pub enum BrokerState {
     /// It answered.
     Serves(Box<Listing>),
-    /// This process has the directory's lock and does not answer: it hangs or is stopped, and bars its successor.
+    /// This process has the directory's lock and does not answer: it hangs or is stopped, and bars
+    /// its successor.
     Hung(u32),
     /// It cannot be asked: why, and what to do.
     Unknown(String),
@@ -50,7 +51,12 @@ pub fn look(timeout: Duration) -> Option<SeenBroker> {
 fn ask(dir: &std::path::Path, timeout: Duration) -> Result<Listing, ObjectError> {
     // The question is about no memory: any device will do.
     let gpu = gpu_ipc::backend::detect_only(BackendKind::Host)?.first(BackendKind::Host)?;
-    Client::builder(gpu).dir(dir).name("gpu-ipc").patience(timeout).connect()?.list()
+    Client::builder(gpu)
+        .dir(dir)
+        .name("gpu-ipc")
+        .patience(timeout)
+        .connect()?
+        .list()
 }
 
 /// Writes what people read: at most 80 columns, but for paths and reasons.
@@ -67,7 +73,10 @@ fn write_table(text: &mut String, seen: &SeenBroker) -> std::fmt::Result {
         BrokerState::Serves(listing) => listing,
         BrokerState::Hung(pid) => {
             writeln!(text, "HUNG     {dir}")?;
-            return writeln!(text, "         its broker, process {pid}, does not answer: it hangs or is stopped");
+            return writeln!(
+                text,
+                "         its broker, process {pid}, does not answer: it hangs or is stopped"
+            );
         }
         BrokerState::Unknown(why) => {
             writeln!(text, "UNKNOWN  {dir}")?;
@@ -79,11 +88,24 @@ fn write_table(text: &mut String, seen: &SeenBroker) -> std::fmt::Result {
     if listing.objects.is_empty() {
         return Ok(());
     }
-    writeln!(text, "  {:<30} {:>8} {:>10} {:>8}  STATE", "OBJECT", "EPOCH", "BYTES", "READERS")?;
+    writeln!(
+        text,
+        "  {:<30} {:>8} {:>10} {:>8}  STATE",
+        "OBJECT", "EPOCH", "BYTES", "READERS"
+    )?;
     for row in &listing.objects {
-        let epoch = if row.epoch == 0 { "-".into() } else { row.epoch.to_string() };
+        let epoch = if row.epoch == 0 {
+            "-".into()
+        } else {
+            row.epoch.to_string()
+        };
         let (name, size) = (cut(&row.name, 30), bytes(row.bytes));
-        writeln!(text, "  {name:<30} {epoch:>8} {size:>10} {:>8}  {}", row.readers.len(), row.state)?;
+        writeln!(
+            text,
+            "  {name:<30} {epoch:>8} {size:>10} {:>8}  {}",
+            row.readers.len(),
+            row.state
+        )?;
     }
     Ok(())
 }
@@ -108,9 +130,13 @@ pub fn summary(listing: &Listing) -> String {
 pub fn to_json(seen: &SeenBroker) -> serde_json::Value {
     let dir = seen.dir.display().to_string();
     match &seen.state {
-        BrokerState::Serves(listing) => serde_json::json!({ "dir": dir, "state": "alive", "broker": listing }),
+        BrokerState::Serves(listing) => {
+            serde_json::json!({ "dir": dir, "state": "alive", "broker": listing })
+        }
         BrokerState::Hung(pid) => serde_json::json!({ "dir": dir, "state": "hung", "pid": pid }),
-        BrokerState::Unknown(why) => serde_json::json!({ "dir": dir, "state": "unknown", "why": why }),
+        BrokerState::Unknown(why) => {
+            serde_json::json!({ "dir": dir, "state": "unknown", "why": why })
+        }
     }
 }
 
@@ -142,7 +168,10 @@ pub(super) mod tests {
             commits: 3,
             opens: 4,
             aborted: 5,
-            objects: vec![row("a-name-that-is-longer-than-thirty-characters", 7, "visible"), row("next", 0, "filling")],
+            objects: vec![
+                row("a-name-that-is-longer-than-thirty-characters", 7, "visible"),
+                row("next", 0, "filling"),
+            ],
             removed: Vec::new(),
         }
     }
@@ -150,14 +179,29 @@ pub(super) mod tests {
     #[test]
     fn a_broker_fits_80_columns() {
         let state = BrokerState::Serves(Box::new(listing()));
-        let text = table(&SeenBroker { dir: "/run/objects".into(), state });
-        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-        for word in
-            ["BROKER   /run/objects", "process 4194304, 2 objects of 10.0 GiB, keeper has all", "5.00 GiB", "filling"]
-        {
+        let text = table(&SeenBroker {
+            dir: "/run/objects".into(),
+            state,
+        });
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+        for word in [
+            "BROKER   /run/objects",
+            "process 4194304, 2 objects of 10.0 GiB, keeper has all",
+            "5.00 GiB",
+            "filling",
+        ] {
             assert!(text.contains(word), "no {word:?} in\n{text}");
         }
-        let hung = table(&SeenBroker { dir: "/run/objects".into(), state: BrokerState::Hung(12) });
-        assert!(hung.contains("HUNG     /run/objects") && hung.contains("process 12, does not answer"), "{hung}");
+        let hung = table(&SeenBroker {
+            dir: "/run/objects".into(),
+            state: BrokerState::Hung(12),
+        });
+        assert!(
+            hung.contains("HUNG     /run/objects") && hung.contains("process 12, does not answer"),
+            "{hung}"
+        );
     }
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use gpu_ipc::Error;
 use gpu_ipc::admin::SessionReport;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt,
+};
 
 use crate::args::Where;
 use lab::device::explain;
@@ -46,18 +48,34 @@ pub struct Listener {
 ///
 /// Why the runtime directory cannot be read, and what to do.
 pub fn gather(place: &Where) -> Result<Vec<Seen>, String> {
-    let named = if place.sessions.is_empty() { open_here()? } else { place.sessions.clone() };
+    let named = if place.sessions.is_empty() {
+        open_here()?
+    } else {
+        place.sessions.clone()
+    };
     let timeout = Duration::from_secs_f64(place.timeout);
     let ask = |session: &PathBuf| match find(session) {
-        Ok(socket) => Seen { answer: ask(&socket, timeout), socket },
-        Err(why) => Seen { socket: session.clone(), answer: Answer::Unknown(why) },
+        Ok(socket) => Seen {
+            answer: ask(&socket, timeout),
+            socket,
+        },
+        Err(why) => Seen {
+            socket: session.clone(),
+            answer: Answer::Unknown(why),
+        },
     };
     // At once, so that one that hangs does not hold up the others.
     Ok(std::thread::scope(|scope| {
-        let asking: Vec<_> = named.iter().map(|session| (session, scope.spawn(|| ask(session)))).collect();
+        let asking: Vec<_> = named
+            .iter()
+            .map(|session| (session, scope.spawn(|| ask(session))))
+            .collect();
         let died = || Answer::Unknown("asking it failed; report this".into());
         let seen = |(session, asking): (&PathBuf, std::thread::ScopedJoinHandle<'_, Seen>)| {
-            asking.join().unwrap_or_else(|_| Seen { socket: session.clone(), answer: died() })
+            asking.join().unwrap_or_else(|_| Seen {
+                socket: session.clone(),
+                answer: died(),
+            })
         };
         asking.into_iter().map(seen).collect()
     }))
@@ -72,7 +90,8 @@ pub fn open_here() -> Result<Vec<PathBuf>, String> {
     gpu_ipc::admin::sessions(None).map_err(|error| explain(&error))
 }
 
-/// Finds the socket of a session that was named: its path, or the beginning of its name in the runtime directory.
+/// Finds the socket of a session that was named: its path, or the beginning of its name in the
+/// runtime directory.
 ///
 /// # Errors
 ///
@@ -82,12 +101,20 @@ pub fn find(session: &Path) -> Result<PathBuf, String> {
         return Ok(session.into());
     }
     let name = session.to_string_lossy();
-    let begins = |path: &PathBuf| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(&*name));
+    let begins = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|file| file.to_string_lossy().starts_with(&*name))
+    };
     let mut found: Vec<PathBuf> = open_here()?.into_iter().filter(begins).collect();
     match (found.pop(), found.len()) {
         (Some(only), 0) => Ok(only),
-        (None, _) => Err(format!("no session's name begins with {name}; gpu-ipc ls shows those that are open")),
-        (Some(_), more) => Err(format!("the names of {} sessions begin with {name}; name more of it", more + 1)),
+        (None, _) => Err(format!(
+            "no session's name begins with {name}; gpu-ipc ls shows those that are open"
+        )),
+        (Some(_), more) => Err(format!(
+            "the names of {} sessions begin with {name}; name more of it",
+            more + 1
+        )),
     }
 }
 
@@ -104,9 +131,16 @@ fn listener(socket: &Path) -> Option<Listener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let ours = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;
     connect(&ours, &SocketAddrUnix::new(socket).ok()?).ok()?;
-    let pid = sockopt::socket_peercred(&ours).ok()?.pid.as_raw_nonzero().get();
+    let pid = sockopt::socket_peercred(&ours)
+        .ok()?
+        .pid
+        .as_raw_nonzero()
+        .get();
     let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    Some(Listener { pid, command: command.trim_end().to_owned() })
+    Some(Listener {
+        pid,
+        command: command.trim_end().to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -118,9 +152,15 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("s");
         assert_eq!(listener(&path), None);
-        let silent = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let silent = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        );
         let silent = silent.expect("a socket");
-        rustix::net::bind(&silent, &SocketAddrUnix::new(&path).expect("an address")).expect("bound");
+        rustix::net::bind(&silent, &SocketAddrUnix::new(&path).expect("an address"))
+            .expect("bound");
         rustix::net::listen(&silent, 1).expect("it listens");
         let found = listener(&path).expect("it is this process");
         assert_eq!(found.pid, std::process::id() as i32);

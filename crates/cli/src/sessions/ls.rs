@@ -30,22 +30,38 @@ pub fn run(options: &LsOptions) -> Outcome {
         None
     };
     // Who names a session wants to know whether it is well.
-    let ok = options.place.sessions.is_empty() || seen.iter().all(|one| matches!(one.answer, Answer::Alive(_)));
+    let ok = options.place.sessions.is_empty()
+        || seen
+            .iter()
+            .all(|one| matches!(one.answer, Answer::Alive(_)));
     let text = if options.json {
         let brokers: Vec<Value> = broker.iter().map(brokers::to_json).collect();
         json!({ "ok": ok, "sessions": to_json(&seen), "brokers": brokers }).to_string()
     } else {
-        let terminal = tcgetwinsize(std::io::stdout()).map(|size| size.ws_col).ok().filter(|&columns| columns > 0);
-        let sessions = table(&seen, terminal.map_or(WIDTH, |columns| columns.clamp(LEAST_WIDTH, WIDTH)));
-        broker.iter().fold(sessions, |text, broker| format!("{text}\n{}", brokers::table(broker)))
+        let terminal = tcgetwinsize(std::io::stdout())
+            .map(|size| size.ws_col)
+            .ok()
+            .filter(|&columns| columns > 0);
+        let sessions = table(
+            &seen,
+            terminal.map_or(WIDTH, |columns| columns.clamp(LEAST_WIDTH, WIDTH)),
+        );
+        broker.iter().fold(sessions, |text, broker| {
+            format!("{text}\n{}", brokers::table(broker))
+        })
     };
-    output::conclude(text.trim_end(), if ok { Outcome::Good } else { Outcome::Finding })
+    output::conclude(
+        text.trim_end(),
+        if ok { Outcome::Good } else { Outcome::Finding },
+    )
 }
 
-/// Returns the text for people, within a number of columns except for paths and reasons, which stay whole.
+/// Returns the text for people, within a number of columns except for paths and reasons, which stay
+/// whole.
 pub fn table(seen: &[Seen], width: u16) -> String {
     if seen.is_empty() {
-        return "No session is open here. One that listens on a path of its own: gpu-ipc ls PATH\n".into();
+        return "No session is open here. One that listens on a path of its own: gpu-ipc ls PATH\n"
+            .into();
     }
     let mut text = String::new();
     for (n, one) in seen.iter().enumerate() {
@@ -64,10 +80,13 @@ fn one_session(text: &mut String, seen: &Seen, width: u16) -> std::fmt::Result {
         Answer::Alive(report) => report,
         Answer::Hung(listener) => {
             writeln!(text, "HUNG     {socket}")?;
-            let who = listener
-                .as_ref()
-                .map_or("its process".into(), |of| format!("process {} ({})", of.pid, cut(&of.command, 15)));
-            let parts = [format!("{who} listens and does not answer:"), "it hangs or is stopped".into()];
+            let who = listener.as_ref().map_or("its process".into(), |of| {
+                format!("process {} ({})", of.pid, cut(&of.command, 15))
+            });
+            let parts = [
+                format!("{who} listens and does not answer:"),
+                "it hangs or is stopped".into(),
+            ];
             return writeln!(text, "{}", flow(&parts, 9, width.into()));
         }
         Answer::Unknown(why) => {
@@ -86,8 +105,16 @@ fn one_session(text: &mut String, seen: &Seen, width: u16) -> std::fmt::Result {
     writeln!(text, "{}", flow(&about, 9, width.into()))?;
     let counts = [
         [
-            format!("blocks {:>9} {:>10}", stats.live_blocks, bytes(stats.live_bytes)),
-            format!("in limbo   {:>7} {:>10}", stats.limbo_blocks, bytes(stats.limbo_bytes)),
+            format!(
+                "blocks {:>9} {:>10}",
+                stats.live_blocks,
+                bytes(stats.live_bytes)
+            ),
+            format!(
+                "in limbo   {:>7} {:>10}",
+                stats.limbo_blocks,
+                bytes(stats.limbo_bytes)
+            ),
             format!("tickets {:>7}", stats.tickets),
         ],
         [
@@ -96,7 +123,11 @@ fn one_session(text: &mut String, seen: &Seen, width: u16) -> std::fmt::Result {
                 stats.in_flight + stats.held + stats.poisoned,
                 format!("{} held", stats.held)
             ),
-            format!("quarantine {:>7} {:>10}", stats.quarantined, bytes(stats.quarantined_bytes)),
+            format!(
+                "quarantine {:>7} {:>10}",
+                stats.quarantined,
+                bytes(stats.quarantined_bytes)
+            ),
             format!("deaths  {:>7}", stats.deaths),
         ],
     ];
@@ -105,7 +136,11 @@ fn one_session(text: &mut String, seen: &Seen, width: u16) -> std::fmt::Result {
     }
     if stats.leaked_blocks + stats.poisoned + stats.corrupt_words > 0 {
         let never = [
-            format!("never reused: {} blocks, {}", stats.leaked_blocks, bytes(stats.leaked_bytes)),
+            format!(
+                "never reused: {} blocks, {}",
+                stats.leaked_blocks,
+                bytes(stats.leaked_bytes)
+            ),
             format!("barred by bad words: {}", stats.poisoned),
         ];
         writeln!(text, "{}", flow(&never, 2, width.into()))?;

@@ -36,7 +36,8 @@ pub fn run(options: &SnapshotOptions) -> Outcome {
     output::conclude(text.trim_end(), Outcome::Good)
 }
 
-/// Finds the socket of the session that is meant: the one that is named, or the only one that is open here.
+/// Finds the socket of the session that is meant: the one that is named, or the only one that is
+/// open here.
 fn find(options: &SnapshotOptions) -> Result<PathBuf, String> {
     if let Some(session) = &options.session {
         return gather::find(session);
@@ -44,8 +45,13 @@ fn find(options: &SnapshotOptions) -> Result<PathBuf, String> {
     let mut open = gather::open_here()?;
     match (open.pop(), open.len()) {
         (Some(only), 0) => Ok(only),
-        (None, _) => Err("no session is open here; name the socket of one: gpu-ipc snapshot PATH".into()),
-        (Some(_), more) => Err(format!("{} sessions are open here; name one that gpu-ipc ls shows", more + 1)),
+        (None, _) => {
+            Err("no session is open here; name the socket of one: gpu-ipc snapshot PATH".into())
+        }
+        (Some(_), more) => Err(format!(
+            "{} sessions are open here; name one that gpu-ipc ls shows",
+            more + 1
+        )),
     }
 }
 
@@ -53,7 +59,10 @@ fn take(options: &SnapshotOptions, socket: PathBuf) -> Result<(PathBuf, Snapshot
     let timeout = Duration::from_secs_f64(options.timeout);
     let text = gpu_ipc::admin::snapshot(&socket, Some(timeout)).map_err(|error| match error {
         Error::Deadline { .. } => {
-            format!("{} listens and does not answer: its process hangs or is stopped", socket.display())
+            format!(
+                "{} listens and does not answer: its process hangs or is stopped",
+                socket.display()
+            )
         }
         error => explain(&error),
     })?;
@@ -77,7 +86,11 @@ fn sums(text: &mut String, snapshot: &Snapshot) -> std::fmt::Result {
     let stats = &snapshot.stats;
     let limit = stats.bytes_limit.map_or_else(|| "none".into(), bytes);
     let sums = [
-        [("limit", limit), ("reserved", bytes(stats.bytes_reserved)), ("in use", bytes(stats.bytes_in_use))],
+        [
+            ("limit", limit),
+            ("reserved", bytes(stats.bytes_reserved)),
+            ("in use", bytes(stats.bytes_in_use)),
+        ],
         [
             ("in limbo", bytes(snapshot.limbo_bytes)),
             ("quarantine", bytes(snapshot.quarantined_bytes)),
@@ -86,11 +99,17 @@ fn sums(text: &mut String, snapshot: &Snapshot) -> std::fmt::Result {
         [
             ("free", bytes(snapshot.free_bytes())),
             ("largest", bytes(stats.largest_free_block_bytes)),
-            ("scattered", format!("{:.0} %", 100.0 * snapshot.fragmentation())),
+            (
+                "scattered",
+                format!("{:.0} %", 100.0 * snapshot.fragmentation()),
+            ),
         ],
     ];
     for [(a, a_is), (b, b_is), (c, c_is)] in sums {
-        writeln!(text, "  {a:<9}{a_is:>11}   {b:<10}{b_is:>11}   {c:<10}{c_is:>11}")?;
+        writeln!(
+            text,
+            "  {a:<9}{a_is:>11}   {b:<10}{b_is:>11}   {c:<10}{c_is:>11}"
+        )?;
     }
     Ok(())
 }
@@ -117,7 +136,11 @@ fn holders(text: &mut String, snapshot: &Snapshot) -> std::fmt::Result {
             bytes(holder.bytes),
             bytes(snapshot.limbo_of(place)),
             holder.mappings,
-            if holder.leases == 0 { "-".into() } else { time(oldest) },
+            if holder.leases == 0 {
+                "-".into()
+            } else {
+                time(oldest)
+            },
             if holder.dying { "dying" } else { "alive" }
         )?;
     }

@@ -37,7 +37,10 @@ pub fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
     }
-    text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+    text.chars()
+        .take(most.saturating_sub(1))
+        .chain(['…'])
+        .collect()
 }
 
 /// Joins parts by three spaces, in indented lines of at most this many characters.
@@ -55,7 +58,8 @@ pub fn flow(parts: &[String], indent: usize, width: usize) -> String {
     lines.join("\n")
 }
 
-/// Breaks a text between words into lines of at most this many characters; a longer word has a line of its own.
+/// Breaks a text between words into lines of at most this many characters; a longer word has a line
+/// of its own.
 pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -70,9 +74,14 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Joins as many of the parts as fit, by three spaces: a number that is cut would be another number.
+/// Joins as many of the parts as fit, by three spaces: a number that is cut would be another
+/// number.
 pub fn fitting(parts: &[String], width: usize) -> String {
-    flow(parts, 0, width).lines().next().unwrap_or_default().to_owned()
+    flow(parts, 0, width)
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 #[cfg(test)]
@@ -96,9 +105,13 @@ mod tests {
 
     #[test]
     fn times_keep_two_units() {
-        for (time_ms, text) in
-            [(12, "12 ms"), (1_500, "1.5 s"), (61_000, "1 m 01 s"), (3_600_000, "1 h 00 m"), (90_000_000, "1 d 01 h")]
-        {
+        for (time_ms, text) in [
+            (12, "12 ms"),
+            (1_500, "1.5 s"),
+            (61_000, "1 m 01 s"),
+            (3_600_000, "1 h 00 m"),
+            (90_000_000, "1 d 01 h"),
+        ] {
             assert_eq!(time(Duration::from_millis(time_ms)), text);
         }
     }
@@ -115,7 +128,10 @@ mod tests {
 
     #[test]
     fn a_text_is_broken_between_words() {
-        assert_eq!(wrapped("it hangs or is stopped", 11), ["it hangs or", "is stopped"]);
+        assert_eq!(
+            wrapped("it hangs or is stopped", 11),
+            ["it hangs or", "is stopped"]
+        );
         assert_eq!(wrapped("unbreakable word", 3), ["unbreakable", "word"]);
     }
 

@@ -35,7 +35,8 @@ pub fn run(options: &TopOptions) -> Outcome {
         return output::fail(why, false, Outcome::Unavailable);
     }
     if std::env::var_os("TERM").is_some_and(|term| term == "dumb") {
-        let why = "top moves the cursor, and TERM says that this terminal cannot (dumb); use gpu-ipc ls";
+        let why =
+            "top moves the cursor, and TERM says that this terminal cannot (dumb); use gpu-ipc ls";
         return output::fail(why, false, Outcome::Unavailable);
     }
     let screen = match Screen::take() {
@@ -87,16 +88,20 @@ fn watch(options: &TopOptions) -> Result<(), String> {
         }
         let due = Instant::now() + interval;
         loop {
-            view.draw().map_err(|e| format!("the terminal cannot be drawn on: {e}"))?;
+            view.draw()
+                .map_err(|e| format!("the terminal cannot be drawn on: {e}"))?;
             let left = due.saturating_duration_since(Instant::now());
-            if left.is_zero() || !event::poll(left).map_err(|e| format!("the keyboard cannot be read: {e}"))? {
+            if left.is_zero()
+                || !event::poll(left).map_err(|e| format!("the keyboard cannot be read: {e}"))?
+            {
                 break;
             }
             let event = event::read().map_err(|e| format!("the keyboard cannot be read: {e}"))?;
             if let Event::Key(key) = event
                 && key.kind == KeyEventKind::Press
             {
-                let interrupt = key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c');
+                let interrupt =
+                    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c');
                 if interrupt || view.obey(key.code) == Wish::Quit {
                     return Ok(());
                 }
@@ -120,7 +125,10 @@ struct Line {
 
 impl Line {
     fn plain(text: impl Into<String>) -> Line {
-        Line { text: text.into(), looks: Attribute::Reset }
+        Line {
+            text: text.into(),
+            looks: Attribute::Reset,
+        }
     }
 }
 
@@ -138,14 +146,21 @@ impl View {
         // The selection stays with its session, wherever that is in the new list.
         let socket = self.seen.get(self.selected).map(|one| one.socket.clone());
         self.seen = seen;
-        let place = self.seen.iter().position(|one| Some(&one.socket) == socket.as_ref());
-        self.selected = place.unwrap_or(self.selected).min(self.seen.len().saturating_sub(1));
+        let place = self
+            .seen
+            .iter()
+            .position(|one| Some(&one.socket) == socket.as_ref());
+        self.selected = place
+            .unwrap_or(self.selected)
+            .min(self.seen.len().saturating_sub(1));
     }
 
     fn obey(&mut self, key: KeyCode) -> Wish {
         match key {
             KeyCode::Char('q') | KeyCode::Esc => return Wish::Quit,
-            KeyCode::Down | KeyCode::Char('j') if self.selected + 1 < self.seen.len() => self.selected += 1,
+            KeyCode::Down | KeyCode::Char('j') if self.selected + 1 < self.seen.len() => {
+                self.selected += 1
+            }
             KeyCode::Up | KeyCode::Char('k') => self.selected = self.selected.saturating_sub(1),
             KeyCode::Char('p') | KeyCode::Char(' ') => self.paused = !self.paused,
             _ => {}
@@ -157,12 +172,21 @@ impl View {
         let (width, height) = terminal::size()?;
         let mut out = stdout().lock();
         queue!(out, MoveTo(0, 0))?;
-        for (number, line) in self.lines(width.into(), height.into()).into_iter().enumerate() {
+        for (number, line) in self
+            .lines(width.into(), height.into())
+            .into_iter()
+            .enumerate()
+        {
             if number > 0 {
                 queue!(out, MoveToNextLine(1))?;
             }
-            // Cleared before: after a text that fills the line the cursor still stands on its last letter.
-            queue!(out, Clear(ClearType::UntilNewLine), SetAttribute(line.looks))?;
+            // Cleared before: after a text that fills the line the cursor still stands on its last
+            // letter.
+            queue!(
+                out,
+                Clear(ClearType::UntilNewLine),
+                SetAttribute(line.looks)
+            )?;
             queue!(out, Print(line.text), SetAttribute(Attribute::Reset))?;
         }
         out.flush()
@@ -170,19 +194,27 @@ impl View {
 
     /// Returns as many lines as the screen has, none wider than it.
     fn lines(&self, width: usize, height: usize) -> Vec<Line> {
-        let mut lines = vec![Line { text: self.title(width), looks: Attribute::Bold }];
+        let mut lines = vec![Line {
+            text: self.title(width),
+            looks: Attribute::Bold,
+        }];
         lines.extend(self.list(width, (height.max(8) / 2 - 2).min(self.seen.len())));
         let mut last = Vec::new();
         if let Some(seen) = &self.broker {
             let text = match &seen.state {
                 BrokerState::Serves(listing) => format!("BROKER {}", summary(listing)),
-                BrokerState::Hung(pid) => format!("BROKER process {pid} does not answer: it hangs or is stopped"),
+                BrokerState::Hung(pid) => {
+                    format!("BROKER process {pid} does not answer: it hangs or is stopped")
+                }
                 BrokerState::Unknown(why) => format!("BROKER {why}"),
             };
             last.push(Line::plain(text));
         }
         let keys = ["PAUSED", "q quit", "p pause", "↑↓ choose a session"].map(String::from);
-        last.push(Line::plain(fitting(&keys[usize::from(!self.paused)..], width)));
+        last.push(Line::plain(fitting(
+            &keys[usize::from(!self.paused)..],
+            width,
+        )));
         let middle = height.saturating_sub(last.len());
         lines.extend(self.detail(width));
         lines.resize_with(middle, || Line::plain(""));
@@ -222,7 +254,11 @@ impl View {
         let shown = Shown::within(width, &SESSION_COLUMNS);
         let first = (self.selected + 1).saturating_sub(most);
         let row = |(index, one): (usize, &Seen)| {
-            let looks = if index == self.selected { Attribute::Bold } else { Attribute::Reset };
+            let looks = if index == self.selected {
+                Attribute::Bold
+            } else {
+                Attribute::Reset
+            };
             match &one.answer {
                 Answer::Alive(report) => {
                     let stats = &report.stats;
@@ -240,33 +276,64 @@ impl View {
                     Line { text, looks }
                 }
                 Answer::Hung(Some(listener)) => {
-                    let text = shown.line([listener.pid.to_string(), format!("HUNG {}", cut(&listener.command, 10))]);
-                    Line { text, looks: Attribute::Reverse }
+                    let text = shown.line([
+                        listener.pid.to_string(),
+                        format!("HUNG {}", cut(&listener.command, 10)),
+                    ]);
+                    Line {
+                        text,
+                        looks: Attribute::Reverse,
+                    }
                 }
                 Answer::Hung(None) | Answer::Unknown(_) => {
-                    let what = if matches!(one.answer, Answer::Hung(_)) { "HUNG" } else { "UNKNOWN" };
-                    let text = shown.line([what.to_owned(), cut(&one.socket.display().to_string(), 15)]);
-                    Line { text, looks: Attribute::Reverse }
+                    let what = if matches!(one.answer, Answer::Hung(_)) {
+                        "HUNG"
+                    } else {
+                        "UNKNOWN"
+                    };
+                    let text =
+                        shown.line([what.to_owned(), cut(&one.socket.display().to_string(), 15)]);
+                    Line {
+                        text,
+                        looks: Attribute::Reverse,
+                    }
                 }
             }
         };
         let rows = self.seen.iter().enumerate().skip(first).take(most).map(row);
-        [Line { text: shown.head(), looks: Attribute::Underlined }].into_iter().chain(rows).collect()
+        [Line {
+            text: shown.head(),
+            looks: Attribute::Underlined,
+        }]
+        .into_iter()
+        .chain(rows)
+        .collect()
     }
 
     /// Returns what is known of the chosen session.
     fn detail(&self, width: usize) -> Vec<Line> {
-        let say = |text: &str| -> Vec<Line> { wrapped(text, width).into_iter().map(Line::plain).collect() };
-        let Some(one) = self.seen.get(self.selected) else {
-            return say("No session is open here. One that listens on a path of its own: gpu-ipc top PATH");
+        let say = |text: &str| -> Vec<Line> {
+            wrapped(text, width).into_iter().map(Line::plain).collect()
         };
-        let heading = format!("── {} ", cut(&one.socket.display().to_string(), width.saturating_sub(4)));
+        let Some(one) = self.seen.get(self.selected) else {
+            return say(
+                "No session is open here. One that listens on a path of its own: gpu-ipc top PATH",
+            );
+        };
+        let heading = format!(
+            "── {} ",
+            cut(&one.socket.display().to_string(), width.saturating_sub(4))
+        );
         let mut lines = vec![Line::plain(format!("{heading:─<width$}"))];
         let report = match &one.answer {
             Answer::Alive(report) => report,
             Answer::Hung(listener) => {
-                let who = listener.as_ref().map_or("Its process".into(), |of| format!("Process {}", of.pid));
-                lines.extend(say(&format!("{who} listens and does not answer: it hangs or is stopped.")));
+                let who = listener
+                    .as_ref()
+                    .map_or("Its process".into(), |of| format!("Process {}", of.pid));
+                lines.extend(say(&format!(
+                    "{who} listens and does not answer: it hangs or is stopped."
+                )));
                 return lines;
             }
             Answer::Unknown(why) => {
@@ -275,8 +342,15 @@ impl View {
             }
         };
         let shown = Shown::within(width, &HOLDER_COLUMNS);
-        lines.push(Line { text: shown.head(), looks: Attribute::Underlined });
-        lines.extend(holder_cells(&report.stats.holders).into_iter().map(|cells| Line::plain(shown.line(cells))));
+        lines.push(Line {
+            text: shown.head(),
+            looks: Attribute::Underlined,
+        });
+        lines.extend(
+            holder_cells(&report.stats.holders)
+                .into_iter()
+                .map(|cells| Line::plain(shown.line(cells))),
+        );
         lines
     }
 }
@@ -291,33 +365,57 @@ mod tests {
     }
 
     fn drawn_within(columns: usize, view: &View) -> String {
-        let texts: Vec<String> = view.lines(columns, 24).into_iter().map(|line| line.text).collect();
+        let texts: Vec<String> = view
+            .lines(columns, 24)
+            .into_iter()
+            .map(|line| line.text)
+            .collect();
         texts.join("\n")
     }
 
     fn hung(socket: &str) -> Seen {
-        Seen { socket: socket.into(), answer: Answer::Hung(Some(Listener { pid: 4321, command: "engine".into() })) }
+        Seen {
+            socket: socket.into(),
+            answer: Answer::Hung(Some(Listener {
+                pid: 4321,
+                command: "engine".into(),
+            })),
+        }
     }
 
     #[test]
     fn an_empty_host_says_where_else_to_look() {
         let text = drawn(&View::default());
-        assert!(text.contains("0 sessions") && text.contains("gpu-ipc top PATH"), "{text}");
+        assert!(
+            text.contains("0 sessions") && text.contains("gpu-ipc top PATH"),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_session_and_its_holders_fit_80_columns() {
         let dir = tempfile::tempdir().expect("a directory");
-        let backend = gpu_ipc::host::HostBackend::new(gpu_ipc::host::HostConfig::default()).expect("it opens");
+        let backend = gpu_ipc::host::HostBackend::new(gpu_ipc::host::HostConfig::default())
+            .expect("it opens");
         let gpu = gpu_ipc::Gpu::new(backend, gpu_ipc::backend::DeviceId(0)).expect("a device");
-        let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
-        let participant = gpu_ipc::Participant::builder(gpu).connect(session.socket_path()).expect("connected");
+        let session = gpu_ipc::Session::builder(gpu.clone())
+            .socket(dir.path().join("s"))
+            .open()
+            .expect("a session");
+        let participant = gpu_ipc::Participant::builder(gpu)
+            .connect(session.socket_path())
+            .expect("connected");
         let block = session.alloc(1 << 20).expect("there is room");
         let to = gpu_ipc::To::Participant(participant.id());
         let descriptor = block.share(to, gpu_ipc::After::Done).expect("shared");
-        let held = participant.claim(descriptor.as_bytes(), gpu_ipc::Wait::None, None).expect("claimed");
+        let held = participant
+            .claim(descriptor.as_bytes(), gpu_ipc::Wait::None, None)
+            .expect("claimed");
         let report = gpu_ipc::admin::inspect(session.socket_path(), None).expect("a report");
-        let alive = Seen { socket: session.socket_path().into(), answer: Answer::Alive(Box::new(report)) };
+        let alive = Seen {
+            socket: session.socket_path().into(),
+            answer: Answer::Alive(Box::new(report)),
+        };
         let mut view = View::default();
         view.take(vec![alive, hung("/run/other.sock")]);
         let text = drawn(&view);
@@ -336,12 +434,19 @@ mod tests {
         ] {
             assert!(text.contains(word), "no {word:?} in\n{text}");
         }
-        assert_eq!(text.matches(&own).count(), 2, "the producer and the holder, uncut:\n{text}");
+        assert_eq!(
+            text.matches(&own).count(),
+            2,
+            "the producer and the holder, uncut:\n{text}"
+        );
         for width in [60, 80] {
             let listed = crate::sessions::ls::table(&view.seen, width);
             let fits = |line: &str| line.chars().count() <= width.into() || line.contains(" /");
             assert!(listed.lines().all(fits), "{listed}");
-            assert!(listed.contains("1.00 MiB") && listed.contains("process 4321 (engine) listens"), "{listed}");
+            assert!(
+                listed.contains("1.00 MiB") && listed.contains("process 4321 (engine) listens"),
+                "{listed}"
+            );
         }
         drop(held);
     }
@@ -349,36 +454,83 @@ mod tests {
     #[test]
     fn a_broker_has_a_line() {
         let state = BrokerState::Serves(Box::new(crate::sessions::brokers::tests::listing()));
-        let mut view = View { broker: Some(SeenBroker { dir: "/run/objects".into(), state }), ..View::default() };
+        let mut view = View {
+            broker: Some(SeenBroker {
+                dir: "/run/objects".into(),
+                state,
+            }),
+            ..View::default()
+        };
         let text = drawn(&view);
-        assert!(text.contains("BROKER process 4194304, 2 objects of 10.0 GiB, keeper has all"), "{text}");
-        view.broker = Some(SeenBroker { dir: "/run/objects".into(), state: BrokerState::Hung(12) });
+        assert!(
+            text.contains("BROKER process 4194304, 2 objects of 10.0 GiB, keeper has all"),
+            "{text}"
+        );
+        view.broker = Some(SeenBroker {
+            dir: "/run/objects".into(),
+            state: BrokerState::Hung(12),
+        });
         assert!(drawn(&view).contains("BROKER process 12 does not answer"));
     }
 
     #[test]
     fn a_narrow_terminal_leaves_columns_out_and_cuts_no_number() {
-        let view = View { seen: vec![hung("/run/other.sock")], ..View::default() };
-        let heads = |columns| drawn_within(columns, &view).lines().nth(1).expect("a header").to_owned();
-        assert_eq!(heads(40).split_whitespace().collect::<Vec<_>>(), ["PID", "COMMAND", "BYTES"]);
+        let view = View {
+            seen: vec![hung("/run/other.sock")],
+            ..View::default()
+        };
+        let heads = |columns| {
+            drawn_within(columns, &view)
+                .lines()
+                .nth(1)
+                .expect("a header")
+                .to_owned()
+        };
+        assert_eq!(
+            heads(40).split_whitespace().collect::<Vec<_>>(),
+            ["PID", "COMMAND", "BYTES"]
+        );
         assert!(heads(80).contains("OPEN FOR"), "{}", heads(80));
-        let title = drawn_within(20, &view).lines().next().expect("a title").to_owned();
+        let title = drawn_within(20, &view)
+            .lines()
+            .next()
+            .expect("a title")
+            .to_owned();
         assert_eq!(title, "1 session", "parts are left out, and none is cut");
     }
 
     #[test]
     fn the_screen_is_filled_and_never_overrun() {
-        let many: Vec<Seen> = (0..30).map(|number| hung(&format!("/run/{number}.sock"))).collect();
-        let view = View { seen: many, selected: 29, ..View::default() };
-        for (columns, rows) in (1..=100).flat_map(|columns| (0..=40).map(move |rows| (columns, rows))) {
+        let many: Vec<Seen> = (0..30)
+            .map(|number| hung(&format!("/run/{number}.sock")))
+            .collect();
+        let view = View {
+            seen: many,
+            selected: 29,
+            ..View::default()
+        };
+        for (columns, rows) in
+            (1..=100).flat_map(|columns| (0..=40).map(move |rows| (columns, rows)))
+        {
             let lines = view.lines(columns, rows);
             assert_eq!(lines.len(), rows, "{columns} x {rows}");
-            assert!(lines.iter().all(|line| line.text.chars().count() <= columns), "{columns} x {rows}");
+            assert!(
+                lines
+                    .iter()
+                    .all(|line| line.text.chars().count() <= columns),
+                "{columns} x {rows}"
+            );
         }
         let text = drawn(&view);
-        assert!(text.contains("/run/29.sock") && text.ends_with("choose a session"), "{text}");
+        assert!(
+            text.contains("/run/29.sock") && text.ends_with("choose a session"),
+            "{text}"
+        );
         let listed = text.lines().filter(|line| line.contains("HUNG")).count();
-        assert_eq!(listed, 10, "half of the screen is the chosen session's:\n{text}");
+        assert_eq!(
+            listed, 10,
+            "half of the screen is the chosen session's:\n{text}"
+        );
     }
 
     #[test]
@@ -390,7 +542,10 @@ mod tests {
         assert_eq!(view.selected, 0);
         assert!(drawn(&view).contains("does not answer"));
         view.take(Vec::new());
-        assert_eq!((view.selected, view.obey(KeyCode::Down), view.selected), (0, Wish::Stay, 0));
+        assert_eq!(
+            (view.selected, view.obey(KeyCode::Down), view.selected),
+            (0, Wish::Stay, 0)
+        );
         assert_eq!(view.obey(KeyCode::Char('q')), Wish::Quit);
     }
 }

@@ -1,7 +1,9 @@
 //! Reads OpenMetrics 1.0 text as strictly as its specification writes it.
 //!
-//! What this program does not print (timestamps, exemplars, `UNIT`, histograms) is refused like what nobody may print.
-//! Source: <https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md>, "Text Format".
+//! What this program does not print (timestamps, exemplars, `UNIT`, histograms) is refused like
+//! what nobody may print. Source:
+//! <https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md>, "Text
+//! Format".
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +18,9 @@ pub struct Sample {
 impl Sample {
     /// Returns a label, which must be there.
     pub fn label(&self, name: &str) -> &str {
-        self.labels.get(name).unwrap_or_else(|| panic!("no label {name}: {self:?}"))
+        self.labels
+            .get(name)
+            .unwrap_or_else(|| panic!("no label {name}: {self:?}"))
     }
 }
 
@@ -31,7 +35,9 @@ struct Family {
 
 /// Returns all samples of a text in their order, or why it is none.
 pub fn parse(text: &str) -> Result<Vec<Sample>, String> {
-    let body = text.strip_suffix("# EOF\n").ok_or("the last line is not # EOF")?;
+    let body = text
+        .strip_suffix("# EOF\n")
+        .ok_or("the last line is not # EOF")?;
     if !body.is_empty() && !body.ends_with('\n') {
         return Err("a line in front of # EOF does not end".into());
     }
@@ -41,8 +47,13 @@ pub fn parse(text: &str) -> Result<Vec<Sample>, String> {
     for line in body.split_terminator('\n') {
         let of_line = |why: &str| format!("{why}: {line:?}");
         if let Some(comment) = line.strip_prefix('#') {
-            let mut words = comment.strip_prefix(' ').ok_or_else(|| of_line("no space behind #"))?.splitn(3, ' ');
-            let (Some(keyword), Some(name), Some(rest)) = (words.next(), words.next(), words.next()) else {
+            let mut words = comment
+                .strip_prefix(' ')
+                .ok_or_else(|| of_line("no space behind #"))?
+                .splitn(3, ' ');
+            let (Some(keyword), Some(name), Some(rest)) =
+                (words.next(), words.next(), words.next())
+            else {
                 return Err(of_line("a description without its three words"));
             };
             if !is_name(name, true) {
@@ -52,7 +63,10 @@ pub fn parse(text: &str) -> Result<Vec<Sample>, String> {
                 if !families.insert(name.to_owned()) {
                     return Err(of_line("a family in two places"));
                 }
-                family = Family { name: name.to_owned(), ..Family::default() };
+                family = Family {
+                    name: name.to_owned(),
+                    ..Family::default()
+                };
             }
             if family.has_samples {
                 return Err(of_line("a description behind its samples"));
@@ -73,19 +87,30 @@ pub fn parse(text: &str) -> Result<Vec<Sample>, String> {
         let is_counter = family.kind.as_deref() == Some("counter");
         let expected = format!("{}{}", family.name, if is_counter { "_total" } else { "" });
         if family.kind.is_none() || sample.name != expected {
-            return Err(of_line(&format!("a sample of another family than {}", family.name)));
+            return Err(of_line(&format!(
+                "a sample of another family than {}",
+                family.name
+            )));
         }
         if sample.value.is_nan() || (is_counter && sample.value < 0.0) {
             return Err(of_line("a value that its type cannot have"));
         }
-        if samples.iter().any(|other| (&other.name, &other.labels) == (&sample.name, &sample.labels)) {
+        if samples
+            .iter()
+            .any(|other| (&other.name, &other.labels) == (&sample.name, &sample.labels))
+        {
             return Err(of_line("a metric twice"));
         }
         family.has_samples = true;
         samples.push(sample);
     }
-    match families.iter().find(|name| families.contains(&format!("{name}_total"))) {
-        Some(name) => Err(format!("{name} and {name}_total are families of one sample's name")),
+    match families
+        .iter()
+        .find(|name| families.contains(&format!("{name}_total")))
+    {
+        Some(name) => Err(format!(
+            "{name} and {name}_total are families of one sample's name"
+        )),
         None => Ok(samples),
     }
 }
@@ -104,7 +129,9 @@ fn sample(line: &str) -> Result<Sample, String> {
             let end = closing(value).ok_or("a label's value does not end")?;
             let value_of = unescape(&value[..end])?;
             if !is_name(label, false) || labels.insert(label.to_owned(), value_of).is_some() {
-                return Err(format!("no name of a label, or one that is there twice: {label}"));
+                return Err(format!(
+                    "no name of a label, or one that is there twice: {label}"
+                ));
             }
             rest = &value[end + 1..];
             match rest.strip_prefix(',') {
@@ -116,9 +143,20 @@ fn sample(line: &str) -> Result<Sample, String> {
         rest = &rest[1..];
     }
     let value = rest.strip_prefix(' ').ok_or("no space before the value")?;
-    let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit() || b"+-.e".contains(&byte));
-    let value = value.parse().ok().filter(|_| is_number).ok_or("no number")?;
-    Ok(Sample { name: name.to_owned(), labels, value })
+    let is_number = !value.is_empty()
+        && value
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || b"+-.e".contains(&byte));
+    let value = value
+        .parse()
+        .ok()
+        .filter(|_| is_number)
+        .ok_or("no number")?;
+    Ok(Sample {
+        name: name.to_owned(),
+        labels,
+        value,
+    })
 }
 
 fn is_name(text: &str, may_have_colons: bool) -> bool {

@@ -14,7 +14,8 @@ use crate::watch::until;
 
 /// Bytes of one request of NIXL's, of which four are under way at a time: so a read has a middle.
 const PIECE: &str = "262144";
-/// KiB of a slot of a ring: eight of them hold a quarter of an object of 8 MiB, so that each is filled several times.
+/// KiB of a slot of a ring: eight of them hold a quarter of an object of 8 MiB, so that each is
+/// filled several times.
 const SLOT_KIB: u32 = 256;
 /// The gateways' port: each host has an address of its own.
 pub const PORT: u16 = 7447;
@@ -51,8 +52,10 @@ impl Process {
 
     /// Says whether it is stopped.
     pub fn is_stopped(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.borrow().id())).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.borrow().id()))
+            .unwrap_or_default();
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('T'))
     }
 
     /// Waits for its end.
@@ -90,14 +93,18 @@ pub struct Serving {
     pub step: Option<String>,
     /// How long its leases live.
     pub lease_ms: Option<u64>,
-    /// KiB of a slot of its rings, which every object then has; else objects of these trials are too small for rings.
+    /// KiB of a slot of its rings, which every object then has; else objects of these trials are
+    /// too small for rings.
     pub slot_kib: Option<u32>,
 }
 
 impl Serving {
     /// Lends rings.
     pub fn rings() -> Serving {
-        Serving { slot_kib: Some(SLOT_KIB), ..Serving::default() }
+        Serving {
+            slot_kib: Some(SLOT_KIB),
+            ..Serving::default()
+        }
     }
 }
 
@@ -135,7 +142,15 @@ impl Host {
             .create(dir)
             .map_err(|e| format!("{}: {e}", dir.display()))?;
         let (name, dir, programs) = (name.to_owned(), dir.to_owned(), programs.clone());
-        let mut host = Host { name, network, programs, dir, peers, keeper: None, gateway: None };
+        let mut host = Host {
+            name,
+            network,
+            programs,
+            dir,
+            peers,
+            keeper: None,
+            gateway: None,
+        };
         host.keep()?;
         host.serve(serving)?;
         Ok(host)
@@ -159,10 +174,17 @@ impl Host {
     pub fn keep(&mut self) -> Result<(), String> {
         let mut command = self.command(&self.programs.broker)?;
         command.arg("keep").arg("--dir").arg(&self.dir).arg("--");
-        command.arg(&self.programs.broker).arg("broker").arg("--dir").arg(&self.dir).args(["--device", "host:0"]);
+        command
+            .arg(&self.programs.broker)
+            .arg("broker")
+            .arg("--dir")
+            .arg(&self.dir)
+            .args(["--device", "host:0"]);
         self.keeper = Some(spawn(&mut command)?);
         let served = until(&format!("the broker of {}", self.name), || self.kept());
-        served.map(drop).map_err(|why| format!("{why}\n{}", self.log()))
+        served
+            .map(drop)
+            .map_err(|why| format!("{why}\n{}", self.log()))
     }
 
     /// Kills the broker; the keeper starts another.
@@ -176,7 +198,8 @@ impl Host {
         Ok(pid)
     }
 
-    /// Kills the keeper and starts another, which the broker gives everything. Both are never dead at a time.
+    /// Kills the keeper and starts another, which the broker gives everything. Both are never dead
+    /// at a time.
     ///
     /// # Errors
     ///
@@ -193,7 +216,10 @@ impl Host {
     ///
     /// None comes.
     pub fn other_broker(&self, than: u64) -> Result<(), String> {
-        until(&format!("another broker of {}", self.name), || self.kept().filter(|pid| *pid != than)).map(drop)
+        until(&format!("another broker of {}", self.name), || {
+            self.kept().filter(|pid| *pid != than)
+        })
+        .map(drop)
     }
 
     /// The broker's process, if it serves and its keeper has everything.
@@ -239,7 +265,9 @@ impl Host {
         let said = self.dir.join(format!("said-{port}"));
         let mut command = self.command(&self.programs.gateway)?;
         let out = File::create(&said).map_err(|e| e.to_string())?;
-        command.args(["run", "--insecure", "--listen"]).arg(self.at_port(port));
+        command
+            .args(["run", "--insecure", "--listen"])
+            .arg(self.at_port(port));
         command.args(self.place()).stdout(out);
         for peer in &self.peers {
             command.args(["--peer", peer]);
@@ -257,11 +285,16 @@ impl Host {
         let mut died = false;
         let serves = until(&format!("the gateway of {}", self.name), || {
             died = gateway.ended().is_some();
-            (died || std::fs::read_to_string(&said).is_ok_and(|said| said.contains("gateway of"))).then_some(())
+            (died || std::fs::read_to_string(&said).is_ok_and(|said| said.contains("gateway of")))
+                .then_some(())
         });
         match serves {
             Ok(()) if !died => Ok(gateway),
-            _ => Err(format!("the gateway of {} does not serve\n{}", self.name, self.log())),
+            _ => Err(format!(
+                "the gateway of {} does not serve\n{}",
+                self.name,
+                self.log()
+            )),
         }
     }
 
@@ -281,7 +314,12 @@ impl Host {
             command
         };
         command.arg(name).arg("--insecure").args(self.place());
-        command.args(["--attempts", &pulling.attempts.to_string(), "--stall-s", &pulling.stall_s.to_string()]);
+        command.args([
+            "--attempts",
+            &pulling.attempts.to_string(),
+            "--stall-s",
+            &pulling.stall_s.to_string(),
+        ]);
         command.args(["--answer-s", "2"]);
         for peer in self.peers.iter().chain([&self.at()]) {
             command.args(["--peer", peer]);
@@ -296,8 +334,19 @@ impl Host {
     fn place(&self) -> Vec<String> {
         let dir = self.dir.display().to_string();
         let carrier = &self.programs.carrier;
-        let given = ["--broker", &dir, "--device", "host:0", "--host", &self.name, "--transport", carrier];
-        let pieces = ["--piece-bytes", PIECE].into_iter().filter(|_| carrier == "nixl");
+        let given = [
+            "--broker",
+            &dir,
+            "--device",
+            "host:0",
+            "--host",
+            &self.name,
+            "--transport",
+            carrier,
+        ];
+        let pieces = ["--piece-bytes", PIECE]
+            .into_iter()
+            .filter(|_| carrier == "nixl");
         given.into_iter().chain(pieces).map(str::to_owned).collect()
     }
 
@@ -310,11 +359,25 @@ impl Host {
         let file = self.dir.join("weights");
         std::fs::write(&file, bytes).map_err(|e| e.to_string())?;
         let mut command = self.command(&self.programs.broker)?;
-        command.args(["put", "--backend", "host", "--dir"]).arg(&self.dir).arg(name).arg(&file);
-        let out = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().map_err(|e| e.to_string())?;
+        command
+            .args(["put", "--backend", "host", "--dir"])
+            .arg(&self.dir)
+            .arg(name)
+            .arg(&file);
+        let out = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .output()
+            .map_err(|e| e.to_string())?;
         let _ = std::fs::remove_file(&file);
         let said = String::from_utf8_lossy(&out.stdout);
-        let why = || format!("put {name} on {}: {}", self.name, String::from_utf8_lossy(&out.stderr).trim());
+        let why = || {
+            format!(
+                "put {name} on {}: {}",
+                self.name,
+                String::from_utf8_lossy(&out.stderr).trim()
+            )
+        };
         said.trim().parse().map_err(|_| why())
     }
 
@@ -325,9 +388,14 @@ impl Host {
     /// No process can be started.
     pub fn get(&self, name: &str, epoch: u64) -> Result<Option<Vec<u8>>, String> {
         let mut command = self.command(&self.programs.broker)?;
-        command.args(["get", "--backend", "host", "--dir"]).arg(&self.dir);
+        command
+            .args(["get", "--backend", "host", "--dir"])
+            .arg(&self.dir);
         command.args([name, "--part", "weights", "--epoch", &epoch.to_string()]);
-        let out = command.stdout(Stdio::piped()).output().map_err(|e| e.to_string())?;
+        let out = command
+            .stdout(Stdio::piped())
+            .output()
+            .map_err(|e| e.to_string())?;
         Ok(out.status.success().then_some(out.stdout))
     }
 
@@ -338,9 +406,21 @@ impl Host {
     /// What `gpu-ipc rm` says.
     pub fn remove(&self, name: &str) -> Result<(), String> {
         let mut command = self.command(&self.programs.broker)?;
-        let out = command.arg("rm").arg("--dir").arg(&self.dir).arg(name).stderr(Stdio::piped()).output();
+        let out = command
+            .arg("rm")
+            .arg("--dir")
+            .arg(&self.dir)
+            .arg(name)
+            .stderr(Stdio::piped())
+            .output();
         let out = out.map_err(|e| e.to_string())?;
-        let why = || format!("rm {name} on {}: {}", self.name, String::from_utf8_lossy(&out.stderr).trim());
+        let why = || {
+            format!(
+                "rm {name} on {}: {}",
+                self.name,
+                String::from_utf8_lossy(&out.stderr).trim()
+            )
+        };
         out.status.success().then_some(()).ok_or_else(why)
     }
 
@@ -354,7 +434,9 @@ impl Host {
             .stderr(Stdio::null())
             .output()
             .ok()?;
-        serde_json::from_slice(&out.stdout).ok().filter(|list: &Value| list["objects"].is_array())
+        serde_json::from_slice(&out.stdout)
+            .ok()
+            .filter(|list: &Value| list["objects"].is_array())
     }
 
     /// What its gateways say of themselves.
@@ -370,23 +452,40 @@ impl Host {
         serde_json::from_slice(&out.stdout).ok()
     }
 
-    /// Asks its gateway something over the network, any number of times, as anybody can who has recorded the question;
-    /// returns the answers.
+    /// Asks its gateway something over the network, any number of times, as anybody can who has
+    /// recorded the question; returns the answers.
     ///
     /// # Errors
     ///
     /// No answer comes.
     pub fn ask(&self, question: &Value, times: u32) -> Result<Vec<Value>, String> {
-        let gateway = until(&format!("the gateway of {}", self.name), || Some(self.status()?[0].clone()))?;
+        let gateway = until(&format!("the gateway of {}", self.name), || {
+            Some(self.status()?[0].clone())
+        })?;
         let incarnation = gateway["incarnation"].as_str().unwrap_or_default();
         let mut command = self.command(&self.programs.control)?;
-        command.args(["ask", "--at", &self.at(), "--host", &self.name, "--incarnation", incarnation]);
+        command.args([
+            "ask",
+            "--at",
+            &self.at(),
+            "--host",
+            &self.name,
+            "--incarnation",
+            incarnation,
+        ]);
         command.args(["--times", &times.to_string(), &question.to_string()]);
-        let out = command.stdout(Stdio::piped()).output().map_err(|e| e.to_string())?;
+        let out = command
+            .stdout(Stdio::piped())
+            .output()
+            .map_err(|e| e.to_string())?;
         let said = String::from_utf8_lossy(&out.stdout);
-        let answers: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let answers: Vec<Value> = said
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect();
         let all = answers.len() == times as usize;
-        all.then_some(answers).ok_or_else(|| format!("{} answered {said:?}\n{}", self.name, self.log()))
+        all.then_some(answers)
+            .ok_or_else(|| format!("{} answered {said:?}\n{}", self.name, self.log()))
     }
 
     /// Sums a figure of its gateways that run; of a pair of figures one.
@@ -396,28 +495,54 @@ impl Host {
             let figure = &gateway["figures"][name];
             figure.as_u64().or_else(|| figure[of_pair].as_u64())
         };
-        status.as_array().into_iter().flatten().filter_map(figure).sum()
+        status
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(figure)
+            .sum()
     }
 
-    /// Lists the leases that its gateways have given, as they wrote after a moment: what was granted before is among
-    /// them, or has ended.
+    /// Lists the leases that its gateways have given, as they wrote after a moment: what was
+    /// granted before is among them, or has ended.
     pub fn leases(&self, after: SystemTime) -> Option<Vec<Value>> {
         let written = |gateway: &Value| {
-            let state = self.dir.join(format!("gateway-{}", gateway["incarnation"].as_str()?));
+            let state = self
+                .dir
+                .join(format!("gateway-{}", gateway["incarnation"].as_str()?));
             std::fs::metadata(state).ok()?.modified().ok()
         };
         let all = self.status()?;
-        all.as_array()?.iter().all(|gateway| written(gateway).is_some_and(|at| at > after)).then_some(())?;
+        all.as_array()?
+            .iter()
+            .all(|gateway| written(gateway).is_some_and(|at| at > after))
+            .then_some(())?;
         let status = self.status()?;
-        Some(status.as_array()?.iter().filter_map(|gateway| gateway["leases"].as_array()).flatten().cloned().collect())
+        Some(
+            status
+                .as_array()?
+                .iter()
+                .filter_map(|gateway| gateway["leases"].as_array())
+                .flatten()
+                .cloned()
+                .collect(),
+        )
     }
 
     /// Counts the leases of objects of a name, as [`leases`](Host::leases) lists them.
     pub fn leases_of(&self, name: &str, after: SystemTime) -> Option<usize> {
         let (leases, list) = (self.leases(after)?, self.list()?);
-        let named = list["objects"].as_array()?.iter().filter(|row| row["name"] == name);
+        let named = list["objects"]
+            .as_array()?
+            .iter()
+            .filter(|row| row["name"] == name);
         let objects: Vec<&Value> = named.map(|row| &row["identity"]).collect();
-        Some(leases.iter().filter(|lease| objects.contains(&&lease["identity"])).count())
+        Some(
+            leases
+                .iter()
+                .filter(|lease| objects.contains(&&lease["identity"]))
+                .count(),
+        )
     }
 
     /// The last lines that its processes said, and how its gateway ended, if it has.
@@ -429,22 +554,32 @@ impl Host {
         let ended = self.gateway.as_ref().and_then(Process::ended);
         let ended = ended.map(|status| format!("the gateway ended with {status}"));
         let lines = last.iter().copied().chain(ended.as_deref());
-        lines.map(|line| format!("    {}: {line}\n", self.name)).collect()
+        lines
+            .map(|line| format!("    {}: {line}\n", self.name))
+            .collect()
     }
 
     /// Says how often a step was passed at which a process was told to die or stop.
     pub fn steps(&self, step: &str) -> usize {
         let text = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
-        text.lines().filter(|line| line.ends_with(&format!("step {step}"))).count()
+        text.lines()
+            .filter(|line| line.ends_with(&format!("step {step}")))
+            .count()
     }
 
     fn command(&self, program: &Path) -> Result<Command, String> {
-        let log = OpenOptions::new().create(true).append(true).open(self.dir.join("log")).map_err(|e| e.to_string())?;
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.dir.join("log"))
+            .map_err(|e| e.to_string())?;
         let mut command = Command::new(program);
         self.network.enter(&mut command);
         // Shared memory would do between processes of one machine, and so would its loopback.
         command.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "eth0");
-        command.env("GPU_IPC_RUNTIME_DIR", self.dir.join("runtime")).env("TMPDIR", &self.dir);
+        command
+            .env("GPU_IPC_RUNTIME_DIR", self.dir.join("runtime"))
+            .env("TMPDIR", &self.dir);
         let both = log.try_clone().map_err(|e| e.to_string())?;
         command.stdin(Stdio::null()).stdout(both).stderr(log);
         Ok(command)
@@ -457,9 +592,19 @@ impl Drop for Host {
         self.keeper = None;
         let dir = self.dir.as_os_str().as_encoded_bytes();
         for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let Some(pid) = process
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
             let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-            if pid > 1 && line.split(|&byte| byte == 0).any(|argument| argument == dir) {
+            if pid > 1
+                && line
+                    .split(|&byte| byte == 0)
+                    .any(|argument| argument == dir)
+            {
                 send(pid, Signal::KILL);
             }
         }
@@ -483,7 +628,13 @@ pub struct Pulling {
 
 impl Default for Pulling {
     fn default() -> Pulling {
-        Pulling { step: None, attempts: 40, stall_s: 60, confirms: true, more: Vec::new() }
+        Pulling {
+            step: None,
+            attempts: 40,
+            stall_s: 60,
+            confirms: true,
+            more: Vec::new(),
+        }
     }
 }
 
@@ -495,7 +646,8 @@ impl Pulling {
 
     /// Adds arguments.
     pub fn and(mut self, arguments: &[&str]) -> Pulling {
-        self.more.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        self.more
+            .extend(arguments.iter().map(|&argument| argument.to_owned()));
         self
     }
 }
@@ -504,5 +656,8 @@ fn spawn(command: &mut Command) -> Result<Process, String> {
     if command.get_program().is_empty() {
         return Err("no program".into());
     }
-    command.spawn().map(|child| Process(RefCell::new(child))).map_err(|e| format!("{command:?}: {e}"))
+    command
+        .spawn()
+        .map(|child| Process(RefCell::new(child)))
+        .map_err(|e| format!("{command:?}: {e}"))
 }

@@ -1,11 +1,13 @@
 //! Several hosts on one machine, and everything that goes wrong between them.
 //!
-//! A host is a keeper, a broker and a gateway in a network namespace of its own. Objects are committed on one host and
-//! pulled by others while processes are killed and stopped, links go down and peers misbehave. Whatever any host shows
-//! is compared with what was committed, byte for byte.
+//! A host is a keeper, a broker and a gateway in a network namespace of its own. Objects are
+//! committed on one host and pulled by others while processes are killed and stopped, links go down
+//! and peers misbehave. Whatever any host shows is compared with what was committed, byte for byte.
 //!
-//! 1. `cage`: a run leaves nothing behind, however it ends. `network`: hosts' networks. `relay`: between them.
-//! 2. `content`: bytes that say where they belong. `host`: processes of a host. `world`: hosts, and the ledger.
+//! 1. `cage`: a run leaves nothing behind, however it ends. `network`: hosts' networks. `relay`:
+//!    between them.
+//! 2. `content`: bytes that say where they belong. `host`: processes of a host. `world`: hosts, and
+//!    the ledger.
 //! 3. `cases`: what is done to them. `random`: all of it at random.
 
 mod cage;
@@ -100,14 +102,24 @@ impl Replay {
     fn run(&self) -> Result<ExitCode, String> {
         let text = |e: serde_json::Error| e.to_string();
         let incarnation = serde_json::from_value(self.incarnation.clone().into()).map_err(text)?;
-        let gateway = Gateway { host: self.host.clone(), incarnation };
+        let gateway = Gateway {
+            host: self.host.clone(),
+            incarnation,
+        };
         let question: Question = serde_json::from_str(&self.question).map_err(text)?;
-        let network = Network { listen: None, peers: vec![self.at], trust: Trust::Everybody };
+        let network = Network {
+            listen: None,
+            peers: vec![self.at],
+            trust: Trust::Everybody,
+        };
         let session = network.open().map_err(|e| e.to_string())?;
         for _ in 0..self.times {
             // Nobody answers before the connection is there.
-            let answer =
-                watch::until("an answer", || ask(&session, &gateway, &question, watch::WATCHDOG).ok()?.wait())?;
+            let answer = watch::until("an answer", || {
+                ask(&session, &gateway, &question, watch::WATCHDOG)
+                    .ok()?
+                    .wait()
+            })?;
             println!("{}", serde_json::to_string(&answer.answer).map_err(text)?);
         }
         Ok(ExitCode::SUCCESS)
@@ -130,10 +142,18 @@ struct Tested {
 
 impl Tested {
     fn programs(&self) -> Result<Programs, String> {
-        let find = |path: &Path| path.canonicalize().map_err(|e| format!("{}: {e}", path.display()));
+        let find = |path: &Path| {
+            path.canonicalize()
+                .map_err(|e| format!("{}: {e}", path.display()))
+        };
         let control = std::env::current_exe().map_err(|e| e.to_string())?;
         let (broker, gateway) = (find(&self.broker)?, find(&self.gateway)?);
-        Ok(Programs { broker, gateway, control, carrier: self.carrier.clone() })
+        Ok(Programs {
+            broker,
+            gateway,
+            control,
+            carrier: self.carrier.clone(),
+        })
     }
 }
 
@@ -144,15 +164,38 @@ fn main() -> ExitCode {
             gateway::program::pull::run(&options).map_err(|e| e.to_string())
         }
         Command::Ask(replay) => replay.run(),
-        Command::Cases { only, tested, at_a_time } => {
-            tested.programs().and_then(|programs| cage::run(|place| cases(only.as_deref(), programs, place, at_a_time)))
-        }
-        Command::Random { tested, seconds, steps, seed, control } => tested.programs().and_then(|programs| {
-            let anywhere = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() % 1_000_000);
+        Command::Cases {
+            only,
+            tested,
+            at_a_time,
+        } => tested.programs().and_then(|programs| {
+            cage::run(|place| cases(only.as_deref(), programs, place, at_a_time))
+        }),
+        Command::Random {
+            tested,
+            seconds,
+            steps,
+            seed,
+            control,
+        } => tested.programs().and_then(|programs| {
+            let anywhere = || {
+                SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .map_or(0, |time| time.as_secs() % 1_000_000)
+            };
             let seed = seed.unwrap_or_else(anywhere);
-            let (time, most) = if control { (u64::from(u32::MAX), CONTROL_STEPS) } else { (30, u64::MAX) };
+            let (time, most) = if control {
+                (u64::from(u32::MAX), CONTROL_STEPS)
+            } else {
+                (30, u64::MAX)
+            };
             let time = Duration::from_secs(seconds.unwrap_or(time));
-            let plan = random::Plan { seed, time, steps: steps.unwrap_or(most), confirms: !control };
+            let plan = random::Plan {
+                seed,
+                time,
+                steps: steps.unwrap_or(most),
+                confirms: !control,
+            };
             cage::run(|place| random(&plan, programs, place))
         }),
     };
@@ -168,15 +211,36 @@ fn random(plan: &random::Plan, programs: Programs, place: &Path) -> ExitCode {
         eprintln!("hosts: NOT RUN: {why}");
         return ExitCode::from(NOT_RUN);
     }
-    println!("hosts: at random from seed {}{}", plan.seed, if plan.confirms { "" } else { ", without confirmations" });
-    let outcome = random::run(&Means { programs, place: place.to_owned() }, plan);
+    println!(
+        "hosts: at random from seed {}{}",
+        plan.seed,
+        if plan.confirms {
+            ""
+        } else {
+            ", without confirmations"
+        }
+    );
+    let outcome = random::run(
+        &Means {
+            programs,
+            place: place.to_owned(),
+        },
+        plan,
+    );
     let passed = match &outcome {
         Ok(_) => plan.confirms,
         Err(why) => !plan.confirms && why.contains("a mixture"),
     };
     let (Ok(said) | Err(said)) = outcome;
-    println!("hosts: {}: {said}", if passed { "passed" } else { "FAILED" });
-    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!(
+        "hosts: {}: {said}",
+        if passed { "passed" } else { "FAILED" }
+    );
+    if passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Runs the cases, some at a time.
@@ -186,8 +250,15 @@ fn cases(only: Option<&str>, programs: Programs, place: &Path, at_a_time: usize)
         return ExitCode::from(NOT_RUN);
     }
     let nixl = programs.carrier == "nixl";
-    let means = Means { programs, place: place.to_owned() };
-    let wanted = |name: &str| only.map_or(!nixl || cases::BY_NIXL.contains(&name), |only| name.contains(only));
+    let means = Means {
+        programs,
+        place: place.to_owned(),
+    };
+    let wanted = |name: &str| {
+        only.map_or(!nixl || cases::BY_NIXL.contains(&name), |only| {
+            name.contains(only)
+        })
+    };
     let chosen: Vec<_> = cases::ALL.iter().filter(|(name, _)| wanted(name)).collect();
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
@@ -210,6 +281,13 @@ fn cases(only: Option<&str>, programs: Programs, place: &Path, at_a_time: usize)
     });
     let failed = failed.into_inner().unwrap_or_else(|e| e.into_inner());
     let (passed, carrier) = (chosen.len() - failed.len(), &means.programs.carrier);
-    println!("hosts: {passed} of {} cases passed, carried by {carrier}", chosen.len());
-    if failed.is_empty() && !chosen.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!(
+        "hosts: {passed} of {} cases passed, carried by {carrier}",
+        chosen.len()
+    );
+    if failed.is_empty() && !chosen.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

@@ -1,4 +1,5 @@
-//! Network namespaces without a name, each joined to this process' own by a pair of interfaces; this one forwards.
+//! Network namespaces without a name, each joined to this process' own by a pair of interfaces;
+//! this one forwards.
 //!
 //! ```text
 //! host 1: eth0 10.W.1.2 ── hW.1 10.W.1.1 ┐
@@ -16,7 +17,8 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 
 use crate::watch::until;
 
-/// Bytes that a connection may have under way: few, so that a read is cut in its middle and not in a buffer.
+/// Bytes that a connection may have under way: few, so that a read is cut in its middle and not in
+/// a buffer.
 const BUFFERS: &str = "4096 65536 131072";
 
 /// A network namespace, which lives as long as this value and the processes in it.
@@ -28,7 +30,8 @@ pub struct Network {
     address: Ipv4Addr,
 }
 
-/// Lets this process' own namespace forward, and a relay in it hold no more of a read than connections do.
+/// Lets this process' own namespace forward, and a relay in it hold no more of a read than
+/// connections do.
 ///
 /// # Errors
 ///
@@ -40,13 +43,20 @@ pub fn prepare() -> Result<(), String> {
     set("ip_forward", "1")
 }
 
-/// Gives this process' own namespace the address of a host, so that all others find it there, or takes it back.
+/// Gives this process' own namespace the address of a host, so that all others find it there, or
+/// takes it back.
 ///
 /// # Errors
 ///
 /// What `ip` says.
 pub fn own_address(host: Ipv4Addr, own: bool) -> Result<(), String> {
-    ip(&["address", if own { "add" } else { "delete" }, &format!("{host}/32"), "dev", "lo"])
+    ip(&[
+        "address",
+        if own { "add" } else { "delete" },
+        &format!("{host}/32"),
+        "dev",
+        "lo",
+    ])
 }
 
 impl Network {
@@ -57,22 +67,31 @@ impl Network {
     /// What this machine forbids.
     pub fn create(world: u8, host: u8) -> Result<Network, String> {
         let made = std::thread::spawn(|| {
-            // SAFETY: `unshare_unsafe` asks that no file descriptors are shared that others rely on: `FILES` is not
-            // given.
+            // SAFETY: `unshare_unsafe` asks that no file descriptors are shared that others rely
+            // on: `FILES` is not given.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|e| e.to_string())?;
             set("tcp_rmem", BUFFERS)?;
             set("tcp_wmem", BUFFERS)?;
             File::open("/proc/thread-self/ns/net").map_err(|e| e.to_string())
         });
-        let namespace = made.join().map_err(|_| "a thread panicked")?.map_err(|e| format!("a network: {e}"))?;
+        let namespace = made
+            .join()
+            .map_err(|_| "a thread panicked")?
+            .map_err(|e| format!("a network: {e}"))?;
         let path = format!("/proc/{}/fd/{}", std::process::id(), namespace.as_raw_fd());
         let outside = format!("h{world}.{host}");
-        ip(&["link", "add", &outside, "type", "veth", "peer", "name", "eth0", "netns", &path])?;
+        ip(&[
+            "link", "add", &outside, "type", "veth", "peer", "name", "eth0", "netns", &path,
+        ])?;
         let address = Ipv4Addr::new(10, world, host, 2);
         let gate = Ipv4Addr::new(10, world, host, 1);
         ip(&["address", "add", &format!("{gate}/24"), "dev", &outside])?;
         ip(&["link", "set", &outside, "up"])?;
-        let network = Network { namespace: Arc::new(namespace), outside, address };
+        let network = Network {
+            namespace: Arc::new(namespace),
+            outside,
+            address,
+        };
         for line in [
             vec!["link", "set", "lo", "up"],
             vec!["address", "add", &format!("{address}/24"), "dev", "eth0"],
@@ -93,9 +112,14 @@ impl Network {
     /// Lets a command run in this network.
     pub fn enter<'c>(&self, command: &'c mut Command) -> &'c mut Command {
         let namespace = self.namespace.clone();
-        let enter = move || Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?);
-        // SAFETY: `pre_exec` asks that nothing is done after the fork that is not safe in a signal handler: one system
-        // call is.
+        let enter = move || {
+            Ok(move_into_link_name_space(
+                namespace.as_fd(),
+                Some(LinkNameSpaceType::Network),
+            )?)
+        };
+        // SAFETY: `pre_exec` asks that nothing is done after the fork that is not safe in a signal
+        // handler: one system call is.
         unsafe { command.pre_exec(enter) }
     }
 
@@ -125,14 +149,16 @@ impl Network {
         if up { self.runs() } else { Ok(()) }
     }
 
-    /// Waits until the interface runs. The kernel notes the carrier a while after both ends are up, and UCX says until
-    /// then that there is no such device.
+    /// Waits until the interface runs. The kernel notes the carrier a while after both ends are up,
+    /// and UCX says until then that there is no such device.
     fn runs(&self) -> Result<(), String> {
         until(&format!("the carrier of {}", self.outside), || {
             let mut show = Command::new("ip");
             show.args(["-oneline", "link", "show", "dev", "eth0"]);
             let out = self.enter(&mut show).output().ok()?;
-            String::from_utf8_lossy(&out.stdout).contains("state UP").then_some(())
+            String::from_utf8_lossy(&out.stdout)
+                .contains("state UP")
+                .then_some(())
         })
     }
 }
@@ -154,9 +180,14 @@ fn ip(line: &[&str]) -> Result<(), String> {
 }
 
 fn call(command: &mut Command) -> Result<(), String> {
-    let out = command.output().map_err(|e| format!("{command:?}: {e}; install iproute2"))?;
+    let out = command
+        .output()
+        .map_err(|e| format!("{command:?}: {e}; install iproute2"))?;
     if out.status.success() {
         return Ok(());
     }
-    Err(format!("{command:?}: {}", String::from_utf8_lossy(&out.stderr).trim()))
+    Err(format!(
+        "{command:?}: {}",
+        String::from_utf8_lossy(&out.stderr).trim()
+    ))
 }

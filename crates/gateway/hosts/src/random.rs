@@ -1,9 +1,10 @@
-//! Everything at random: commits, removals and pulls on three hosts, while processes are killed and stopped, brokers
-//! and keepers are killed, gateways are replaced, links go down, and a relay delays, cuts and truncates. A seed repeats
-//! the order of what is done, not what the kernel does.
+//! Everything at random: commits, removals and pulls on three hosts, while processes are killed and
+//! stopped, brokers and keepers are killed, gateways are replaced, links go down, and a relay
+//! delays, cuts and truncates. A seed repeats the order of what is done, not what the kernel does.
 //!
-//! One step in [`REUSE_EVERY`] is no chance: a pull is stopped in its middle until its lease has ended and its object's
-//! name and memory are another's. So a pull that commits without a confirmation is caught in some hundred steps.
+//! One step in [`REUSE_EVERY`] is no chance: a pull is stopped in its middle until its lease has
+//! ended and its object's name and memory are another's. So a pull that commits without a
+//! confirmation is caught in some hundred steps.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -27,11 +28,12 @@ const NAMES: [(&str, usize); 2] = [("a", 0), ("b", 1)];
 const REUSED: (&str, usize) = ("reused", 0);
 /// Steps from one such use to the next.
 const REUSE_EVERY: u64 = 30;
-/// Of every object, so that one fits in the place of another. Several times what the origin copies at once and what
-/// connections hold, so that a pull that stops in its middle has not got the rest already.
+/// Of every object, so that one fits in the place of another. Several times what the origin copies
+/// at once and what connections hold, so that a pull that stops in its middle has not got the rest
+/// already.
 const BYTES: usize = 8 << 20;
-/// How much later each piece of a read comes while memory is used again: so the middle lasts longer than the moment
-/// until the signal stops the process.
+/// How much later each piece of a read comes while memory is used again: so the middle lasts longer
+/// than the moment until the signal stops the process.
 const SLOWLY: Duration = Duration::from_millis(2);
 /// Pulls at a time: one more and two cores do nothing but start processes.
 const MOST_PULLS: usize = 4;
@@ -99,19 +101,35 @@ pub fn run(means: &Means, plan: &Plan) -> Result<String, String> {
         found = chaos.step();
     }
     let found = found.and_then(|()| chaos.settle());
-    let figures: Vec<String> = chaos.done.iter().map(|(what, times)| format!("{times} {what}")).collect();
+    let figures: Vec<String> = chaos
+        .done
+        .iter()
+        .map(|(what, times)| format!("{times} {what}"))
+        .collect();
     let (seconds, figures) = (started.elapsed().as_secs_f64(), figures.join(", "));
-    let figures = format!("seed {}, {seconds:.0} s, {} steps: {figures}", plan.seed, chaos.steps);
-    found.map(|()| figures.clone()).map_err(|why| format!("{figures}: {why}\n{}", chaos.world.log()))
+    let figures = format!(
+        "seed {}, {seconds:.0} s, {} steps: {figures}",
+        plan.seed, chaos.steps
+    );
+    found
+        .map(|()| figures.clone())
+        .map_err(|why| format!("{figures}: {why}\n{}", chaos.world.log()))
 }
 
 fn serving() -> Serving {
-    Serving { lease_ms: Some(LEASE_MS), ..Serving::rings() }
+    Serving {
+        lease_ms: Some(LEASE_MS),
+        ..Serving::rings()
+    }
 }
 
 /// Takes out what lasted until this moment.
 fn over(hosts: &mut BTreeMap<usize, Instant>, now: Instant) -> Vec<usize> {
-    let over = hosts.iter().filter(|(_, until)| **until <= now).map(|(host, _)| *host).collect();
+    let over = hosts
+        .iter()
+        .filter(|(_, until)| **until <= now)
+        .map(|(host, _)| *host)
+        .collect();
     hosts.retain(|_, until| *until > now);
     over
 }
@@ -190,11 +208,26 @@ impl Chaos {
             _ => None,
         };
         let ring = Pulling::by("pinned-ring");
-        let ways = [Pulling::by("direct"), ring.clone(), ring.and(&["--land", "slots"]), Pulling::default()];
+        let ways = [
+            Pulling::by("direct"),
+            ring.clone(),
+            ring.and(&["--land", "slots"]),
+            Pulling::default(),
+        ];
         let pulling = ways[self.dice.below(ways.len() as u64) as usize].clone();
-        let pulling = Pulling { step, attempts: 4, stall_s: 2, confirms: self.confirms, ..pulling };
+        let pulling = Pulling {
+            step,
+            attempts: 4,
+            stall_s: 2,
+            confirms: self.confirms,
+            ..pulling
+        };
         let pull = self.world.hosts[host].pull(name, &pulling)?;
-        self.pulls.push(Running { pull, host, stopped: None });
+        self.pulls.push(Running {
+            pull,
+            host,
+            stopped: None,
+        });
         self.count("pulls", 1);
         Ok(())
     }
@@ -243,8 +276,8 @@ impl Chaos {
         Ok(())
     }
 
-    /// Puts a relay before a host for a while, in the place of one that is there. Connections that the host has end,
-    /// and it makes none itself meanwhile.
+    /// Puts a relay before a host for a while, in the place of one that is there. Connections that
+    /// the host has end, and it makes none itself meanwhile.
     fn put_relay(&mut self) -> Result<(), String> {
         let (host, until) = (self.host(), self.soon());
         let after = 1 << self.dice.below(23) as usize;
@@ -261,8 +294,9 @@ impl Chaos {
         Ok(())
     }
 
-    /// A pull is stopped in its middle until its lease has ended and its object's name and memory are another's, whose
-    /// lease lives. Other pulls go on meanwhile; stopped gateways and links that are down do not stay so.
+    /// A pull is stopped in its middle until its lease has ended and its object's name and memory
+    /// are another's, whose lease lives. Other pulls go on meanwhile; stopped gateways and links
+    /// that are down do not stay so.
     fn reuse(&mut self) -> Result<(), String> {
         let (name, home) = REUSED;
         let first = 1 + self.dice.below(u64::from(HOSTS) - 1) as usize;
@@ -270,23 +304,36 @@ impl Chaos {
         self.go_on(Instant::now() + 2 * WATCHDOG)?;
         // Nor has a lease of the time before a mapping where the next ones would be.
         let before = SystemTime::now();
-        self.wait("no lease", |chaos| (chaos.world.hosts[home].leases_of(name, before)? == 0).then_some(()))?;
+        self.wait("no lease", |chaos| {
+            (chaos.world.hosts[home].leases_of(name, before)? == 0).then_some(())
+        })?;
         let relay = Relay::before(&self.world.hosts[home].network)?;
         relay.set(Fault::Delay(SLOWLY));
-        let Ok(old) = self.world.put(home, name, BYTES) else { return Ok(()) };
-        // The memory that is used again is the object's, or that of a ring: one that loses its lease brings no piece
-        // more, so the control reads the object's.
-        let way = if self.confirms && self.dice.below(2) == 0 { "pinned-ring" } else { "direct" };
-        let Some(mut pull) = self.half(first, name, way)? else { return Ok(()) };
+        let Ok(old) = self.world.put(home, name, BYTES) else {
+            return Ok(());
+        };
+        // The memory that is used again is the object's, or that of a ring: one that loses its
+        // lease brings no piece more, so the control reads the object's.
+        let way = if self.confirms && self.dice.below(2) == 0 {
+            "pinned-ring"
+        } else {
+            "direct"
+        };
+        let Some(mut pull) = self.half(first, name, way)? else {
+            return Ok(());
+        };
         let stopped = SystemTime::now();
         self.wait("the end of the lease", |chaos| {
             let leases = chaos.world.hosts[home].leases_of(name, stopped)?;
             (leases == 0).then_some(())
         })?;
         let removed = self.world.hosts[home].remove(name);
-        if removed.and_then(|()| self.world.put(home, name, BYTES)).is_ok() {
-            // The origin maps the new object for another replica, where it had the old one, for as long as this pull
-            // renews.
+        if removed
+            .and_then(|()| self.world.put(home, name, BYTES))
+            .is_ok()
+        {
+            // The origin maps the new object for another replica, where it had the old one, for as
+            // long as this pull renews.
             let stalls = Pulling::by("direct").and(&["--stall-after", STALLS_AFTER]);
             let other = self.world.hosts[second].pull(name, &stalls)?;
             self.wait("the other lease", |chaos| {
@@ -294,13 +341,18 @@ impl Chaos {
                 (leased || other.ended().is_some()).then_some(())
             })?;
             let declined = self.world.hosts[home].figure("declined", 0);
-            // The replica's gateway removes what its home has removed; what is published is looked at before.
+            // The replica's gateway removes what its home has removed; what is published is looked
+            // at before.
             self.signal_gateway(first, Signal::STOP);
             pull.signal(Signal::CONT);
-            self.wait("the end of what was stopped, or its next question", |chaos| {
-                let asks = || chaos.world.hosts[home].figure("declined", 0) > declined;
-                (pull.ended().is_some() || chaos.world.shows(first, &old) || asks()).then_some(())
-            })?;
+            self.wait(
+                "the end of what was stopped, or its next question",
+                |chaos| {
+                    let asks = || chaos.world.hosts[home].figure("declined", 0) > declined;
+                    (pull.ended().is_some() || chaos.world.shows(first, &old) || asks())
+                        .then_some(())
+                },
+            )?;
             let (seen, committed) = (self.world.check_of(name), self.world.shows(first, &old));
             self.signal_gateway(first, Signal::CONT);
             let mut ended: Vec<_> = other.ended().into_iter().collect();
@@ -313,7 +365,9 @@ impl Chaos {
             }
             seen?;
             if self.confirms && committed {
-                return Err(format!("FINDING: {old:?} was committed after its lease had ended"));
+                return Err(format!(
+                    "FINDING: {old:?} was committed after its lease had ended"
+                ));
             }
         }
         Ok(())
@@ -325,17 +379,28 @@ impl Chaos {
         }
     }
 
-    /// Begins a pull and waits until it has stopped itself in the middle; nothing if it ends before.
+    /// Begins a pull and waits until it has stopped itself in the middle; nothing if it ends
+    /// before.
     fn half(&mut self, host: usize, name: &str, way: &str) -> Result<Option<Process>, String> {
         let step = Some("stop:pull.half_read".to_owned());
-        let pulling = Pulling { step, confirms: self.confirms, ..Pulling::by(way) };
+        let pulling = Pulling {
+            step,
+            confirms: self.confirms,
+            ..Pulling::by(way)
+        };
         let pull = self.world.hosts[host].pull(name, &pulling)?;
-        self.wait("the middle of a pull", |_| (pull.is_stopped() || pull.ended().is_some()).then_some(()))?;
+        self.wait("the middle of a pull", |_| {
+            (pull.is_stopped() || pull.ended().is_some()).then_some(())
+        })?;
         Ok(pull.ended().is_none().then_some(pull))
     }
 
     /// Waits for something while everything else goes on.
-    fn wait<T>(&mut self, what: &str, mut look: impl FnMut(&Chaos) -> Option<T>) -> Result<T, String> {
+    fn wait<T>(
+        &mut self,
+        what: &str,
+        mut look: impl FnMut(&Chaos) -> Option<T>,
+    ) -> Result<T, String> {
         let over = Instant::now() + WATCHDOG;
         loop {
             if let Some(seen) = look(self) {
@@ -354,7 +419,10 @@ impl Chaos {
         self.relay = self.relay.take().filter(|(_, until)| *until > now);
         for host in &mut self.world.hosts {
             if let Some(ended) = host.gateway.as_ref().and_then(Process::ended) {
-                return Err(format!("FINDING: the gateway of {} ended by itself: {ended}", host.name));
+                return Err(format!(
+                    "FINDING: the gateway of {} ended by itself: {ended}",
+                    host.name
+                ));
             }
         }
         for host in over(&mut self.down, now) {
@@ -369,7 +437,10 @@ impl Chaos {
         for running in &mut self.pulls {
             if let Some(status) = running.pull.ended() {
                 if crashed(status) {
-                    return Err(format!("FINDING: a pull on host {} crashed: {status}", running.host));
+                    return Err(format!(
+                        "FINDING: a pull on host {} crashed: {status}",
+                        running.host
+                    ));
                 }
                 ended.push(status.success());
                 continue;
@@ -387,9 +458,17 @@ impl Chaos {
                 _ => {}
             }
         }
-        self.pulls.retain_mut(|running| running.pull.ended().is_none());
+        self.pulls
+            .retain_mut(|running| running.pull.ended().is_none());
         for success in ended {
-            self.count(if success { "pulls that committed or found it here" } else { "pulls that failed" }, 1);
+            self.count(
+                if success {
+                    "pulls that committed or found it here"
+                } else {
+                    "pulls that failed"
+                },
+                1,
+            );
         }
         Ok(())
     }
@@ -400,8 +479,13 @@ impl Chaos {
         self.go_on(later)?;
         until("the end of all pulls", || {
             // They may stop themselves yet, and one may wait for another.
-            self.pulls.iter_mut().for_each(|running| running.pull.signal(Signal::CONT));
-            self.pulls.iter_mut().all(|running| running.pull.ended().is_some()).then_some(())
+            self.pulls
+                .iter_mut()
+                .for_each(|running| running.pull.signal(Signal::CONT));
+            self.pulls
+                .iter_mut()
+                .all(|running| running.pull.ended().is_some())
+                .then_some(())
         })?;
         self.go_on(later)?;
         // Leases that a loaded machine renews in time, however loaded it is.

@@ -1,7 +1,9 @@
-//! A relay in user space between one host and all others: it has the host's address in the network of all the others,
-//! so that nobody needs to be told of it, and carries every connection to a port that the host listens on.
+//! A relay in user space between one host and all others: it has the host's address in the network
+//! of all the others, so that nobody needs to be told of it, and carries every connection to a port
+//! that the host listens on.
 //!
-//! What the host answers is delayed, cut or truncated. A host behind a relay is asked and does not ask itself.
+//! What the host answers is delayed, cut or truncated. A host behind a relay is asked and does not
+//! ask itself.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -56,15 +58,25 @@ impl Relay {
     pub fn before(host: &Network) -> Result<Relay, String> {
         own_address(host.address(), true)?;
         let (hit, over) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let shared = Arc::new(Shared { host: host.clone(), fault: Mutex::new(Fault::None), hit, over });
+        let shared = Arc::new(Shared {
+            host: host.clone(),
+            fault: Mutex::new(Fault::None),
+            hit,
+            over,
+        });
         let ours = shared.clone();
         let accepts = Some(std::thread::spawn(move || accept(&ours)));
         Ok(Relay { shared, accepts })
     }
 
-    /// Says what is done to connections from this moment on, also to open ones, and forgets how often it was done.
+    /// Says what is done to connections from this moment on, also to open ones, and forgets how
+    /// often it was done.
     pub fn set(&self, fault: Fault) {
-        *self.shared.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+        *self
+            .shared
+            .fault
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = fault;
         self.shared.hit.store(0, Ordering::Relaxed);
     }
 
@@ -84,14 +96,23 @@ impl Drop for Relay {
 
 /// Lists the TCP ports that somebody listens on in a network.
 pub fn ports(network: &Network) -> Vec<u16> {
-    let table = network.within(|| std::fs::read_to_string("/proc/thread-self/net/tcp")).ok().and_then(Result::ok);
+    let table = network
+        .within(|| std::fs::read_to_string("/proc/thread-self/net/tcp"))
+        .ok()
+        .and_then(Result::ok);
     let port = |line: &str| {
         let mut words = line.split_whitespace();
         let (local, state) = (words.nth(1)?, words.nth(1)?);
-        let port = local.rsplit_once(':').and_then(|(_, port)| u16::from_str_radix(port, 16).ok());
+        let port = local
+            .rsplit_once(':')
+            .and_then(|(_, port)| u16::from_str_radix(port, 16).ok());
         port.filter(|_| state == "0A")
     };
-    let mut found: Vec<u16> = table.iter().flat_map(|table| table.lines().skip(1)).filter_map(port).collect();
+    let mut found: Vec<u16> = table
+        .iter()
+        .flat_map(|table| table.lines().skip(1))
+        .filter_map(port)
+        .collect();
     found.sort_unstable();
     found.dedup();
     found
@@ -105,19 +126,26 @@ fn accept(shared: &Arc<Shared>) {
         let open = ports(&shared.host);
         listeners.retain(|port, _| open.contains(port));
         for port in open {
-            if let (false, Ok(listener)) = (listeners.contains_key(&port), TcpListener::bind((address, port)))
-                && listener.set_nonblocking(true).is_ok()
+            if let (false, Ok(listener)) = (
+                listeners.contains_key(&port),
+                TcpListener::bind((address, port)),
+            ) && listener.set_nonblocking(true).is_ok()
             {
                 listeners.insert(port, listener);
             }
         }
         for (port, listener) in &listeners {
             while let Ok((outside, _)) = listener.accept() {
-                let Ok(Ok(inside)) = shared.host.within(|| TcpStream::connect((address, *port))) else { continue };
+                let Ok(Ok(inside)) = shared.host.within(|| TcpStream::connect((address, *port)))
+                else {
+                    continue;
+                };
                 if let (Ok(from), Ok(to)) = (outside.try_clone(), inside.try_clone()) {
                     let (ask, answer) = (shared.clone(), shared.clone());
                     pumps.push(std::thread::spawn(move || pump(&ask, from, to, false)));
-                    pumps.push(std::thread::spawn(move || pump(&answer, inside, outside, true)));
+                    pumps.push(std::thread::spawn(move || {
+                        pump(&answer, inside, outside, true)
+                    }));
                 }
             }
         }
@@ -130,8 +158,14 @@ fn pump(shared: &Shared, mut from: TcpStream, mut to: TcpStream, answers: bool) 
     let fault = || *shared.fault.lock().unwrap_or_else(PoisonError::into_inner);
     let mut piece = vec![0; PIECE];
     let mut carried = 0;
-    let _ = (from.set_nonblocking(false), from.set_read_timeout(Some(LOOK)));
-    let _ = (to.set_nonblocking(false), to.set_write_timeout(Some(Duration::from_secs(1))));
+    let _ = (
+        from.set_nonblocking(false),
+        from.set_read_timeout(Some(LOOK)),
+    );
+    let _ = (
+        to.set_nonblocking(false),
+        to.set_write_timeout(Some(Duration::from_secs(1))),
+    );
     while !shared.over.load(Ordering::Relaxed) {
         let most = match fault() {
             Fault::Cut(after) | Fault::Truncate(after) if answers && carried >= after => {
@@ -148,7 +182,9 @@ fn pump(shared: &Shared, mut from: TcpStream, mut to: TcpStream, answers: bool) 
         let bytes = match from.read(&mut piece[..most]) {
             Ok(0) => break,
             Ok(bytes) => bytes,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                continue;
+            }
             Err(_) => break,
         };
         if let (Fault::Delay(time), true) = (fault(), answers) {

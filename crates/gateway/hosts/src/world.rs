@@ -1,4 +1,5 @@
-//! Some hosts, and the ledger of what was committed on them: whatever a host shows must be in it, byte for byte.
+//! Some hosts, and the ledger of what was committed on them: whatever a host shows must be in it,
+//! byte for byte.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -57,12 +58,24 @@ impl World {
         let number = WORLDS.fetch_add(1, Ordering::Relaxed);
         let place: &Path = &means.place.join(format!("w{number}"));
         std::fs::create_dir(place).map_err(|e| format!("{}: {e}", place.display()))?;
-        let mut world = World { hosts: Vec::new(), ledger: RefCell::default(), unknown: BTreeMap::new(), last: 0 };
+        let mut world = World {
+            hosts: Vec::new(),
+            ledger: RefCell::default(),
+            unknown: BTreeMap::new(),
+            last: 0,
+        };
         for host in 1..=hosts {
             let (network, name) = (Network::create(number, host)?, format!("h{host}"));
             let peers = world.hosts.first().map(Host::at).into_iter().collect();
             let dir = place.join(&name);
-            world.hosts.push(Host::start(&means.programs, network, &name, &dir, peers, serving)?);
+            world.hosts.push(Host::start(
+                &means.programs,
+                network,
+                &name,
+                &dir,
+                peers,
+                serving,
+            )?);
         }
         Ok(world)
     }
@@ -75,8 +88,14 @@ impl World {
     pub fn put(&mut self, home: usize, name: &str, bytes: usize) -> Result<Committed, String> {
         self.last += 1;
         let put = self.hosts[home].put(name, &content::make(self.last, bytes));
-        let epoch = put.inspect_err(|_| drop(self.unknown.insert(self.last, (name.into(), home))))?;
-        let committed = Committed { name: name.into(), epoch, version: self.last, home };
+        let epoch =
+            put.inspect_err(|_| drop(self.unknown.insert(self.last, (name.into(), home))))?;
+        let committed = Committed {
+            name: name.into(),
+            epoch,
+            version: self.last,
+            home,
+        };
         // A broker that is killed in this moment comes back with it.
         let identity = until(&format!("{name} of epoch {epoch} in the list"), || {
             let list = self.hosts[home].list()?;
@@ -87,11 +106,13 @@ impl World {
         Ok(committed)
     }
 
-    /// Reads all that all hosts show, and compares it with what was committed. Returns how many objects were read.
+    /// Reads all that all hosts show, and compares it with what was committed. Returns how many
+    /// objects were read.
     ///
     /// # Errors
     ///
-    /// What is visible and wrong: bytes, an identity that nobody committed, or one under another name or epoch.
+    /// What is visible and wrong: bytes, an identity that nobody committed, or one under another
+    /// name or epoch.
     pub fn check(&self) -> Result<usize, String> {
         self.check_some(|_| true)
     }
@@ -127,7 +148,8 @@ impl World {
             }
             // It may have gone meanwhile.
             let list = host.list()?;
-            (!rows(&list).any(|other| other["identity"] == identity && other["state"] == "visible")).then_some(None)
+            (!rows(&list).any(|other| other["identity"] == identity && other["state"] == "visible"))
+                .then_some(None)
         })?;
         let Some(bytes) = bytes else { return Ok(false) };
         let version = content::version(&bytes).map_err(wrong)?;
@@ -136,13 +158,26 @@ impl World {
             && of == name
             && !ledger.values().any(|known| known.version == version)
         {
-            let committed = Committed { name: name.into(), epoch, version, home: *home };
+            let committed = Committed {
+                name: name.into(),
+                epoch,
+                version,
+                home: *home,
+            };
             ledger.insert(identity.into(), committed);
         }
         match ledger.get(identity) {
-            None => Err(wrong(format!("nobody committed this identity; its bytes are those of version {version}"))),
-            Some(known) if (known.name.as_str(), known.epoch, known.version) == (name, epoch, version) => Ok(true),
-            Some(known) => Err(wrong(format!("its bytes are those of version {version}, but it is {known:?}"))),
+            None => Err(wrong(format!(
+                "nobody committed this identity; its bytes are those of version {version}"
+            ))),
+            Some(known)
+                if (known.name.as_str(), known.epoch, known.version) == (name, epoch, version) =>
+            {
+                Ok(true)
+            }
+            Some(known) => Err(wrong(format!(
+                "its bytes are those of version {version}, but it is {known:?}"
+            ))),
         }
     }
 
@@ -151,7 +186,9 @@ impl World {
         let list = self.hosts[host].list();
         list.is_some_and(|list| {
             rows(&list).any(|row| {
-                row["name"] == object.name.as_str() && row["epoch"] == object.epoch && row["state"] == "visible"
+                row["name"] == object.name.as_str()
+                    && row["epoch"] == object.epoch
+                    && row["state"] == "visible"
             })
         })
     }
@@ -163,16 +200,26 @@ impl World {
     /// It does not, or what it shows is wrong.
     pub fn pulled(&self, host: usize, object: &Committed) -> Result<(), String> {
         let more = vec!["--epoch".to_owned(), object.epoch.to_string()];
-        let pull = self.hosts[host].pull(&object.name, &Pulling { more, ..Pulling::default() })?;
+        let pull = self.hosts[host].pull(
+            &object.name,
+            &Pulling {
+                more,
+                ..Pulling::default()
+            },
+        )?;
         let ended = pull.end("a pull")?;
         if !ended.success() || !self.shows(host, object) {
-            return Err(format!("a pull of {} ended with {ended}, and it is not there\n{}", object.name, self.log()));
+            return Err(format!(
+                "a pull of {} ended with {ended}, and it is not there\n{}",
+                object.name,
+                self.log()
+            ));
         }
         self.check_of(&object.name).map(drop)
     }
 
-    /// Removes all names where they were committed, and waits until no broker has anything of them: no replica, none
-    /// that was begun, and no bytes.
+    /// Removes all names where they were committed, and waits until no broker has anything of them:
+    /// no replica, none that was begun, and no bytes.
     ///
     /// # Errors
     ///
@@ -192,7 +239,9 @@ impl World {
             let mut last = None;
             until("nothing left", || {
                 last = host.list();
-                last.as_ref().filter(|list| rows(list).next().is_none() && list["bytes"] == 0).map(drop)
+                last.as_ref()
+                    .filter(|list| rows(list).next().is_none() && list["bytes"] == 0)
+                    .map(drop)
             })
             .map_err(|why| format!("{}: {why}, but {last:?}\n{}", host.name, self.log()))?;
         }

@@ -16,7 +16,8 @@ pub struct Desk<'a> {
     pub origin: bool,
     /// The age of each read of it at this moment.
     pub reads: &'a [Duration],
-    /// What a read takes when nothing is in its way: the object's size over the best rate of this host's own link.
+    /// What a read takes when nothing is in its way: the object's size over the best rate of this
+    /// host's own link.
     pub expected: Duration,
     /// Reads of it that were admitted and did not fail, those of this moment among them.
     pub admitted: u32,
@@ -38,18 +39,24 @@ pub enum Admission {
 impl Desk<'_> {
     /// Counts the reads that take this host's link.
     ///
-    /// A read that has lasted half as long again as expected has a slow reader, or a dead one: it leaves most of the
-    /// link to others,
-    /// and does not count.
+    /// A read that has lasted half as long again as expected has a slow reader, or a dead one: it
+    /// leaves most of the link to others, and does not count.
     #[must_use]
     pub fn counted(&self) -> u32 {
-        self.reads.iter().filter(|&&age| age <= self.expected + self.expected / 2).count() as u32
+        self.reads
+            .iter()
+            .filter(|&&age| age <= self.expected + self.expected / 2)
+            .count() as u32
     }
 
     /// Returns the reads to announce: an origin that has stepped aside says that it is full.
     #[must_use]
     pub fn announced(&self) -> u32 {
-        if self.aside() { READS_AT_ONCE.max(self.counted()) } else { self.counted() }
+        if self.aside() {
+            READS_AT_ONCE.max(self.counted())
+        } else {
+            self.counted()
+        }
     }
 
     fn aside(&self) -> bool {
@@ -59,7 +66,8 @@ impl Desk<'_> {
 
 /// Decides whether to serve a host that asks.
 ///
-/// A request of last resort finds room for one more, and is not pointed to the others: they failed it.
+/// A request of last resort finds room for one more, and is not pointed to the others: they failed
+/// it.
 #[must_use]
 pub fn admit(desk: &Desk<'_>, last_resort: bool) -> Admission {
     let room = READS_AT_ONCE + u32::from(last_resort);

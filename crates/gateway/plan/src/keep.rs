@@ -26,7 +26,8 @@ pub struct Reading<H> {
 pub enum Verdict {
     /// It goes on.
     Keep,
-    /// Nothing has come for a whole read's time. The transfer may stay open for ever: its memory goes with the gateway.
+    /// Nothing has come for a whole read's time. The transfer may stay open for ever: its memory
+    /// goes with the gateway.
     Stalled,
     /// It is slow, and another host serves.
     Slow,
@@ -41,12 +42,11 @@ const STALL: Duration = Duration::from_secs(2);
 
 /// Decides whether a read goes on.
 ///
-/// A read that would take over four times the expected time is given up once an eighth of the expected time has
-/// passed, if another
-/// replica serves that did not fail. So little has come by then that waiting for the other costs less. Four reads
-/// given up double
-/// the factor, so a host whose own link is slower than it knows keeps its read at last. A host that reports no load
-/// and serves everybody badly is left this way.
+/// A read that would take over four times the expected time is given up once an eighth of the
+/// expected time has passed, if another replica serves that did not fail. So little has come by
+/// then that waiting for the other costs less. Four reads given up double the factor, so a host
+/// whose own link is slower than it knows keeps its read at last. A host that reports no load and
+/// serves everybody badly is left this way.
 #[must_use]
 pub fn keep<H: Copy + Ord>(view: &View<'_, H>, reading: &Reading<H>) -> Verdict {
     if reading.idle > STALL.max(view.expected) {
@@ -54,11 +54,24 @@ pub fn keep<H: Copy + Ord>(view: &View<'_, H>, reading: &Reading<H>) -> Verdict 
     }
     let factor = SLOW << (reading.given_up / DOUBLED_BY).min(32);
     // Compares elapsed / done * size with factor * expected, without a division by 0.
-    let projected = reading.elapsed.as_nanos().saturating_mul(u128::from(reading.size));
-    let allowed = view.expected.as_nanos().saturating_mul(factor).saturating_mul(u128::from(reading.done));
+    let projected = reading
+        .elapsed
+        .as_nanos()
+        .saturating_mul(u128::from(reading.size));
+    let allowed = view
+        .expected
+        .as_nanos()
+        .saturating_mul(factor)
+        .saturating_mul(u128::from(reading.done));
     if reading.elapsed < view.expected / 8 || projected <= allowed {
         return Verdict::Keep;
     }
-    let serves = |source: Source<H>| !source.origin && source.host != reading.host && !view.has_failed(source.host);
-    if view.others().into_iter().any(serves) { Verdict::Slow } else { Verdict::Keep }
+    let serves = |source: Source<H>| {
+        !source.origin && source.host != reading.host && !view.has_failed(source.host)
+    };
+    if view.others().into_iter().any(serves) {
+        Verdict::Slow
+    } else {
+        Verdict::Keep
+    }
 }

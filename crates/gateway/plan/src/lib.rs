@@ -1,10 +1,8 @@
 //! Decides which host reads an object from which.
 //!
-//! Every gateway decides for itself from what it has heard; there is no coordinator. Reports come late, differ between
-//! hosts,
-//! and may be false. So each decision is a pure function of a [`View`] with a seed in it, and what a host saw itself
-//! outranks
-//! what others say of themselves.
+//! Every gateway decides for itself from what it has heard; there is no coordinator. Reports come
+//! late, differ between hosts, and may be false. So each decision is a pure function of a [`View`]
+//! with a seed in it, and what a host saw itself outranks what others say of themselves.
 //!
 //! | module | decision | who takes it |
 //! |---|---|---|
@@ -13,11 +11,10 @@
 //! | [`keep`](mod@keep) | whether to go on with a slow read | the same host, during the read |
 //! | [`admit`](mod@admit) | whether to serve a host that asks | the host that has the object |
 //!
-//! Four rules give about log2 n rounds for n hosts. A host serves few reads of one object at a time, so a read gets
-//! most of the
-//! link. A host that has read the object serves it. The origin steps aside after two reads, when others
-//! serve. A host that finds everybody busy
-//! waits a time drawn from its seed and looks again at what it has heard, which costs no message.
+//! Four rules give about log2 n rounds for n hosts. A host serves few reads of one object at a
+//! time, so a read gets most of the link. A host that has read the object serves it. The origin
+//! steps aside after two reads, when others serve. A host that finds everybody busy waits a time
+//! drawn from its seed and looks again at what it has heard, which costs no message.
 //!
 //! ```
 //! use std::time::Duration;

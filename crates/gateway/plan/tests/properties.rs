@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use gpu_ipc_gateway_plan::{
-    Admission, Desk, READS_AT_ONCE, Reading, Source, Step, Trouble, TroubleKind, Verdict, View, admit, choose, keep,
+    Admission, Desk, READS_AT_ONCE, Reading, Source, Step, Trouble, TroubleKind, Verdict, View,
+    admit, choose, keep,
 };
 use proptest::prelude::*;
 
@@ -15,14 +16,34 @@ fn millis(most: u64) -> impl Strategy<Value = Duration> {
 
 fn sources() -> impl Strategy<Value = Vec<Source<u8>>> {
     let source = (0u8..12, any::<bool>(), millis(100_000), 0u32..4, 0u32..4);
-    let source = source.prop_map(|(host, origin, heard, reads, limit)| Source { host, origin, heard, reads, limit });
+    let source = source.prop_map(|(host, origin, heard, reads, limit)| Source {
+        host,
+        origin,
+        heard,
+        reads,
+        limit,
+    });
     proptest::collection::vec(source, 0..12)
 }
 
 fn troubles() -> impl Strategy<Value = Vec<Trouble<u8>>> {
-    let kind = prop_oneof![Just(TroubleKind::Refused), Just(TroubleKind::Failed), Just(TroubleKind::Slow)];
-    let trouble = (0u8..12, kind, prop_oneof![1u32..6, Just(u32::MAX)], millis(100_000));
-    let trouble = trouble.prop_map(|(host, kind, times, at)| Trouble { host, kind, times, at });
+    let kind = prop_oneof![
+        Just(TroubleKind::Refused),
+        Just(TroubleKind::Failed),
+        Just(TroubleKind::Slow)
+    ];
+    let trouble = (
+        0u8..12,
+        kind,
+        prop_oneof![1u32..6, Just(u32::MAX)],
+        millis(100_000),
+    );
+    let trouble = trouble.prop_map(|(host, kind, times, at)| Trouble {
+        host,
+        kind,
+        times,
+        at,
+    });
     proptest::collection::vec(trouble, 0..8)
 }
 
@@ -38,16 +59,24 @@ struct Heard {
 }
 
 fn heard() -> impl Strategy<Value = Heard> {
-    (millis(200_000), millis(100_000), millis(60_000), sources(), troubles(), any::<u64>()).prop_map(
-        |(now, wanted_since, expected, sources, troubles, seed)| Heard {
-            now,
-            wanted_since,
-            expected,
-            sources,
-            troubles,
-            seed,
-        },
+    (
+        millis(200_000),
+        millis(100_000),
+        millis(60_000),
+        sources(),
+        troubles(),
+        any::<u64>(),
     )
+        .prop_map(
+            |(now, wanted_since, expected, sources, troubles, seed)| Heard {
+                now,
+                wanted_since,
+                expected,
+                sources,
+                troubles,
+                seed,
+            },
+        )
 }
 
 impl Heard {
@@ -124,7 +153,8 @@ proptest! {
         prop_assert!(!last_resort);
     }
 
-    /// No livelock: with one host that serves and others that refuse, fail and report falsely, the one is reached.
+    /// No livelock: with one host that serves and others that refuse, fail and report falsely, the
+    /// one is reached.
     #[test]
     fn reaches_the_only_host_that_serves(mut heard in heard(), origin in any::<bool>(), full in any::<bool>()) {
         let good = 100;
@@ -191,8 +221,20 @@ proptest! {
 fn a_slow_read_is_left_for_a_free_replica() {
     let second = Duration::from_secs(1);
     let sources = [
-        Source { host: 1, origin: false, heard: second, reads: 0, limit: 1 },
-        Source { host: 2, origin: false, heard: second, reads: 0, limit: 1 },
+        Source {
+            host: 1,
+            origin: false,
+            heard: second,
+            reads: 0,
+            limit: 1,
+        },
+        Source {
+            host: 2,
+            origin: false,
+            heard: second,
+            reads: 0,
+            limit: 1,
+        },
     ];
     let view = View {
         me: 0,
@@ -203,9 +245,34 @@ fn a_slow_read_is_left_for_a_free_replica() {
         troubles: &[],
         seed: 1,
     };
-    let reading = Reading { host: 1, elapsed: second, idle: Duration::ZERO, done: 1, size: 10, given_up: 0 };
+    let reading = Reading {
+        host: 1,
+        elapsed: second,
+        idle: Duration::ZERO,
+        done: 1,
+        size: 10,
+        given_up: 0,
+    };
     assert_eq!(keep(&view, &reading), Verdict::Slow);
     assert_eq!(keep(&view, &Reading { done: 5, ..reading }), Verdict::Keep);
-    assert_eq!(keep(&view, &Reading { given_up: 8, ..reading }), Verdict::Keep);
-    assert_eq!(keep(&View { sources: &sources[..1], ..view }, &reading), Verdict::Keep);
+    assert_eq!(
+        keep(
+            &view,
+            &Reading {
+                given_up: 8,
+                ..reading
+            }
+        ),
+        Verdict::Keep
+    );
+    assert_eq!(
+        keep(
+            &View {
+                sources: &sources[..1],
+                ..view
+            },
+            &reading
+        ),
+        Verdict::Keep
+    );
 }

@@ -26,16 +26,23 @@ impl Board {
     /// Makes one for `hosts` hosts, where nobody has said anything.
     #[must_use]
     pub fn new(hosts: u32) -> Board {
-        Board { announcers: Vec::new(), said: vec![Vec::new(); hosts as usize] }
+        Board {
+            announcers: Vec::new(),
+            said: vec![Vec::new(); hosts as usize],
+        }
     }
 
-    /// Lets a host say that it has the object and serves `reads` reads, or, with `None`, that it has it no more.
+    /// Lets a host say that it has the object and serves `reads` reads, or, with `None`, that it
+    /// has it no more.
     pub fn say(&mut self, host: u32, at: Duration, reads: Option<u32>) {
         let said = &mut self.said[host as usize];
         if said.is_empty() {
             self.announcers.push(host);
         }
-        if said.last().is_none_or(|last| last.reads.is_some() && last.reads != reads) {
+        if said
+            .last()
+            .is_none_or(|last| last.reads.is_some() && last.reads != reads)
+        {
             said.push(Said { at, reads });
         }
     }
@@ -45,11 +52,27 @@ impl Board {
         into.clear();
         for &host in &self.announcers {
             let said = &self.said[host as usize];
-            let way = if host == hearer { Duration::ZERO } else { way(host, hearer) };
+            let way = if host == hearer {
+                Duration::ZERO
+            } else {
+                way(host, hearer)
+            };
             let last = said.iter().rev().find(|said| said.at + way <= now);
-            if let (Some(first), Some(Said { reads: Some(reads), .. })) = (said.first(), last) {
+            if let (
+                Some(first),
+                Some(Said {
+                    reads: Some(reads), ..
+                }),
+            ) = (said.first(), last)
+            {
                 let heard = first.at + way;
-                into.push(Source { host, origin: host == 0, heard, reads: *reads, limit: READS_AT_ONCE });
+                into.push(Source {
+                    host,
+                    origin: host == 0,
+                    heard,
+                    reads: *reads,
+                    limit: READS_AT_ONCE,
+                });
             }
         }
     }

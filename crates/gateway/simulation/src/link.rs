@@ -1,8 +1,7 @@
 //! One host's way out, shared fairly by the reads that it serves.
 //!
-//! A reader has one read at a time, so no two ways out share a way in: filling each link by itself gives the max-min
-//! fair rates of
-//! the whole network.
+//! A reader has one read at a time, so no two ways out share a way in: filling each link by itself
+//! gives the max-min fair rates of the whole network.
 
 use std::time::Duration;
 
@@ -34,7 +33,12 @@ impl Link {
     /// Makes one without reads.
     #[must_use]
     pub fn new(capacity: f64) -> Link {
-        Link { capacity, sent: 0.0, flows: Vec::new(), at: Duration::ZERO }
+        Link {
+            capacity,
+            sent: 0.0,
+            flows: Vec::new(),
+            at: Duration::ZERO,
+        }
     }
 
     /// Returns its reads as they are at a time.
@@ -46,7 +50,12 @@ impl Link {
     /// Begins a read.
     pub fn add(&mut self, now: Duration, reader: u32, left: f64, most: f64) {
         self.advance(now);
-        self.flows.push(Flow { reader, left, most, rate: 0.0 });
+        self.flows.push(Flow {
+            reader,
+            left,
+            most,
+            rate: 0.0,
+        });
         self.share();
     }
 
@@ -64,7 +73,11 @@ impl Link {
         self.advance(now);
         match reader {
             None => self.capacity = 0.0,
-            Some(reader) => self.flows.iter_mut().filter(|f| f.reader == reader).for_each(|flow| flow.most = 0.0),
+            Some(reader) => self
+                .flows
+                .iter_mut()
+                .filter(|f| f.reader == reader)
+                .for_each(|flow| flow.most = 0.0),
         }
         self.share();
     }
@@ -74,7 +87,12 @@ impl Link {
     pub fn first_done(&self) -> Option<(Duration, u32)> {
         let moving = self.flows.iter().filter(|flow| flow.rate > 0.0);
         // A nanosecond more than the rounded quotient: the bytes have come by then.
-        let ends = moving.map(|flow| (self.at + Duration::from_secs_f64(flow.left / flow.rate) + NANO, flow.reader));
+        let ends = moving.map(|flow| {
+            (
+                self.at + Duration::from_secs_f64(flow.left / flow.rate) + NANO,
+                flow.reader,
+            )
+        });
         ends.min()
     }
 
@@ -114,7 +132,13 @@ mod tests {
         let mut link = Link::new(10.0);
         link.add(zero, 1, 90.0, 10.0);
         link.add(zero, 2, 10.0, 1.0);
-        assert_eq!(link.flows(zero).iter().map(|flow| flow.rate).collect::<Vec<_>>(), [9.0, 1.0]);
+        assert_eq!(
+            link.flows(zero)
+                .iter()
+                .map(|flow| flow.rate)
+                .collect::<Vec<_>>(),
+            [9.0, 1.0]
+        );
         assert_eq!(link.first_done(), Some((Duration::from_secs(10) + NANO, 1)));
         let at = Duration::from_secs(5);
         let gone = link.remove(at, 2).expect("it reads");

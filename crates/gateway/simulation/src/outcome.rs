@@ -37,19 +37,25 @@ pub struct Outcome {
 
 /// Returns the least number of rounds in which hosts that forward whole objects can be filled.
 ///
-/// With whole links the number of hosts that have the object at most doubles in the time of one read, so `n` take
-/// `ceil(log2 n)` of
-/// them. (Give a host that has it the weight 1, and a read of which the part `p` has come `2^p - 1`. A host's weight
-/// and that of the reads
-/// it serves grow at most as `2^t`, however it shares its link.) And nobody is filled faster than its own link is.
+/// With whole links the number of hosts that have the object at most doubles in the time of one
+/// read, so `n` take `ceil(log2 n)` of them. (Give a host that has it the weight 1, and a read of
+/// which the part `p` has come `2^p - 1`. A host's weight and that of the reads it serves grow at
+/// most as `2^t`, however it shares its link.) And nobody is filled faster than its own link is.
 ///
-/// An engine that forwards pieces before the object is whole could come near one round. It would serve bytes that
-/// nobody has confirmed.
+/// An engine that forwards pieces before the object is whole could come near one round. It would
+/// serve bytes that nobody has confirmed.
 #[must_use]
 pub fn optimum(living: &[&Host]) -> f64 {
     let doublings = (living.len() as u32).next_power_of_two().trailing_zeros();
-    let slowest = living.iter().map(|host| LINK / host.link).fold(0.0, f64::max);
-    if living.len() < 2 { 0.0 } else { f64::from(doublings).max(slowest) }
+    let slowest = living
+        .iter()
+        .map(|host| LINK / host.link)
+        .fold(0.0, f64::max);
+    if living.len() < 2 {
+        0.0
+    } else {
+        f64::from(doublings).max(slowest)
+    }
 }
 
 /// Returns a time in rounds.

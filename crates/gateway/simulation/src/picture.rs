@@ -64,8 +64,15 @@ fn lines(report: &Report) -> Vec<Line> {
         },
     ];
     for (trouble, colour) in Trouble::EACH.into_iter().zip(COLOURS) {
-        let (name, points) = (trouble.name().to_owned(), points(&mut of_kind(trouble), rounds));
-        lines.push(Line { name, colour, points });
+        let (name, points) = (
+            trouble.name().to_owned(),
+            points(&mut of_kind(trouble), rounds),
+        );
+        lines.push(Line {
+            name,
+            colour,
+            points,
+        });
     }
     lines
 }
@@ -82,7 +89,10 @@ fn render(lines: &[Line], into: &mut String) -> Result<(), Box<dyn std::error::E
         .caption("Rounds until every host has the object", (FONT, 18))
         .x_label_area_size(44)
         .y_label_area_size(64)
-        .build_cartesian_2d((2.0..hosts.max(4.0)).log_scale().base(2.0), (0.9..rounds * 1.5).log_scale())
+        .build_cartesian_2d(
+            (2.0..hosts.max(4.0)).log_scale().base(2.0),
+            (0.9..rounds * 1.5).log_scale(),
+        )
         .map_err(|error| error.to_string())?;
     chart
         .configure_mesh()
@@ -95,12 +105,24 @@ fn render(lines: &[Line], into: &mut String) -> Result<(), Box<dyn std::error::E
         .y_label_formatter(&|rounds| format!("{rounds:.0}"))
         .draw()
         .map_err(|error| error.to_string())?;
-    for Line { name, colour, points } in lines {
+    for Line {
+        name,
+        colour,
+        points,
+    } in lines
+    {
         let colour = *colour;
         let series = LineSeries::new(points.iter().copied(), colour.stroke_width(2));
-        let legend = move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2));
-        chart.draw_series(series).map_err(|error| error.to_string())?.label(name).legend(legend);
-        let dots = points.iter().map(|&point| Circle::new(point, 3, colour.filled()));
+        let legend =
+            move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2));
+        chart
+            .draw_series(series)
+            .map_err(|error| error.to_string())?
+            .label(name)
+            .legend(legend);
+        let dots = points
+            .iter()
+            .map(|&point| Circle::new(point, 3, colour.filled()));
         chart.draw_series(dots).map_err(|error| error.to_string())?;
     }
     chart

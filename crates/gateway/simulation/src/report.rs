@@ -27,8 +27,15 @@ impl Report {
     pub fn new(seed: u64, most: u32) -> Report {
         let sizes = || HOSTS.into_iter().filter(move |&hosts| hosts <= most);
         let with = |trouble, policy| sizes().map(move |hosts| run(hosts, trouble, seed, policy));
-        let plan = Trouble::EACH.into_iter().flat_map(|trouble| with(trouble, Policy::Plan)).collect();
-        Report { seed, plan, origin_only: with(Trouble::None, Policy::OriginOnly).collect() }
+        let plan = Trouble::EACH
+            .into_iter()
+            .flat_map(|trouble| with(trouble, Policy::Plan))
+            .collect();
+        Report {
+            seed,
+            plan,
+            origin_only: with(Trouble::None, Policy::OriginOnly).collect(),
+        }
     }
 
     /// Writes the table in Markdown.
@@ -50,7 +57,10 @@ impl Report {
         let mut table = Table::new();
         table.load_style(presets::ASCII_MARKDOWN).set_header(head);
         let plan = self.plan.iter().map(|row| (row.trouble.name(), row));
-        let control = self.origin_only.iter().map(|row| ("control: origin only", row));
+        let control = self
+            .origin_only
+            .iter()
+            .map(|row| ("control: origin only", row));
         for (trouble, row) in plan.chain(control) {
             table.add_row([
                 row.hosts.to_string(),

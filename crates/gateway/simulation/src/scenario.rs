@@ -18,7 +18,8 @@ pub enum Trouble {
     None,
     /// A quarter of the hosts have a tenth of the link.
     Slow,
-    /// A tenth of the hosts die, at any time before their third round: half are killed, half stop for good.
+    /// A tenth of the hosts die, at any time before their third round: half are killed, half stop
+    /// for good.
     Dying,
     /// A tenth of the hosts always report no load, and serve everybody at once.
     Lying,
@@ -28,7 +29,13 @@ pub enum Trouble {
 
 impl Trouble {
     /// Every kind.
-    pub const EACH: [Trouble; 5] = [Trouble::None, Trouble::Slow, Trouble::Dying, Trouble::Lying, Trouble::All];
+    pub const EACH: [Trouble; 5] = [
+        Trouble::None,
+        Trouble::Slow,
+        Trouble::Dying,
+        Trouble::Lying,
+        Trouble::All,
+    ];
 
     /// Names it for people.
     #[must_use]
@@ -89,11 +96,26 @@ pub fn hosts(count: u32, trouble: Trouble, seed: u64) -> Vec<Host> {
         let (slow, dies, lies) = (dice.below(4) == 0, dice.below(10) == 0, dice.below(10) == 0);
         let (at, how) = (dice.below(3000) as u32, dice.below(2));
         if number == 0 {
-            return Host { link: LINK, lies: false, death: None };
+            return Host {
+                link: LINK,
+                lies: false,
+                death: None,
+            };
         }
-        let death = (one_read() * at / 1000, if how == 0 { Death::Killed } else { Death::Stopped });
+        let death = (
+            one_read() * at / 1000,
+            if how == 0 {
+                Death::Killed
+            } else {
+                Death::Stopped
+            },
+        );
         Host {
-            link: if slow && trouble.has(Trouble::Slow) { LINK / 10.0 } else { LINK },
+            link: if slow && trouble.has(Trouble::Slow) {
+                LINK / 10.0
+            } else {
+                LINK
+            },
             lies: lies && trouble.has(Trouble::Lying),
             death: Some(death).filter(|_| dies && trouble.has(Trouble::Dying)),
         }

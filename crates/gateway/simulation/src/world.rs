@@ -11,7 +11,8 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use gpu_ipc_gateway_plan::{
-    Admission, Desk, Dice, Reading, Source, Step, Trouble, TroubleKind, Verdict, View, admit, choose, keep,
+    Admission, Desk, Dice, Reading, Source, Step, Trouble, TroubleKind, Verdict, View, admit,
+    choose, keep,
 };
 
 use crate::hearing::Board;
@@ -50,15 +51,42 @@ pub enum Policy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Wake(u32),
-    Ask { reader: u32, server: u32, last_resort: bool },
-    Refused { reader: u32, server: u32 },
-    Failed { reader: u32, server: u32 },
-    Begin { reader: u32, server: u32 },
-    Check { reader: u32, read: u32 },
-    Finish { server: u32, version: u32 },
-    Filled { reader: u32, server: u32 },
-    Free { reader: u32, server: u32 },
-    Aged { server: u32 },
+    Ask {
+        reader: u32,
+        server: u32,
+        last_resort: bool,
+    },
+    Refused {
+        reader: u32,
+        server: u32,
+    },
+    Failed {
+        reader: u32,
+        server: u32,
+    },
+    Begin {
+        reader: u32,
+        server: u32,
+    },
+    Check {
+        reader: u32,
+        read: u32,
+    },
+    Finish {
+        server: u32,
+        version: u32,
+    },
+    Filled {
+        reader: u32,
+        server: u32,
+    },
+    Free {
+        reader: u32,
+        server: u32,
+    },
+    Aged {
+        server: u32,
+    },
     Die(u32),
     Withdraw(u32),
 }
@@ -66,7 +94,12 @@ enum Event {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
     Wants,
-    Reads { server: u32, since: Duration, moved: Duration, left: f64 },
+    Reads {
+        server: u32,
+        since: Duration,
+        moved: Duration,
+        left: f64,
+    },
     Has,
 }
 
@@ -109,7 +142,9 @@ struct World {
 pub fn run(hosts: u32, trouble: scenario::Trouble, seed: u64, policy: Policy) -> Outcome {
     let mut world = World::new(scenario::hosts(hosts, trouble, seed), seed, policy);
     while world.missing > 0 {
-        let Some(Reverse((at, _, event))) = world.queue.pop() else { break };
+        let Some(Reverse((at, _, event))) = world.queue.pop() else {
+            break;
+        };
         if at > one_read() * END {
             break;
         }
@@ -164,14 +199,19 @@ impl World {
 
     fn after(&mut self, time: Duration, event: Event) {
         self.queued += 1;
-        self.queue.push(Reverse((self.now + time, self.queued, event)));
+        self.queue
+            .push(Reverse((self.now + time, self.queued, event)));
     }
 
     fn happen(&mut self, event: Event) {
         match event {
             Event::Die(host) => self.die(host),
             Event::Withdraw(host) => self.board.say(host, self.now, None),
-            Event::Ask { reader, server, last_resort } => self.asked(reader, server, last_resort),
+            Event::Ask {
+                reader,
+                server,
+                last_resort,
+            } => self.asked(reader, server, last_resort),
             Event::Finish { server, version } => self.finish(server, version),
             Event::Free { reader, server } => self.slot_back(reader, server),
             Event::Aged { server } => self.announce(server),
@@ -218,12 +258,25 @@ impl World {
     fn wake(&mut self, reader: u32) {
         let step = match self.policy {
             Policy::Plan => self.with_view(reader, choose),
-            Policy::OriginOnly => Step::Read { host: 0, last_resort: false },
+            Policy::OriginOnly => Step::Read {
+                host: 0,
+                last_resort: false,
+            },
         };
         match step {
-            Step::Read { host: server, last_resort } => {
+            Step::Read {
+                host: server,
+                last_resort,
+            } => {
                 self.asked += 1;
-                self.after(MESSAGE, Event::Ask { reader, server, last_resort });
+                self.after(
+                    MESSAGE,
+                    Event::Ask {
+                        reader,
+                        server,
+                        last_resort,
+                    },
+                );
             }
             Step::Wait(time) => self.after(time, Event::Wake(reader)),
             Step::Nobody => self.after(one_read() / 8, Event::Wake(reader)),
@@ -236,7 +289,10 @@ impl World {
             Some(Death::Stopped) => return self.after(ANSWER, Event::Failed { reader, server }),
             None => {}
         }
-        let (now, serves_all) = (self.now, self.sites[server as usize].host.lies || self.policy == Policy::OriginOnly);
+        let (now, serves_all) = (
+            self.now,
+            self.sites[server as usize].host.lies || self.policy == Policy::OriginOnly,
+        );
         if serves_all || self.at_desk(server, |desk| admit(desk, last_resort)) == Admission::Admit {
             let site = &mut self.sites[server as usize];
             site.leases.push((reader, now));
@@ -262,7 +318,13 @@ impl World {
         }
         let site = &self.sites[server as usize];
         let reads: Vec<Duration> = site.leases.iter().map(|lease| self.now - lease.1).collect();
-        decide(&Desk { origin, reads: &reads, expected: site.host.expected(), admitted: site.admitted, others })
+        decide(&Desk {
+            origin,
+            reads: &reads,
+            expected: site.host.expected(),
+            admitted: site.admitted,
+            others,
+        })
     }
 
     fn begin(&mut self, reader: u32, server: u32) {
@@ -273,7 +335,12 @@ impl World {
         let now = self.now;
         self.change(server, |link| link.add(now, reader, SIZE, most));
         let site = &mut self.sites[reader as usize];
-        site.state = State::Reads { server, since: now, moved: now, left: SIZE };
+        site.state = State::Reads {
+            server,
+            since: now,
+            moved: now,
+            left: SIZE,
+        };
         site.read += 1;
         let read = site.read;
         self.after(one_read() / 8, Event::Check { reader, read });
@@ -281,19 +348,44 @@ impl World {
 
     fn check(&mut self, reader: u32, read: u32) {
         let site = &self.sites[reader as usize];
-        let State::Reads { server, since, moved, left } = site.state else { return };
+        let State::Reads {
+            server,
+            since,
+            moved,
+            left,
+        } = site.state
+        else {
+            return;
+        };
         if site.read != read || self.policy == Policy::OriginOnly {
             return;
         }
         let (given_up, now) = (site.given_up, self.now);
-        let Some(flow) = self.sites[server as usize].link.flows(now).iter().find(|flow| flow.reader == reader) else {
+        let Some(flow) = self.sites[server as usize]
+            .link
+            .flows(now)
+            .iter()
+            .find(|flow| flow.reader == reader)
+        else {
             return;
         };
         let moved = if flow.left < left { now } else { moved };
         let (left, done) = (flow.left, (SIZE - flow.left) as u64);
-        self.sites[reader as usize].state = State::Reads { server, since, moved, left };
+        self.sites[reader as usize].state = State::Reads {
+            server,
+            since,
+            moved,
+            left,
+        };
         let (elapsed, idle) = (now - since, now - moved);
-        let reading = Reading { host: server, elapsed, idle, done, size: SIZE as u64, given_up };
+        let reading = Reading {
+            host: server,
+            elapsed,
+            idle,
+            done,
+            size: SIZE as u64,
+            given_up,
+        };
         let kind = match self.with_view(reader, |view| keep(view, &reading)) {
             Verdict::Keep => return self.after(one_read() / 8, Event::Check { reader, read }),
             Verdict::Stalled => TroubleKind::Failed,
@@ -309,7 +401,9 @@ impl World {
         if self.sites[server as usize].version != version {
             return;
         }
-        let Some((at, reader)) = self.sites[server as usize].link.first_done() else { return };
+        let Some((at, reader)) = self.sites[server as usize].link.first_done() else {
+            return;
+        };
         // Each look at a read in between rounds the time that is left.
         debug_assert!(at <= self.now + MICRO);
         let now = self.now;
@@ -322,7 +416,9 @@ impl World {
         if self.sites[server as usize].died.is_some() {
             return self.trouble(reader, server, TroubleKind::Failed);
         }
-        self.sites[server as usize].leases.retain(|lease| lease.0 != reader);
+        self.sites[server as usize]
+            .leases
+            .retain(|lease| lease.0 != reader);
         self.announce(server);
         let depth = self.sites[server as usize].depth + 1;
         let site = &mut self.sites[reader as usize];
@@ -338,21 +434,46 @@ impl World {
         let at = self.now;
         let site = &mut self.sites[reader as usize];
         site.state = State::Wants;
-        match site.troubles.iter_mut().find(|trouble| trouble.host == server) {
-            Some(trouble) if trouble.kind == kind => (trouble.times, trouble.at) = (trouble.times + 1, at),
-            Some(trouble) => *trouble = Trouble { host: server, kind, times: 1, at },
-            None => site.troubles.push(Trouble { host: server, kind, times: 1, at }),
+        match site
+            .troubles
+            .iter_mut()
+            .find(|trouble| trouble.host == server)
+        {
+            Some(trouble) if trouble.kind == kind => {
+                (trouble.times, trouble.at) = (trouble.times + 1, at)
+            }
+            Some(trouble) => {
+                *trouble = Trouble {
+                    host: server,
+                    kind,
+                    times: 1,
+                    at,
+                }
+            }
+            None => site.troubles.push(Trouble {
+                host: server,
+                kind,
+                times: 1,
+                at,
+            }),
         }
         self.after(MILLI, Event::Wake(reader));
     }
 
     fn die(&mut self, host: u32) {
         let now = self.now;
-        let Some((_, how)) = self.sites[host as usize].host.death else { return };
+        let Some((_, how)) = self.sites[host as usize].host.death else {
+            return;
+        };
         let site = &mut self.sites[host as usize];
         site.died = Some(how);
         let state = site.state;
-        let readers: Vec<u32> = site.link.flows(now).iter().map(|flow| flow.reader).collect();
+        let readers: Vec<u32> = site
+            .link
+            .flows(now)
+            .iter()
+            .map(|flow| flow.reader)
+            .collect();
         if state != State::Has {
             self.missing -= 1;
         }
@@ -361,7 +482,13 @@ impl World {
                 for reader in readers {
                     self.change(host, |link| link.remove(now, reader));
                     self.sites[reader as usize].read += 1;
-                    self.after(RESET, Event::Failed { reader, server: host });
+                    self.after(
+                        RESET,
+                        Event::Failed {
+                            reader,
+                            server: host,
+                        },
+                    );
                 }
                 self.after(RESET, Event::Withdraw(host));
             }
@@ -375,7 +502,13 @@ impl World {
                 Death::Killed => drop(link.remove(now, host)),
                 Death::Stopped => link.stop(now, Some(host)),
             });
-            self.after(if how == Death::Killed { RESET } else { LEASE }, Event::Free { reader: host, server });
+            self.after(
+                if how == Death::Killed { RESET } else { LEASE },
+                Event::Free {
+                    reader: host,
+                    server,
+                },
+            );
         }
     }
 
@@ -391,7 +524,11 @@ impl World {
     fn announce(&mut self, host: u32) {
         let site = &self.sites[host as usize];
         if site.state == State::Has && site.died.is_none() {
-            let reads = if site.host.lies { 0 } else { self.at_desk(host, |desk| desk.announced()) };
+            let reads = if site.host.lies {
+                0
+            } else {
+                self.at_desk(host, |desk| desk.announced())
+            };
             self.board.say(host, self.now, Some(reads));
         }
     }
@@ -402,15 +539,25 @@ impl World {
         change(&mut site.link);
         site.version += 1;
         if let Some((at, _)) = site.link.first_done() {
-            let event = Event::Finish { server, version: site.version };
+            let event = Event::Finish {
+                server,
+                version: site.version,
+            };
             self.after(at.saturating_sub(self.now), event);
         }
     }
 
     fn outcome(&self, trouble: scenario::Trouble) -> Outcome {
-        let living: Vec<&Site> = self.sites.iter().filter(|site| site.died.is_none()).collect();
+        let living: Vec<&Site> = self
+            .sites
+            .iter()
+            .filter(|site| site.died.is_none())
+            .collect();
         let hosts: Vec<&Host> = living.iter().map(|site| &site.host).collect();
-        let filled = living.iter().filter(|site| site.state == State::Has).count() as u32;
+        let filled = living
+            .iter()
+            .filter(|site| site.state == State::Has)
+            .count() as u32;
         let sent = |site: &Site| objects(site.link.sent);
         let got = f64::from(filled.saturating_sub(1).max(1));
         Outcome {

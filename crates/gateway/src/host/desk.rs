@@ -11,7 +11,8 @@ use super::pace::Pace;
 use crate::error::Result;
 use crate::net::key::ROOT;
 
-/// How long a host that had its copy confirmed counts as one that has the object, though nobody has heard it say so.
+/// How long a host that had its copy confirmed counts as one that has the object, though nobody has
+/// heard it say so.
 const WILL_SAY_SO: Duration = Duration::from_secs(30);
 
 /// The service of one object.
@@ -44,7 +45,15 @@ impl Service {
     ) -> Result<Service> {
         let heard = Heard::listen(session, format!("{ROOT}/*/*/has/{identity}/**"), started)?;
         let (host, expected) = (host.to_owned(), pace.expected(bytes));
-        Ok(Service { host, identity, origin, expected, heard, admitted: 0, confirmed: BTreeMap::new() })
+        Ok(Service {
+            host,
+            identity,
+            origin,
+            expected,
+            heard,
+            admitted: 0,
+            confirmed: BTreeMap::new(),
+        })
     }
 
     /// Decides whether to serve one more, beside reads of these ages.
@@ -52,13 +61,23 @@ impl Service {
     /// # Errors
     ///
     /// Why not, at this moment.
-    pub fn admit(&self, now: Duration, reads: &[Duration], last_resort: bool) -> Result<(), String> {
+    pub fn admit(
+        &self,
+        now: Duration,
+        reads: &[Duration],
+        last_resort: bool,
+    ) -> Result<(), String> {
         match admit(&self.desk(now, reads), last_resort) {
             Admission::Admit => Ok(()),
-            Admission::Busy => Err(format!("{} read it from {} already", reads.len(), self.host)),
-            Admission::OthersServe => {
-                Err(format!("{} has served {} reads, and others have it", self.host, self.admitted))
-            }
+            Admission::Busy => Err(format!(
+                "{} read it from {} already",
+                reads.len(),
+                self.host
+            )),
+            Admission::OthersServe => Err(format!(
+                "{} has served {} reads, and others have it",
+                self.host, self.admitted
+            )),
         }
     }
 
@@ -84,10 +103,24 @@ impl Service {
 
     fn desk<'a>(&self, now: Duration, reads: &'a [Duration]) -> Desk<'a> {
         let mut others = self.heard.hosts(&self.identity.to_string());
-        let soon = self.confirmed.iter().filter(|&(_, &at)| now.saturating_sub(at) < WILL_SAY_SO);
+        let soon = self
+            .confirmed
+            .iter()
+            .filter(|&(_, &at)| now.saturating_sub(at) < WILL_SAY_SO);
         others.extend(soon.map(|(host, _)| host.clone()));
         others.remove(&self.host);
-        let Service { origin, expected, admitted, .. } = *self;
-        Desk { origin, reads, expected, admitted, others: u32::try_from(others.len()).unwrap_or(u32::MAX) }
+        let Service {
+            origin,
+            expected,
+            admitted,
+            ..
+        } = *self;
+        Desk {
+            origin,
+            reads,
+            expected,
+            admitted,
+            others: u32::try_from(others.len()).unwrap_or(u32::MAX),
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Pulls one object: carries out what the machine of [`pull`](crate::pull) says.
 //!
-//! One process does one pull. Where a transfer neither ends nor fails, the process ends with its destination mapped,
-//! and its death frees the memory.
+//! One process does one pull. Where a transfer neither ends nor fails, the process ends with its
+//! destination mapped, and its death frees the memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,10 +27,11 @@ use crate::transport::path::route::Found;
 use crate::transport::path::{Land, Way};
 use crate::transport::{Peer, Progress, Registration, Transfer, Transport};
 
-/// How often what is awaited is looked at, at least. Soon after something has happened it is looked at more often:
-/// after an eighth of the time since.
+/// How often what is awaited is looked at, at least. Soon after something has happened it is looked
+/// at more often: after an eighth of the time since.
 const LOOK: Duration = Duration::from_millis(1);
-/// How often a transfer is, at least, since its bytes move when it is polled; unless none has come for [`QUIET`].
+/// How often a transfer is, at least, since its bytes move when it is polled; unless none has come
+/// for [`QUIET`].
 const READING: Duration = Duration::from_micros(100);
 /// See [`READING`].
 const QUIET: Duration = Duration::from_secs(1);
@@ -61,12 +62,14 @@ pub struct Fetch<'a> {
 
 impl std::fmt::Debug for Fetch<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Fetch").field("local", self.local).finish_non_exhaustive()
+        f.debug_struct("Fetch")
+            .field("local", self.local)
+            .finish_non_exhaustive()
     }
 }
 
-/// One attempt's own: dropped in this order. A transfer that has not ended may write to the object: before it is
-/// dropped, as a panic would do it, the process ends, and its memory with it.
+/// One attempt's own: dropped in this order. A transfer that has not ended may write to the object:
+/// before it is dropped, as a panic would do it, the process ends, and its memory with it.
 #[derive(Default)]
 struct Attempt {
     /// What kind of failure the next one is.
@@ -84,16 +87,31 @@ impl Fetch<'_> {
     /// # Errors
     ///
     /// Why the object is not here.
-    pub fn run(&self, order: &Order, mut progress: impl FnMut(u64, u64)) -> Result<Report, Failure> {
+    pub fn run(
+        &self,
+        order: &Order,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<Report, Failure> {
         let started = Instant::now();
-        let failed = |error: crate::Error| Failure { kind: Kind::Failed, why: error.to_string() };
+        let failed = |error: crate::Error| Failure {
+            kind: Kind::Failed,
+            why: error.to_string(),
+        };
         let me = puller(&self.local.host).map_err(failed)?;
-        let mut sources = Sources::listen(self.session, order, me.clone(), self.pace, started).map_err(failed)?;
-        let mut report =
-            Report { name: order.name.clone(), transport: self.transport.kind().into(), ..Report::default() };
+        let mut sources =
+            Sources::listen(self.session, order, me.clone(), self.pace, started).map_err(failed)?;
+        let mut report = Report {
+            name: order.name.clone(),
+            transport: self.transport.kind().into(),
+            ..Report::default()
+        };
         let mut attempt = Attempt::default();
-        let mut ways =
-            Ways::new(self.session, Arc::clone(&self.transport), self.local.client.gpu(), self.patience.answer);
+        let mut ways = Ways::new(
+            self.session,
+            Arc::clone(&self.transport),
+            self.local.client.gpu(),
+            self.patience.answer,
+        );
         (ways.way, ways.land) = (self.way, self.land);
         let found = Arc::<Mutex<Found>>::default();
         let (mut arrived, mut quiet) = (0, Instant::now());
@@ -111,30 +129,64 @@ impl Fetch<'_> {
                         match sources.next(&self.local.client, self.patience.answer) {
                             Next::Here(here) => {
                                 let seconds = started.elapsed().as_secs_f64();
-                                let Announced { epoch, identity, bytes, home, .. } = here;
-                                return Ok(Report { epoch, identity, bytes, home, seconds, was_here: true, ..report });
+                                let Announced {
+                                    epoch,
+                                    identity,
+                                    bytes,
+                                    home,
+                                    ..
+                                } = here;
+                                return Ok(Report {
+                                    epoch,
+                                    identity,
+                                    bytes,
+                                    home,
+                                    seconds,
+                                    was_here: true,
+                                    ..report
+                                });
                             }
                             Next::Nobody => {
                                 attempt.kind = Kind::NotFound;
-                                let from = order.from.as_ref().map_or(String::new(), |host| format!(" of host {host}"));
+                                let from = order
+                                    .from
+                                    .as_ref()
+                                    .map_or(String::new(), |host| format!(" of host {host}"));
                                 let why = format!("no gateway{from} announces {}", order.name);
                                 Some(Event::Declined(number, why, Again::Later))
                             }
                             Next::Wait(pause) => {
                                 attempt.kind = Kind::Busy;
-                                let why = format!("all gateways that announce {} are busy", order.name);
+                                let why =
+                                    format!("all gateways that announce {} are busy", order.name);
                                 Some(Event::Busy(number, why, pause))
                             }
                             Next::PulledHere(pause) => {
                                 attempt.kind = Kind::Busy;
-                                let why = format!("another process of this host is pulling {}", order.name);
+                                let why = format!(
+                                    "another process of this host is pulling {}",
+                                    order.name
+                                );
                                 Some(Event::Busy(number, why, pause))
                             }
-                            Next::Ask { gateway, wanted, last_resort } => {
+                            Next::Ask {
+                                gateway,
+                                wanted,
+                                last_resort,
+                            } => {
                                 let (asker, host) = (me.incarnation, me.host.clone());
-                                let question = Question::Ask(Ask { asker, host, number, wanted, last_resort });
+                                let question = Question::Ask(Ask {
+                                    asker,
+                                    host,
+                                    number,
+                                    wanted,
+                                    last_resort,
+                                });
                                 let event = self.lease(number, &gateway, &question, &mut attempt);
-                                report.steps = Steps { lease: begins.elapsed().as_secs_f64(), ..Steps::default() };
+                                report.steps = Steps {
+                                    lease: begins.elapsed().as_secs_f64(),
+                                    ..Steps::default()
+                                };
                                 Some(judge(event, &gateway, &mut sources))
                             }
                         }
@@ -158,8 +210,12 @@ impl Fetch<'_> {
                     Action::Flush => {
                         pass("pull.read");
                         let bytes = attempt.bytes();
-                        let Found { measured, taken, ring, .. } =
-                            found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                        let Found {
+                            measured,
+                            taken,
+                            ring,
+                            ..
+                        } = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
                         let read = taken.map_or(began, |(_, at)| at);
                         report.steps.trials = (read - began).as_secs_f64();
                         report.steps.read = read.elapsed().as_secs_f64();
@@ -171,7 +227,8 @@ impl Fetch<'_> {
                             report.steps.ring_filling = seconds(&times.filling);
                             report.steps.ring_copying = seconds(&times.copying);
                             report.steps.fills = times.answers.load(Ordering::Relaxed);
-                            report.steps.fill = seconds(&times.answering) / report.steps.fills.max(1) as f64;
+                            report.steps.fill =
+                                seconds(&times.answering) / report.steps.fills.max(1) as f64;
                         }
                         report.way = taken.map(|(way, _)| way);
                         report.ways = measured.iter().map(Tried::from).collect();
@@ -214,7 +271,8 @@ impl Fetch<'_> {
                         // Others wait for it; else the timer ends it.
                         if let Some((gateway, ..)) = &attempt.granted {
                             let question = Question::Release(Release { lease });
-                            let _ = ask(self.session, gateway, &question, RELEASE).map(|asked| asked.wait());
+                            let _ = ask(self.session, gateway, &question, RELEASE)
+                                .map(|asked| asked.wait());
                         }
                         None
                     }
@@ -231,11 +289,19 @@ impl Fetch<'_> {
                         report.seconds = started.elapsed().as_secs_f64();
                         return Ok(report);
                     }
-                    Action::End(Outcome::Failed(why)) => return Err(Failure { kind: attempt.kind, why }),
+                    Action::End(Outcome::Failed(why)) => {
+                        return Err(Failure {
+                            kind: attempt.kind,
+                            why,
+                        });
+                    }
                     Action::End(Outcome::Stuck(why)) => {
                         // The transfer may write yet: mapped until this process ends.
                         std::mem::forget(attempt);
-                        return Err(Failure { kind: Kind::Stuck, why });
+                        return Err(Failure {
+                            kind: Kind::Stuck,
+                            why,
+                        });
                     }
                 };
                 quiet = Instant::now();
@@ -244,7 +310,11 @@ impl Fetch<'_> {
                 }
             }
             quiet = begun().map_or(quiet, |begun| begun.max(quiet));
-            let most = if attempt.transfer.is_some() && quiet.elapsed() < QUIET { READING } else { LOOK };
+            let most = if attempt.transfer.is_some() && quiet.elapsed() < QUIET {
+                READING
+            } else {
+                LOOK
+            };
             let pause = most.min(quiet.elapsed() / 8);
             if pause < SPIN {
                 std::thread::yield_now();
@@ -292,14 +362,25 @@ impl Fetch<'_> {
         }
     }
 
-    fn lease(&self, number: u64, gateway: &Gateway, question: &Question, attempt: &mut Attempt) -> Event {
+    fn lease(
+        &self,
+        number: u64,
+        gateway: &Gateway,
+        question: &Question,
+        attempt: &mut Attempt,
+    ) -> Event {
         let later = |why: String| Event::Declined(number, why, Again::Later);
         let never = |why: String| Event::Declined(number, why, Again::Never);
         let asked = Instant::now();
         let answered = loop {
-            match ask(self.session, gateway, question, self.patience.answer).map(|asked| asked.wait()) {
+            match ask(self.session, gateway, question, self.patience.answer)
+                .map(|asked| asked.wait())
+            {
                 // The same question: it is not registered once more.
-                Ok(Some(Answered { answer: Answer::Registering, .. })) if asked.elapsed() < self.patience.busy => {}
+                Ok(Some(Answered {
+                    answer: Answer::Registering,
+                    ..
+                })) if asked.elapsed() < self.patience.busy => {}
                 Ok(answered) => break answered,
                 Err(error) => return later(error.to_string()),
             }
@@ -309,12 +390,17 @@ impl Fetch<'_> {
         };
         let granted = match answer {
             Answer::Granted(granted) => *granted,
-            Answer::Declined { why, again: Again::Busy } => {
+            Answer::Declined {
+                why,
+                again: Again::Busy,
+            } => {
                 attempt.kind = Kind::Busy;
                 return Event::Busy(number, why, Duration::ZERO);
             }
             Answer::Declined { why, again } => return Event::Declined(number, why, again),
-            Answer::Registering => return later(format!("the gateway of {} registers it yet", gateway.host)),
+            Answer::Registering => {
+                return later(format!("the gateway of {} registers it yet", gateway.host));
+            }
             _ => return never("the gateway answered another question".into()),
         };
         let (manifest, metadata) = attached.split_at(granted.manifest);
@@ -351,35 +437,60 @@ impl Fetch<'_> {
             Readers::Owner => Readers::Uids(vec![manifest.owner]),
             Readers::Everybody => Readers::Everybody,
             Readers::Uids(uids) => {
-                let all = uids.iter().copied().chain([manifest.owner]).filter(|other| *other != uid);
+                let all = uids
+                    .iter()
+                    .copied()
+                    .chain([manifest.owner])
+                    .filter(|other| *other != uid);
                 Readers::Uids(all.take(16).collect())
             }
         };
         let replica_of = Some((Epoch(granted.grant.epoch), granted.home.clone()));
         let identity = Some(granted.grant.identity());
-        let options = CreateOptions { readers, identity, replica_of, ..CreateOptions::default() };
-        let writer = match self.local.client.create_with(&manifest.name, manifest.layout.clone(), &options) {
-            Ok(writer) => writer,
-            Err(error) => {
-                let again = match &error {
-                    // Another process of this host began in the same moment: it is waited for from here on.
-                    ObjectError::Refused { refusal: gpu_ipc::broker::wire::Refusal::Exists, .. } => Again::Later,
-                    ObjectError::Gpu(_) | ObjectError::WriterLost { .. } | ObjectError::Aborted { .. } => Again::Later,
-                    _ => Again::Never,
-                };
-                if matches!(error, ObjectError::Refused { .. } | ObjectError::Conflict { .. }) {
-                    attempt.kind = Kind::Refused;
-                }
-                return Event::NotCreated(error.to_string(), again);
-            }
+        let options = CreateOptions {
+            readers,
+            identity,
+            replica_of,
+            ..CreateOptions::default()
         };
+        let writer =
+            match self
+                .local
+                .client
+                .create_with(&manifest.name, manifest.layout.clone(), &options)
+            {
+                Ok(writer) => writer,
+                Err(error) => {
+                    let again = match &error {
+                        // Another process of this host began in the same moment: it is waited for
+                        // from here on.
+                        ObjectError::Refused {
+                            refusal: gpu_ipc::broker::wire::Refusal::Exists,
+                            ..
+                        } => Again::Later,
+                        ObjectError::Gpu(_)
+                        | ObjectError::WriterLost { .. }
+                        | ObjectError::Aborted { .. } => Again::Later,
+                        _ => Again::Never,
+                    };
+                    if matches!(
+                        error,
+                        ObjectError::Refused { .. } | ObjectError::Conflict { .. }
+                    ) {
+                        attempt.kind = Kind::Refused;
+                    }
+                    return Event::NotCreated(error.to_string(), again);
+                }
+            };
         let spans = self.local.spans(writer.regions());
-        // SAFETY: `register` asks for memory that is mapped and writable until the registration is dropped and
-        // transfers have ended: `Attempt` keeps the writer, whose mapping it is, drops it after the registration, and
-        // is never dropped while a transfer may write.
+        // SAFETY: `register` asks for memory that is mapped and writable until the registration is
+        // dropped and transfers have ended: `Attempt` keeps the writer, whose mapping it is, drops
+        // it after the registration, and is never dropped while a transfer may write.
         match unsafe { self.transport.register(&spans) } {
             Ok(registration) => attempt.registration = Some(registration),
-            Err(error) if granted.rings.is_empty() => return Event::NotCreated(error.to_string(), Again::Never),
+            Err(error) if granted.rings.is_empty() => {
+                return Event::NotCreated(error.to_string(), Again::Never);
+            }
             Err(error) => tracing::warn!(%error, "the object is read through a ring"),
         }
         match self.transport.load_peer(metadata) {
@@ -393,23 +504,39 @@ impl Fetch<'_> {
         Event::Created
     }
 
-    fn read(&self, attempt: &mut Attempt, ways: &mut Ways<'_>, found: &Arc<Mutex<Found>>) -> Result<(), String> {
+    fn read(
+        &self,
+        attempt: &mut Attempt,
+        ways: &mut Ways<'_>,
+        found: &Arc<Mutex<Found>>,
+    ) -> Result<(), String> {
         let (Some((gateway, granted, _, _)), Some(writer), Some(peer)) =
             (&attempt.granted, &attempt.writer, attempt.peer.take())
         else {
             return Err("nothing was created".into());
         };
         let object = self.local.spans(writer.regions());
-        // SAFETY: `Ways::begin` asks that the object stays mapped, writable and to itself until the transfer has ended:
-        // it is the writer's, which nobody else uses, and `Attempt` is not dropped before the transfer's end: a
-        // transfer that does not end leads to `Outcome::Stuck`, for which it is forgotten; a panic ends the process.
-        let begun = unsafe { ways.begin(peer, (gateway, granted), &object, attempt.registration.is_some(), found) };
+        // SAFETY: `Ways::begin` asks that the object stays mapped, writable and to itself until the
+        // transfer has ended: it is the writer's, which nobody else uses, and `Attempt` is not
+        // dropped before the transfer's end: a transfer that does not end leads to
+        // `Outcome::Stuck`, for which it is forgotten; a panic ends the process.
+        let begun = unsafe {
+            ways.begin(
+                peer,
+                (gateway, granted),
+                &object,
+                attempt.registration.is_some(),
+                found,
+            )
+        };
         attempt.transfer = Some(begun.map_err(|error| error.to_string())?);
         Ok(())
     }
 
     fn send(&self, attempt: &Attempt, question: Question, waits: &mut Vec<(Question, Asked)>) {
-        let Some((gateway, ..)) = &attempt.granted else { return };
+        let Some((gateway, ..)) = &attempt.granted else {
+            return;
+        };
         match ask(self.session, gateway, &question, self.patience.answer) {
             Ok(asked) => waits.push((question, asked)),
             Err(error) => tracing::warn!(%error, "a question could not be asked"),
@@ -427,7 +554,9 @@ impl Drop for Attempt {
 
 impl Attempt {
     fn bytes(&self) -> u64 {
-        self.granted.as_ref().map_or(0, |(_, granted, ..)| granted.regions.iter().map(|(_, bytes, _)| bytes).sum())
+        self.granted.as_ref().map_or(0, |(_, granted, ..)| {
+            granted.regions.iter().map(|(_, bytes, _)| bytes).sum()
+        })
     }
 }
 
@@ -439,14 +568,18 @@ fn judge(event: Event, gateway: &Gateway, sources: &mut Sources) -> Event {
         _ => {}
     }
     match event {
-        Event::Declined(number, why, Again::Never) if sources.count() > 1 => Event::Declined(number, why, Again::Later),
+        Event::Declined(number, why, Again::Never) if sources.count() > 1 => {
+            Event::Declined(number, why, Again::Later)
+        }
         event => event,
     }
 }
 
 fn heard(question: &Question, answered: &Answered) -> Option<Event> {
     match (question, &answered.answer) {
-        (Question::Confirm(confirm), Answer::Is(yes)) => Some(Event::Confirmed(confirm.number, *yes)),
+        (Question::Confirm(confirm), Answer::Is(yes)) => {
+            Some(Event::Confirmed(confirm.number, *yes))
+        }
         (Question::Renew(renew), Answer::Is(yes)) => Some(Event::Renewed(renew.lease, *yes)),
         _ => None,
     }
@@ -454,7 +587,9 @@ fn heard(question: &Question, answered: &Answered) -> Option<Event> {
 
 fn commit(attempt: &mut Attempt) -> Event {
     attempt.registration = None;
-    let Some(writer) = attempt.writer.take() else { return Event::NotCommitted("nothing was read".into()) };
+    let Some(writer) = attempt.writer.take() else {
+        return Event::NotCommitted("nothing was read".into());
+    };
     // The bytes are there for all streams: the transport's flush was waited for.
     match writer.commit(&[]).and_then(|commit| commit.wait()) {
         Ok(_) => Event::Committed,
@@ -464,12 +599,20 @@ fn commit(attempt: &mut Attempt) -> Event {
 
 /// Names what a gateway of this network is for messages: used by `objects`.
 pub fn announced(session: &zenoh::Session, patience: Duration) -> Vec<(Gateway, Announced)> {
-    let Ok(replies) = session.liveliness().get(format!("{ROOT}/*/*/has/**")).timeout(patience).wait() else {
+    let Ok(replies) = session
+        .liveliness()
+        .get(format!("{ROOT}/*/*/has/**"))
+        .timeout(patience)
+        .wait()
+    else {
         return Vec::new();
     };
     let mut all = Vec::new();
     while let Ok(reply) = replies.recv() {
-        let key = reply.result().ok().map(|sample| sample.key_expr().as_str().to_owned());
+        let key = reply
+            .result()
+            .ok()
+            .map(|sample| sample.key_expr().as_str().to_owned());
         all.extend(key.and_then(|key| Announced::parse(&key)));
     }
     all.sort();

@@ -17,8 +17,9 @@ use crate::transport::path::ring::{Source, Times};
 
 /// How often one piece is asked for: an answer may be lost.
 const MOST_ASKED: u32 = 3;
-/// A question while others wait for their answers asks for a quarter of the ring at least, so that about four are on
-/// their way: the origin takes about as long to answer for one slot as for several.
+/// A question while others wait for their answers asks for a quarter of the ring at least, so that
+/// about four are on their way: the origin takes about as long to answer for one slot as for
+/// several.
 const PARTS: usize = 4;
 
 /// The origin's slots, as the replica asks for them.
@@ -64,7 +65,12 @@ impl Fills {
         patience: Duration,
         times: Arc<Times>,
     ) -> Fills {
-        let Lent { way, filled, slot_bytes, .. } = *lent;
+        let Lent {
+            way,
+            filled,
+            slot_bytes,
+            ..
+        } = *lent;
         let at_least = lent.slots.len().div_ceil(PARTS);
         Fills {
             session,
@@ -86,10 +92,23 @@ impl Fills {
     fn ask(&mut self, pieces: Vec<Piece>, times: u32) -> Result<()> {
         self.number += 1;
         let (lease, way, number) = (self.lease, self.way, self.number);
-        let wanted = pieces.iter().map(|(slot, bytes)| (*slot, bytes.start, bytes.end - bytes.start)).collect();
-        let question = Question::Fill(Fill { lease, way, number, pieces: wanted });
+        let wanted = pieces
+            .iter()
+            .map(|(slot, bytes)| (*slot, bytes.start, bytes.end - bytes.start))
+            .collect();
+        let question = Question::Fill(Fill {
+            lease,
+            way,
+            number,
+            pieces: wanted,
+        });
         match ask(&self.session, &self.gateway, &question, self.patience) {
-            Ok(asked) => self.waiting.push(Waiting { asked, since: Instant::now(), times, pieces }),
+            Ok(asked) => self.waiting.push(Waiting {
+                asked,
+                since: Instant::now(),
+                times,
+                pieces,
+            }),
             Err(error) => return Err(self.fail(error.to_string())),
         }
         pass("pull.filling");
@@ -97,7 +116,9 @@ impl Fills {
     }
 
     fn fail(&mut self, why: String) -> Error {
-        Error::Transfer { why: self.failed.get_or_insert(why).clone() }
+        Error::Transfer {
+            why: self.failed.get_or_insert(why).clone(),
+        }
     }
 
     /// Hears what was answered.
@@ -105,17 +126,26 @@ impl Fills {
         for waiting in std::mem::take(&mut self.waiting) {
             match waiting.asked.hear() {
                 Heard::Answer(answered) if answered.answer == Answer::Is(true) => {
-                    let took = u64::try_from(waiting.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                    let took =
+                        u64::try_from(waiting.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                     self.times.answers.fetch_add(1, Ordering::Relaxed);
                     self.times.answering.fetch_add(took, Ordering::Relaxed);
                 }
                 Heard::Answer(_) => {
-                    return Err(self.fail(format!("the gateway of {} fills its ring no more", self.gateway.host)));
+                    return Err(self.fail(format!(
+                        "the gateway of {} fills its ring no more",
+                        self.gateway.host
+                    )));
                 }
-                Heard::NotYet if waiting.since.elapsed() < self.patience => self.waiting.push(waiting),
+                Heard::NotYet if waiting.since.elapsed() < self.patience => {
+                    self.waiting.push(waiting)
+                }
                 Heard::NotYet | Heard::Nothing if waiting.times >= MOST_ASKED => {
                     let times = waiting.times;
-                    return Err(self.fail(format!("the gateway of {} was asked {times} times", self.gateway.host)));
+                    return Err(self.fail(format!(
+                        "the gateway of {} was asked {times} times",
+                        self.gateway.host
+                    )));
                 }
                 // The former question may come yet: its number is lower than this one's.
                 Heard::NotYet | Heard::Nothing => self.ask(waiting.pieces, waiting.times + 1)?,
@@ -127,7 +157,8 @@ impl Fills {
 
 impl Source for Fills {
     fn fill(&mut self, slot: usize, bytes: Range<u64>) {
-        let there = bytes.start == self.slot_bytes.saturating_mul(slot as u64) && bytes.end <= self.filled;
+        let there =
+            bytes.start == self.slot_bytes.saturating_mul(slot as u64) && bytes.end <= self.filled;
         if !there {
             self.noted.push((slot, bytes));
         }
@@ -138,7 +169,8 @@ impl Source for Fills {
             return Ok(());
         }
         self.hear()?;
-        // What is noted while an answer is awaited goes with the next question: that answer comes, or is given up.
+        // What is noted while an answer is awaited goes with the next question: that answer comes,
+        // or is given up.
         if self.noted.is_empty() || (!self.waiting.is_empty() && self.noted.len() < self.at_least) {
             return Ok(());
         }
@@ -151,6 +183,10 @@ impl Source for Fills {
             return Err(Error::Transfer { why: why.clone() });
         }
         let is_of = |piece: &Piece| piece.0 == slot;
-        Ok(!self.noted.iter().any(is_of) && !self.waiting.iter().any(|waiting| waiting.pieces.iter().any(is_of)))
+        Ok(!self.noted.iter().any(is_of)
+            && !self
+                .waiting
+                .iter()
+                .any(|waiting| waiting.pieces.iter().any(is_of)))
     }
 }

@@ -1,7 +1,7 @@
 //! What gateways announce, as this process has heard it.
 //!
-//! Tokens come and go by a subscription. While nothing is known, a question goes to all: a subscription does not say
-//! when it has told everything.
+//! Tokens come and go by a subscription. While nothing is known, a question goes to all: a
+//! subscription does not say when it has told everything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,13 +43,15 @@ pub struct Heard {
 
 impl std::fmt::Debug for Heard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Heard").field("key", &self.key).finish_non_exhaustive()
+        f.debug_struct("Heard")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
     }
 }
 
 impl Heard {
-    /// Begins to listen for announcements whose key this one, which may have wild cards, covers. Times are counted
-    /// from `started`.
+    /// Begins to listen for announcements whose key this one, which may have wild cards, covers.
+    /// Times are counted from `started`.
     ///
     /// # Errors
     ///
@@ -65,13 +67,24 @@ impl Heard {
                 started.elapsed(),
             );
         };
-        let subscriber = session.liveliness().declare_subscriber(key.clone()).history(true).callback(hear).wait();
+        let subscriber = session
+            .liveliness()
+            .declare_subscriber(key.clone())
+            .history(true)
+            .callback(hear)
+            .wait();
         let subscriber = subscriber.map_err(|error| Error::Unavailable {
             what: "a subscription".into(),
             why: error.to_string(),
             remedy: "see that the session is open",
         })?;
-        Ok(Heard { session: session.clone(), key, started, known, _subscriber: subscriber })
+        Ok(Heard {
+            session: session.clone(),
+            key,
+            started,
+            known,
+            _subscriber: subscriber,
+        })
     }
 
     /// Returns what is known; asks all, for at most `patience`, while that is nothing.
@@ -81,8 +94,16 @@ impl Heard {
         }
         let known = self.known();
         let offer = |(gateway, object): &(Gateway, Announced)| {
-            let heard = known.first.get(&(gateway.clone(), object.identity.clone())).copied().unwrap_or_default();
-            Offer { gateway: gateway.clone(), object: object.clone(), heard }
+            let heard = known
+                .first
+                .get(&(gateway.clone(), object.identity.clone()))
+                .copied()
+                .unwrap_or_default();
+            Offer {
+                gateway: gateway.clone(),
+                object: object.clone(),
+                heard,
+            }
         };
         known.tokens.values().map(offer).collect()
     }
@@ -90,15 +111,27 @@ impl Heard {
     /// Returns the hosts that are known to have an object.
     pub fn hosts(&self, identity: &str) -> BTreeSet<String> {
         let known = self.known();
-        let having = known.tokens.values().filter(|(_, object)| object.identity == identity);
+        let having = known
+            .tokens
+            .values()
+            .filter(|(_, object)| object.identity == identity);
         having.map(|(gateway, _)| gateway.host.clone()).collect()
     }
 
     fn ask(&self, patience: Duration) {
-        let Ok(replies) = self.session.liveliness().get(&self.key).timeout(patience).wait() else { return };
+        let Ok(replies) = self
+            .session
+            .liveliness()
+            .get(&self.key)
+            .timeout(patience)
+            .wait()
+        else {
+            return;
+        };
         while let Ok(reply) = replies.recv() {
             if let Ok(sample) = reply.result() {
-                self.known().hear(sample.key_expr().as_str(), true, self.started.elapsed());
+                self.known()
+                    .hear(sample.key_expr().as_str(), true, self.started.elapsed());
             }
         }
     }
@@ -112,15 +145,21 @@ impl Known {
     fn hear(&mut self, key: &str, is_there: bool, now: Duration) {
         if !is_there {
             if let Some((gateway, object)) = self.tokens.remove(key) {
-                let again = |(other, has): &(Gateway, Announced)| *other == gateway && has.identity == object.identity;
+                let again = |(other, has): &(Gateway, Announced)| {
+                    *other == gateway && has.identity == object.identity
+                };
                 if !self.tokens.values().any(again) {
                     self.first.remove(&(gateway, object.identity));
                 }
             }
             return;
         }
-        let Some((gateway, object)) = Announced::parse(key) else { return };
-        self.first.entry((gateway.clone(), object.identity.clone())).or_insert(now);
+        let Some((gateway, object)) = Announced::parse(key) else {
+            return;
+        };
+        self.first
+            .entry((gateway.clone(), object.identity.clone()))
+            .or_insert(now);
         self.tokens.insert(key.to_owned(), (gateway, object));
     }
 }
@@ -134,7 +173,10 @@ mod tests {
 
     #[test]
     fn a_gateway_whose_load_changes_was_first_heard_when_it_had_the_object() {
-        let gateway = Gateway { host: "a".into(), incarnation: Incarnation([1; 16]) };
+        let gateway = Gateway {
+            host: "a".into(),
+            incarnation: Incarnation([1; 16]),
+        };
         let token = |reads| {
             let identity = Identity([2; 16]).to_string();
             let object = Announced {

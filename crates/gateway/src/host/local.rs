@@ -21,7 +21,8 @@ pub struct Local {
 }
 
 impl Local {
-    /// Connects to the broker of a directory, for objects on a device: `cuda:0`, or the first that there is.
+    /// Connects to the broker of a directory, for objects on a device: `cuda:0`, or the first that
+    /// there is.
     ///
     /// # Errors
     ///
@@ -33,8 +34,13 @@ impl Local {
             Some(dir) => builder.dir(dir),
             None => builder,
         };
-        let client = builder.connect().map_err(|e| broker("this host's broker", &e))?;
-        Ok(Local { host: host.into(), client })
+        let client = builder
+            .connect()
+            .map_err(|e| broker("this host's broker", &e))?;
+        Ok(Local {
+            host: host.into(),
+            client,
+        })
     }
 
     /// Says where its memory lies.
@@ -47,9 +53,19 @@ impl Local {
     }
 
     /// Turns regions into spans.
-    pub fn spans(&self, regions: impl IntoIterator<Item = (gpu_ipc::backend::DevicePtr, u64)>) -> Vec<Span> {
+    pub fn spans(
+        &self,
+        regions: impl IntoIterator<Item = (gpu_ipc::backend::DevicePtr, u64)>,
+    ) -> Vec<Span> {
         let place = self.place();
-        regions.into_iter().map(|(at, bytes)| Span { address: at.0, bytes, place }).collect()
+        regions
+            .into_iter()
+            .map(|(at, bytes)| Span {
+                address: at.0,
+                bytes,
+                place,
+            })
+            .collect()
     }
 
     /// Lists what the broker has.
@@ -58,7 +74,9 @@ impl Local {
     ///
     /// [`Error::Unavailable`] without an answer.
     pub fn list(&self) -> Result<Listing> {
-        self.client.list().map_err(|e| broker("the list of objects", &e))
+        self.client
+            .list()
+            .map_err(|e| broker("the list of objects", &e))
     }
 
     /// Describes an object for others.
@@ -80,7 +98,11 @@ impl Local {
 /// Makes an error of a broker one of ours.
 pub fn broker(what: &str, error: &ObjectError) -> Error {
     let remedy = "see that `gpu-ipc broker` runs in the directory of `--broker`, and its log";
-    Error::Unavailable { what: what.into(), why: gpu_ipc::backend::explain(error), remedy }
+    Error::Unavailable {
+        what: what.into(),
+        why: gpu_ipc::backend::explain(error),
+        remedy,
+    }
 }
 
 /// Numbers a layout: FNV-1a of the manifest without what differs between copies.
@@ -96,7 +118,9 @@ fn layout_number(manifest: &Manifest) -> u64 {
         ..manifest.clone()
     };
     let bytes = bare.encode().unwrap_or_default();
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 fn choose(device: Option<&str>) -> Result<Gpu> {
@@ -107,8 +131,17 @@ fn choose(device: Option<&str>) -> Result<Gpu> {
     };
     let found = detect().map_err(|e| unavailable(e.to_string()))?;
     let Some(device) = device else {
-        return found.gpus().first().cloned().ok_or_else(|| unavailable("none was found".into()));
+        return found
+            .gpus()
+            .first()
+            .cloned()
+            .ok_or_else(|| unavailable("none was found".into()));
     };
     let named = |gpu: &&Gpu| format!("{}:{}", gpu.kind(), gpu.device().0) == device;
-    found.gpus().iter().find(named).cloned().ok_or_else(|| unavailable("it was not found".into()))
+    found
+        .gpus()
+        .iter()
+        .find(named)
+        .cloned()
+        .ok_or_else(|| unavailable("it was not found".into()))
 }

@@ -2,10 +2,12 @@
 //!
 //! 1. `local`: the connection, what is there, and where memory lies.
 //! 2. `heard`: what other gateways announce. `pace`: how long a read takes.
-//! 3. `desk`: whether to serve one more, by the plan. `rings`: staging memory for those that read. `register`: objects
-//!    are registered beside the thread of `serve`: the origin's side of a lease.
-//! 4. `source`: the host to read from. `fills`: questions for pieces in the origin's ring. `ways`: what a read goes by.
-//!    `report`: what became of a pull. `fetch`: the replica's side of it. `follow`: removals at the home.
+//! 3. `desk`: whether to serve one more, by the plan. `rings`: staging memory for those that read.
+//!    `register`: objects are registered beside the thread of `serve`: the origin's side of a
+//!    lease.
+//! 4. `source`: the host to read from. `fills`: questions for pieces in the origin's ring. `ways`:
+//!    what a read goes by. `report`: what became of a pull. `fetch`: the replica's side of it.
+//!    `follow`: removals at the home.
 
 pub mod desk;
 pub mod fetch;

@@ -1,4 +1,5 @@
-//! Registrations beside the thread that serves: registering a large object takes seconds, and lending a ring copies.
+//! Registrations beside the thread that serves: registering a large object takes seconds, and
+//! lending a ring copies.
 //!
 //! ```text
 //! ask ─► begun ──its thread──► done ──somebody waits──► the lease lives from here on
@@ -6,8 +7,9 @@
 //!          └── asked again meanwhile: the later question waits, and the registration goes on
 //! ```
 //!
-//! Who asks is told every [`TELL`] that it goes on, and asks the same question again. So a registration may take longer
-//! than an answer is waited for, and is not begun anew by an asker that has lost patience.
+//! Who asks is told every [`TELL`] that it goes on, and asks the same question again. So a
+//! registration may take longer than an answer is waited for, and is not begun anew by an asker
+//! that has lost patience.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -101,7 +103,11 @@ struct Entry {
 impl Registering {
     /// Begins with none.
     pub fn new(transport: Arc<dyn Transport>, rings: Arc<Rings>) -> Registering {
-        Registering { transport, rings, entries: BTreeMap::new() }
+        Registering {
+            transport,
+            rings,
+            entries: BTreeMap::new(),
+        }
     }
 
     /// Says whether another one may begin.
@@ -127,12 +133,31 @@ impl Registering {
             // A gateway that has ended wants it no more.
             drop(events.send(Event::Registered(Box::new(done))));
         };
-        if let Err(error) = std::thread::Builder::new().name("gateway-registers".into()).spawn(register) {
+        if let Err(error) = std::thread::Builder::new()
+            .name("gateway-registers".into())
+            .spawn(register)
+        {
             let (what, remedy) = ("a thread".into(), "raise RLIMIT_NPROC");
-            return Err(Box::new((query, Error::Unavailable { what, why: error.to_string(), remedy })));
+            return Err(Box::new((
+                query,
+                Error::Unavailable {
+                    what,
+                    why: error.to_string(),
+                    remedy,
+                },
+            )));
         }
         let now = Instant::now();
-        self.entries.insert(lease, Entry { identity, since, waits: Some((query, now)), heard: now, done: None });
+        self.entries.insert(
+            lease,
+            Entry {
+                identity,
+                since,
+                waits: Some((query, now)),
+                heard: now,
+                done: None,
+            },
+        );
         Ok(())
     }
 
@@ -163,41 +188,85 @@ impl Registering {
 
     /// Takes the questions that have waited for [`TELL`].
     pub fn take_impatient(&mut self) -> Vec<Query> {
-        let waits_long = |entry: &&mut Entry| entry.waits.as_ref().is_some_and(|(_, since)| since.elapsed() >= TELL);
-        let waits = self.entries.values_mut().filter(waits_long).filter_map(|entry| entry.waits.take());
+        let waits_long = |entry: &&mut Entry| {
+            entry
+                .waits
+                .as_ref()
+                .is_some_and(|(_, since)| since.elapsed() >= TELL)
+        };
+        let waits = self
+            .entries
+            .values_mut()
+            .filter(waits_long)
+            .filter_map(|entry| entry.waits.take());
         waits.map(|(query, _)| query).collect()
     }
 
     /// Gives back what is done and was not asked for any more, and names the leases.
     pub fn forget(&mut self) -> Vec<u64> {
-        let gone = |entry: &Entry| entry.done.is_some() && entry.waits.is_none() && entry.heard.elapsed() >= FORGOTTEN;
-        let leases: Vec<u64> = self.entries.iter().filter(|(_, entry)| gone(entry)).map(|(lease, _)| *lease).collect();
-        leases.iter().for_each(|lease| drop(self.entries.remove(lease)));
+        let gone = |entry: &Entry| {
+            entry.done.is_some() && entry.waits.is_none() && entry.heard.elapsed() >= FORGOTTEN
+        };
+        let leases: Vec<u64> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| gone(entry))
+            .map(|(lease, _)| *lease)
+            .collect();
+        leases
+            .iter()
+            .for_each(|lease| drop(self.entries.remove(lease)));
         leases
     }
 
     /// Lists the objects, and when each was asked for.
     pub fn objects(&self) -> impl Iterator<Item = (Identity, Duration)> {
-        self.entries.values().map(|entry| (entry.identity, entry.since))
+        self.entries
+            .values()
+            .map(|entry| (entry.identity, entry.since))
     }
 }
 
 fn register(transport: &dyn Transport, rings: &Rings, wanted: Wanted) -> Done {
-    let Wanted { lease, since, host, reader, spans, ways } = wanted;
+    let Wanted {
+        lease,
+        since,
+        host,
+        reader,
+        spans,
+        ways,
+    } = wanted;
     let bytes = spans.iter().map(|span| span.bytes).sum();
-    // SAFETY: `register` asks for memory that is mapped and readable until the registration is dropped: `Held` keeps
-    // the reader, whose mapping it is, and drops it after the registration.
+    // SAFETY: `register` asks for memory that is mapped and readable until the registration is
+    // dropped: `Held` keeps the reader, whose mapping it is, and drops it after the registration.
     let registered = unsafe { transport.register(&spans) };
     // SAFETY: `lend`: the reader's mapping is readable, and an object never changes.
     let rings = unsafe { rings.lend(ways, &spans) };
     let registration = match registered {
         Ok(registration) => Some(registration),
-        Err(error) if rings.is_empty() => return Done { lease, bytes, held: Err(error) },
+        Err(error) if rings.is_empty() => {
+            return Done {
+                lease,
+                bytes,
+                held: Err(error),
+            };
+        }
         Err(error) => {
             tracing::warn!(%error, "an object is read through rings alone");
             None
         }
     };
     let confirmed = Cell::new(false);
-    Done { lease, bytes, held: Ok(Held { registration, rings, reader, host, since, confirmed }) }
+    Done {
+        lease,
+        bytes,
+        held: Ok(Held {
+            registration,
+            rings,
+            reader,
+            host,
+            since,
+            confirmed,
+        }),
+    }
 }

@@ -77,7 +77,8 @@ pub struct Steps {
 pub enum Kind {
     /// No gateway announces it.
     NotFound,
-    /// All that have it were busy, or another process of this host was pulling it, for as long as the caller waits.
+    /// All that have it were busy, or another process of this host was pulling it, for as long as
+    /// the caller waits.
     Busy,
     /// This host's broker does not take it.
     Refused,

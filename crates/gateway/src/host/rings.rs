@@ -7,18 +7,20 @@
 //! | fill | replica asks, when its read of the slot has ended | the origin looks that the lease is live and the slot's number has risen, copies the piece, waits for the copy, and only then says yes |
 //! | end | origin | the ring goes back with all that the lease held, after the lease has ended |
 //!
-//! Why a confirmed copy is right though its bytes went through a ring: while the lease is live, its slots are its own,
-//! and the lease's thread writes pieces of its object to them, and nothing else does. The replica reads a slot between
-//! the yes to its last question for it and its next question, so nobody writes there meanwhile. Bytes that were read
-//! after the lease's end may be of any object; then the confirmation says no.
+//! Why a confirmed copy is right though its bytes went through a ring: while the lease is live, its
+//! slots are its own, and the lease's thread writes pieces of its object to them, and nothing else
+//! does. The replica reads a slot between the yes to its last question for it and its next
+//! question, so nobody writes there meanwhile. Bytes that were read after the lease's end may be of
+//! any object; then the confirmation says no.
 //!
 //! | message | lost | late or repeated |
 //! |---|---|---|
 //! | a question to fill | the replica asks again, with a higher number | the number has not risen: the slot is left alone, and the answer is no |
 //! | its answer | the same | it is the answer to a question that nobody waits for |
 //!
-//! A repeated question would otherwise write to a slot that is being read. A replica that dies or is stopped asks
-//! nothing: the lease's timer ends it. `tests/staging.rs` checks this on a model, with four controls.
+//! A repeated question would otherwise write to a slot that is being read. A replica that dies or
+//! is stopped asks nothing: the lease's timer ends it. `tests/staging.rs` checks this on a model,
+//! with four controls.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -74,7 +76,8 @@ pub struct Lent {
     filled: u64,
 }
 
-/// The last number of each slot that was heard: a question whose number has not risen is an old one.
+/// The last number of each slot that was heard: a question whose number has not risen is an old
+/// one.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Order(Vec<u64>);
 
@@ -84,7 +87,8 @@ impl Order {
         Order(vec![0; slots])
     }
 
-    /// Takes a question's number. Says no to one that has not risen, and to a slot that is not there.
+    /// Takes a question's number. Says no to one that has not risen, and to a slot that is not
+    /// there.
     pub fn take(&mut self, slot: usize, number: u64) -> bool {
         match self.0.get_mut(slot) {
             Some(last) if number > *last => {
@@ -99,10 +103,17 @@ impl Order {
 impl Rings {
     /// Has none yet.
     pub fn new(gpu: Gpu, transport: Arc<dyn Transport>, wanted: Slots) -> Rings {
-        Rings { gpu, transport, wanted, made: Mutex::default(), free: Arc::default() }
+        Rings {
+            gpu,
+            transport,
+            wanted,
+            made: Mutex::default(),
+            free: Arc::default(),
+        }
     }
 
-    /// Lends a ring of each way that is possible, filled with the first pieces. A ring that cannot be had is missing.
+    /// Lends a ring of each way that is possible, filled with the first pieces. A ring that cannot
+    /// be had is missing.
     ///
     /// # Safety
     ///
@@ -128,7 +139,9 @@ impl Rings {
     ///
     /// As for [`lend`](Rings::lend).
     unsafe fn lend_one(&self, way: Way, object: &[Span], bytes: u64) -> Result<Option<Lent>> {
-        let Some(ring) = self.take(way)? else { return Ok(None) };
+        let Some(ring) = self.take(way)? else {
+            return Ok(None);
+        };
         let slots = ring.staging.slots();
         let order = Mutex::new(Order::new(slots.len()));
         let filled = bytes.min(ring.staging.memory().bytes);
@@ -138,7 +151,12 @@ impl Rings {
         });
         let pieces: Vec<_> = pieces.filter(|(_, piece)| !piece.is_empty()).collect();
         // Goes back to the others if it cannot be filled.
-        let lent = Lent { ring: Some(ring), free: Arc::clone(&self.free), order, filled };
+        let lent = Lent {
+            ring: Some(ring),
+            free: Arc::clone(&self.free),
+            order,
+            filled,
+        };
         // SAFETY: `Staging::fill`: our caller vouches for the object; no lease has the ring yet.
         unsafe { lent.staging().fill(object, &pieces) }?;
         Ok(Some(lent))
@@ -162,9 +180,14 @@ impl Rings {
         // Counted though it cannot be registered: it is not freed.
         *made += 1;
         drop(all);
-        // SAFETY: `register`: staging memory is mapped, readable and writable for the process' life.
+        // SAFETY: `register`: staging memory is mapped, readable and writable for the process'
+        // life.
         let registration = unsafe { self.transport.register(&[staging.memory()]) }?;
-        Ok(Some(Ring { way, staging, _registration: registration }))
+        Ok(Some(Ring {
+            way,
+            staging,
+            _registration: registration,
+        }))
     }
 }
 
@@ -174,10 +197,21 @@ impl Rings {
         let (slots, slot_bytes) = shape(way);
         let bytes = self.wanted.bytes.unwrap_or(slot_bytes);
         if way != Way::DeviceRing {
-            return (slots, if self.wanted.always { bytes } else { slot_bytes });
+            return (
+                slots,
+                if self.wanted.always {
+                    bytes
+                } else {
+                    slot_bytes
+                },
+            );
         }
         let count = self.wanted.count.unwrap_or(slots);
-        let free = self.gpu.backend().memory_info(self.gpu.device()).map_or(u64::MAX, |info| info.free_bytes);
+        let free = self
+            .gpu
+            .backend()
+            .memory_info(self.gpu.device())
+            .map_or(u64::MAX, |info| info.free_bytes);
         (count, within(count, bytes, free / SHARE))
     }
 }
@@ -193,7 +227,10 @@ fn within(count: usize, bytes: u64, most: u64) -> u64 {
 
 impl Lent {
     fn staging(&self) -> &'static Staging {
-        self.ring.as_ref().expect("a ring until it is dropped").staging
+        self.ring
+            .as_ref()
+            .expect("a ring until it is dropped")
+            .staging
     }
 
     /// Names its way.
@@ -209,7 +246,13 @@ impl Lent {
             Place::Device(ordinal) => Some(ordinal),
         };
         let at = slots.iter().map(|slot| slot.address).collect();
-        Described { way: self.way(), slots: at, slot_bytes: slots[0].bytes, device, filled: self.filled }
+        Described {
+            way: self.way(),
+            slots: at,
+            slot_bytes: slots[0].bytes,
+            device,
+            filled: self.filled,
+        }
     }
 
     /// Fills slots with pieces of the object, and says whether they are there.
@@ -219,32 +262,49 @@ impl Lent {
     /// The object is mapped and readable, and never changes.
     pub unsafe fn fill(&self, fill: &Fill, object: &[Span]) -> bool {
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
-        if !fill.pieces.iter().all(|&(slot, ..)| order.take(slot, fill.number)) {
+        if !fill
+            .pieces
+            .iter()
+            .all(|&(slot, ..)| order.take(slot, fill.number))
+        {
             return false;
         }
-        let pieces = fill.pieces.iter().map(|&(slot, at, bytes)| (slot, at..at.saturating_add(bytes)));
-        // SAFETY: `Staging::fill`: our caller vouches for the object. The slots are this lease's, and its reader asks
-        // for another piece when its read has ended; a reader that breaks this gets wrong bytes, and no other does.
+        let pieces = fill
+            .pieces
+            .iter()
+            .map(|&(slot, at, bytes)| (slot, at..at.saturating_add(bytes)));
+        // SAFETY: `Staging::fill`: our caller vouches for the object. The slots are this lease's,
+        // and its reader asks for another piece when its read has ended; a reader that breaks this
+        // gets wrong bytes, and no other does.
         let filled = unsafe { self.staging().fill(object, &pieces.collect::<Vec<_>>()) };
-        filled.inspect_err(|error| tracing::warn!(%error, "slots were not filled")).is_ok()
+        filled
+            .inspect_err(|error| tracing::warn!(%error, "slots were not filled"))
+            .is_ok()
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).extend(self.ring.take());
+        self.free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(self.ring.take());
     }
 }
 
 impl fmt::Debug for Lent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lent").field("way", &self.ring.as_ref().map(|ring| ring.way)).finish_non_exhaustive()
+        f.debug_struct("Lent")
+            .field("way", &self.ring.as_ref().map(|ring| ring.way))
+            .finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Rings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rings").field("made", &self.made).finish_non_exhaustive()
+        f.debug_struct("Rings")
+            .field("made", &self.made)
+            .finish_non_exhaustive()
     }
 }
 
@@ -258,7 +318,15 @@ mod tests {
         assert_eq!(within(16, 64 * mib, 1024 * mib), 64 * mib);
         assert_eq!(within(16, 64 * mib, 1023 * mib), 32 * mib);
         assert_eq!(within(4, 256 * mib, 100 * mib), 16 * mib);
-        assert_eq!(within(16, 64 * mib, 0), mib, "less is not worth its questions");
-        assert_eq!(within(16, mib / 2, 0), mib / 2, "what a user wants smaller stays");
+        assert_eq!(
+            within(16, 64 * mib, 0),
+            mib,
+            "less is not worth its questions"
+        );
+        assert_eq!(
+            within(16, mib / 2, 0),
+            mib / 2,
+            "what a user wants smaller stays"
+        );
     }
 }

@@ -1,8 +1,10 @@
-//! Serves other gateways: opens what they ask for, registers it, confirms, and ends what was not renewed.
+//! Serves other gateways: opens what they ask for, registers it, confirms, and ends what was not
+//! renewed.
 //!
-//! One thread owns the table of leases, so that *ended, then taken back* is the order of its statements. Questions wait
-//! in a queue of [`MOST_WAITING`]; one more is dropped, and its asker asks again. An object is registered beside this
-//! thread (`register`), whose result comes by the same queue; the lease begins then.
+//! One thread owns the table of leases, so that *ended, then taken back* is the order of its
+//! statements. Questions wait in a queue of [`MOST_WAITING`]; one more is dropped, and its asker
+//! asks again. An object is registered beside this thread (`register`), whose result comes by the
+//! same queue; the lease begins then.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -38,9 +40,10 @@ pub const MOST_ANNOUNCED: usize = 4_096;
 const TICK: Duration = Duration::from_millis(100);
 /// How often a lease's time an object stays mapped after a timer has ended its lease.
 ///
-/// UCX answers a read over TCP piece by piece from the origin's memory, as the connection takes it, also when the
-/// registration has gone: a reader that was stopped, or whose link was down, and goes on later would make it read
-/// what is not mapped (seen as `SIGSEGV`). UCX does not tell when it is done.
+/// UCX answers a read over TCP piece by piece from the origin's memory, as the connection takes it,
+/// also when the registration has gone: a reader that was stopped, or whose link was down, and goes
+/// on later would make it read what is not mapped (seen as `SIGSEGV`). UCX does not tell when it is
+/// done.
 const LINGERS: u32 = 4;
 /// How often the broker is asked what it has.
 const LOOK: Duration = Duration::from_millis(500);
@@ -88,7 +91,9 @@ pub struct Server {
 
 impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("gateway", &self.gateway).finish_non_exhaustive()
+        f.debug_struct("Server")
+            .field("gateway", &self.gateway)
+            .finish_non_exhaustive()
     }
 }
 
@@ -138,12 +143,17 @@ impl Server {
                 self.figures.told += 1;
                 reply(&query, &Answered::plain(Answer::Registering));
             }
-            self.registering.forget().into_iter().for_each(|lease| self.table.failed(lease));
+            self.registering
+                .forget()
+                .into_iter()
+                .for_each(|lease| self.table.failed(lease));
             let now = self.started.elapsed();
             self.lingering.retain(|(until, _)| *until > now);
             let ended = self.table.expire(now);
             self.figures.expired += ended.len() as u64;
-            ended.into_iter().for_each(|ended| self.take_back_expired(ended));
+            ended
+                .into_iter()
+                .for_each(|ended| self.take_back_expired(ended));
             self.announce_loads();
         }
         Ok(())
@@ -156,11 +166,19 @@ impl Server {
             }
         };
         let key = format!("{}/ask", self.gateway.key());
-        self.session.declare_queryable(key).callback(queue).wait().map_err(unavailable)
+        self.session
+            .declare_queryable(key)
+            .callback(queue)
+            .wait()
+            .map_err(unavailable)
     }
 
     fn token(&self, key: &str) -> Result<LivelinessToken> {
-        self.session.liveliness().declare_token(key).wait().map_err(unavailable)
+        self.session
+            .liveliness()
+            .declare_token(key)
+            .wait()
+            .map_err(unavailable)
     }
 
     /// Answers what has come, for a tick.
@@ -179,7 +197,9 @@ impl Server {
             };
             // Before the answer, so that a gateway that hears of the lease has heard of the load.
             self.announce_loads();
-            let Some((query, answered)) = answered else { continue };
+            let Some((query, answered)) = answered else {
+                continue;
+            };
             reply(&query, &answered);
             if matches!(answered.answer, Answer::Granted(_)) {
                 pass("lease.granted");
@@ -189,7 +209,10 @@ impl Server {
 
     /// Answers a question, unless a registration comes first.
     fn heard(&mut self, query: Query, sender: &SyncSender<Event>) -> Option<(Query, Answered)> {
-        let bytes = query.payload().map(|payload| payload.to_bytes().into_owned()).unwrap_or_default();
+        let bytes = query
+            .payload()
+            .map(|payload| payload.to_bytes().into_owned())
+            .unwrap_or_default();
         let now = self.started.elapsed();
         let is = |yes| Answered::plain(Answer::Is(yes));
         let answered = match read_question(&bytes) {
@@ -236,7 +259,13 @@ impl Server {
         yes
     }
 
-    fn ask(&mut self, now: Duration, ask: &Ask, query: Query, sender: &SyncSender<Event>) -> Option<(Query, Answered)> {
+    fn ask(
+        &mut self,
+        now: Duration,
+        ask: &Ask,
+        query: Query,
+        sender: &SyncSender<Event>,
+    ) -> Option<(Query, Answered)> {
         pass("ask.heard");
         let lease = match self.table.ask(now, ask) {
             Asked::Open(lease) => lease,
@@ -309,7 +338,8 @@ impl Server {
         declined(why, again)
     }
 
-    /// Opens an object, if the plan admits the asker; else says why not, and whether it may work later.
+    /// Opens an object, if the plan admits the asker; else says why not, and whether it may work
+    /// later.
     fn open(&mut self, now: Duration, lease: u64, ask: &Ask) -> Result<Wanted, (String, Again)> {
         if !self.registering.has_room() {
             return Err(("too many objects are being registered".into(), Again::Busy));
@@ -322,36 +352,62 @@ impl Server {
         };
         let opened = self.local.client.open_one(&selector);
         let reader = opened.map_err(|e| {
-            // Also for what is not there: an announcement may be older than the object's removal, and its successor's
-            // comes with the next look at the broker.
+            // Also for what is not there: an announcement may be older than the object's removal,
+            // and its successor's comes with the next look at the broker.
             (e.to_string(), Again::Later)
         })?;
         if reader.name() != wanted.name {
-            let why = format!("this identity has the name {}, and not {}", reader.name(), wanted.name);
+            let why = format!(
+                "this identity has the name {}, and not {}",
+                reader.name(),
+                wanted.name
+            );
             return Err((why, Again::Never));
         }
         let spans = self.local.spans(reader.regions());
         let bytes = spans.iter().map(|span| span.bytes).sum();
         let reads = self.reads(now, reader.identity());
-        let service = self.service(&reader, bytes).map_err(|e| (e.to_string(), Again::Later))?;
-        service.admit(now, &reads, ask.last_resort).map_err(|why| (why, Again::Busy))?;
+        let service = self
+            .service(&reader, bytes)
+            .map_err(|e| (e.to_string(), Again::Later))?;
+        service
+            .admit(now, &reads, ask.last_resort)
+            .map_err(|why| (why, Again::Busy))?;
         let ways = candidates(self.local.place());
-        Ok(Wanted { lease, since: now, host: ask.host.clone(), reader, spans, ways })
+        Ok(Wanted {
+            lease,
+            since: now,
+            host: ask.host.clone(),
+            reader,
+            spans,
+            ways,
+        })
     }
 
-    /// Fills a slot of a lease that is live. On the thread that ends leases, so that none ends meanwhile.
+    /// Fills a slot of a lease that is live. On the thread that ends leases, so that none ends
+    /// meanwhile.
     fn fill(&self, now: Duration, fill: &Fill) -> bool {
-        let Some(held) = self.table.alive(now, fill.lease) else { return false };
-        let Some(ring) = held.rings.iter().find(|ring| ring.way() == fill.way) else { return false };
+        let Some(held) = self.table.alive(now, fill.lease) else {
+            return false;
+        };
+        let Some(ring) = held.rings.iter().find(|ring| ring.way() == fill.way) else {
+            return false;
+        };
         let spans = self.local.spans(held.reader.regions());
-        // SAFETY: `fill`: the lease holds the reader, whose mapping is readable, and an object never changes.
+        // SAFETY: `fill`: the lease holds the reader, whose mapping is readable, and an object
+        // never changes.
         unsafe { ring.fill(fill, &spans) }
     }
 
     /// Returns the ages of the reads of an object.
     fn reads(&self, now: Duration, identity: Identity) -> Vec<Duration> {
-        let held = self.table.held().map(|held| (held.reader.identity(), held.since));
-        let of_it = held.chain(self.registering.objects()).filter(|(of, _)| *of == identity);
+        let held = self
+            .table
+            .held()
+            .map(|held| (held.reader.identity(), held.since));
+        let of_it = held
+            .chain(self.registering.objects())
+            .filter(|(of, _)| *of == identity);
         of_it.map(|(_, since)| now.saturating_sub(since)).collect()
     }
 
@@ -363,7 +419,15 @@ impl Server {
         };
         let origin = reader.manifest().home.is_none();
         let (host, pace, started) = (&self.gateway.host, self.pace, self.started);
-        Ok(service.insert(Service::begin(&self.session, host, identity, origin, bytes, pace, started)?))
+        Ok(service.insert(Service::begin(
+            &self.session,
+            host,
+            identity,
+            origin,
+            bytes,
+            pace,
+            started,
+        )?))
     }
 
     /// Announces how many read each object, where that has changed.
@@ -371,16 +435,26 @@ impl Server {
         let now = self.started.elapsed();
         for (&number, service) in &self.services {
             let identity = Identity(number);
-            let Some((announced, _)) = self.announced.get(&identity.to_string()) else { continue };
+            let Some((announced, _)) = self.announced.get(&identity.to_string()) else {
+                continue;
+            };
             let reads = service.announced(now, &self.reads(now, identity));
             if reads == announced.reads {
                 continue;
             }
-            let announced = Announced { reads, ..announced.clone() };
+            let announced = Announced {
+                reads,
+                ..announced.clone()
+            };
             match self.token(&announced.key(&self.gateway)) {
                 // The former token goes when the other is there.
-                Ok(token) => drop(self.announced.insert(identity.to_string(), (announced, token))),
-                Err(error) => return tracing::warn!(%error, "the load of an object is not announced"),
+                Ok(token) => drop(
+                    self.announced
+                        .insert(identity.to_string(), (announced, token)),
+                ),
+                Err(error) => {
+                    return tracing::warn!(%error, "the load of an object is not announced");
+                }
             }
         }
     }
@@ -395,14 +469,21 @@ impl Server {
     fn take_back_expired(&mut self, ended: Ended<Held>) {
         let reader = self.deregister(ended);
         if !self.transport.ends_reads() {
-            self.lingering.push((self.started.elapsed() + self.lingers, reader));
+            self.lingering
+                .push((self.started.elapsed() + self.lingers, reader));
         }
         pass("lease.deregistered");
     }
 
     fn deregister(&mut self, ended: Ended<Held>) -> Reader {
         pass("lease.ended");
-        let Held { registration, rings, reader, confirmed, .. } = ended.into_inner();
+        let Held {
+            registration,
+            rings,
+            reader,
+            confirmed,
+            ..
+        } = ended.into_inner();
         let service = self.services.get_mut(&reader.identity().0);
         if let Some(service) = service.filter(|_| !confirmed.get()) {
             service.failed();
@@ -425,15 +506,26 @@ impl Server {
         };
         let granted = Granted {
             grant,
-            home: reader.manifest().home.clone().unwrap_or_else(|| self.gateway.host.clone()),
+            home: reader
+                .manifest()
+                .home
+                .clone()
+                .unwrap_or_else(|| self.gateway.host.clone()),
             transport: self.transport.kind().into(),
-            regions: reader.regions().into_iter().map(|(at, bytes)| (at.0, bytes, device)).collect(),
+            regions: reader
+                .regions()
+                .into_iter()
+                .map(|(at, bytes)| (at.0, bytes, device))
+                .collect(),
             direct: held.registration.is_some(),
             rings: held.rings.iter().map(Lent::describe).collect(),
             manifest: manifest.len(),
         };
         let attached = [manifest, self.transport.metadata()?].concat();
-        Ok(Answered { answer: Answer::Granted(Box::new(granted)), attached })
+        Ok(Answered {
+            answer: Answer::Granted(Box::new(granted)),
+            attached,
+        })
     }
 
     fn removed(&self, names: &[String]) -> Answered {
@@ -441,8 +533,13 @@ impl Server {
             Ok(list) => list,
             Err(error) => return declined(error.to_string(), Again::Later),
         };
-        let ours = list.removed.into_iter().filter(|row| row.home.is_none() && names.contains(&row.name));
-        Answered::plain(Answer::Removed(ours.map(|row| (row.name, row.up_to)).collect()))
+        let ours = list
+            .removed
+            .into_iter()
+            .filter(|row| row.home.is_none() && names.contains(&row.name));
+        Answered::plain(Answer::Removed(
+            ours.map(|row| (row.name, row.up_to)).collect(),
+        ))
     }
 
     /// Announces what the broker has got, and takes back what it has not any more.
@@ -462,15 +559,21 @@ impl Server {
             .map(|row| (row.identity.clone(), row))
             .take(MOST_ANNOUNCED)
             .collect();
-        self.announced.retain(|identity, _| visible.contains_key(identity));
-        self.services.retain(|&number, _| visible.contains_key(&Identity(number).to_string()));
+        self.announced
+            .retain(|identity, _| visible.contains_key(identity));
+        self.services
+            .retain(|&number, _| visible.contains_key(&Identity(number).to_string()));
         for identity in visible.into_keys() {
             if self.announced.contains_key(&identity) {
                 continue;
             }
-            let Ok(number) = identity.parse::<Identity>() else { continue };
+            let Ok(number) = identity.parse::<Identity>() else {
+                continue;
+            };
             // An object of another device is another gateway's.
-            let Ok(reader) = self.local.client.open_one(&Selector::Identity(number)) else { continue };
+            let Ok(reader) = self.local.client.open_one(&Selector::Identity(number)) else {
+                continue;
+            };
             let announced = self.local.announced(&reader);
             match self.token(&announced.key(&self.gateway)) {
                 Ok(token) => drop(self.announced.insert(identity, (announced, token))),
@@ -510,7 +613,10 @@ pub struct Lease {
 }
 
 fn reply(query: &Query, answered: &Answered) {
-    if let Err(error) = query.reply(query.key_expr().clone(), answered.encode()).wait() {
+    if let Err(error) = query
+        .reply(query.key_expr().clone(), answered.encode())
+        .wait()
+    {
         tracing::warn!(%error, "an answer could not be sent");
     }
 }

@@ -77,24 +77,43 @@ impl Sources {
     ) -> Result<Sources> {
         let name = escape(&order.name);
         let host = order.from.as_deref().map_or("*".to_owned(), escape);
-        let epoch = order.epoch.map_or("*".to_owned(), |epoch| epoch.to_string());
+        let epoch = order
+            .epoch
+            .map_or("*".to_owned(), |epoch| epoch.to_string());
         let key = format!("{ROOT}/{host}/*/has/*/{epoch}/*/*/*/*/*/{name}");
         let heard = Heard::listen(session, key, started)?;
-        Ok(Sources { order: order.clone(), me, pace, heard, started, troubles: BTreeMap::new(), decisions: 0 })
+        Ok(Sources {
+            order: order.clone(),
+            me,
+            pace,
+            heard,
+            started,
+            troubles: BTreeMap::new(),
+            decisions: 0,
+        })
     }
 
     /// Decides what to do next.
     pub fn next(&mut self, client: &Client, patience: Duration) -> Next {
         let mut offers = self.heard.offers(patience);
-        let Some(newest) = offers.iter().map(|offer| offer.object.epoch).max() else { return Next::Nobody };
+        let Some(newest) = offers.iter().map(|offer| offer.object.epoch).max() else {
+            return Next::Nobody;
+        };
         offers.retain(|offer| offer.object.epoch == newest);
         let mut asked = BTreeSet::new();
         for Offer { object, .. } in &offers {
-            let Ok(identity) = object.identity.parse::<Identity>() else { continue };
-            match asked.insert(&object.identity).then(|| client.outcome(identity)) {
-                Some(Ok(Standing::Committed(epoch))) if epoch.0 == newest => return Next::Here(object.clone()),
-                // An identity has one writer, and one read over the network does for this host. If that process dies,
-                // the broker forgets what it began.
+            let Ok(identity) = object.identity.parse::<Identity>() else {
+                continue;
+            };
+            match asked
+                .insert(&object.identity)
+                .then(|| client.outcome(identity))
+            {
+                Some(Ok(Standing::Committed(epoch))) if epoch.0 == newest => {
+                    return Next::Here(object.clone());
+                }
+                // An identity has one writer, and one read over the network does for this host. If
+                // that process dies, the broker forgets what it began.
                 Some(Ok(Standing::Unfinished)) => return Next::PulledHere(PULLED_HERE),
                 _ => {}
             }
@@ -116,8 +135,12 @@ impl Sources {
 
     /// Says how many gateways offer it.
     pub fn count(&self) -> usize {
-        let mut gateways: Vec<Gateway> =
-            self.heard.offers(Duration::ZERO).into_iter().map(|offer| offer.gateway).collect();
+        let mut gateways: Vec<Gateway> = self
+            .heard
+            .offers(Duration::ZERO)
+            .into_iter()
+            .map(|offer| offer.gateway)
+            .collect();
         gateways.sort();
         gateways.dedup();
         gateways.len()
@@ -126,7 +149,10 @@ impl Sources {
     /// Remembers what went wrong with a gateway.
     pub fn trouble(&mut self, gateway: &Gateway, kind: TroubleKind) {
         let at = self.started.elapsed();
-        let known = self.troubles.entry(gateway.clone()).or_insert((kind, 0, at));
+        let known = self
+            .troubles
+            .entry(gateway.clone())
+            .or_insert((kind, 0, at));
         let times = if known.0 == kind { known.1 + 1 } else { 1 };
         *known = (kind, times, at);
     }
@@ -134,26 +160,40 @@ impl Sources {
     fn chosen<'a>(&mut self, offers: &'a [Offer]) -> Step<&'a Gateway> {
         let sources: Vec<Source<&Gateway>> = offers
             .iter()
-            .map(|Offer { gateway, object, heard }| Source {
-                host: gateway,
-                origin: object.home == gateway.host,
-                heard: *heard,
-                reads: object.reads,
-                limit: object.limit,
-            })
+            .map(
+                |Offer {
+                     gateway,
+                     object,
+                     heard,
+                 }| Source {
+                    host: gateway,
+                    origin: object.home == gateway.host,
+                    heard: *heard,
+                    reads: object.reads,
+                    limit: object.limit,
+                },
+            )
             .collect();
         // A gateway that has gone cannot be chosen.
         let troubles: Vec<Trouble<&Gateway>> = offers
             .iter()
             .filter_map(|offer| {
                 let (kind, times, at) = *self.troubles.get(&offer.gateway)?;
-                Some(Trouble { host: &offer.gateway, kind, times, at })
+                Some(Trouble {
+                    host: &offer.gateway,
+                    kind,
+                    times,
+                    at,
+                })
             })
             .collect();
         let bytes = offers.first().map_or(0, |offer| offer.object.bytes);
         self.decisions += 1;
         let (low, high) = self.me.incarnation.0.split_at(8);
-        let drawn = [low, high].map(|half| half.iter().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte)));
+        let drawn = [low, high].map(|half| {
+            half.iter()
+                .fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte))
+        });
         let step = choose(&View {
             me: &self.me,
             now: self.started.elapsed(),
@@ -165,7 +205,10 @@ impl Sources {
         });
         match step {
             Step::Read { host, last_resort } => {
-                let host = offers.iter().map(|offer| &offer.gateway).find(|gateway| *gateway == host);
+                let host = offers
+                    .iter()
+                    .map(|offer| &offer.gateway)
+                    .find(|gateway| *gateway == host);
                 host.map_or(Step::Nobody, |host| Step::Read { host, last_resort })
             }
             Step::Wait(pause) => Step::Wait(pause),
@@ -179,9 +222,15 @@ impl Sources {
             Some((TroubleKind::Refused, _, at)) => self.started.elapsed().saturating_sub(*at),
             _ => NAMED_IS_BUSY,
         };
-        let rested = offers.iter().map(|offer| &offer.gateway).max_by_key(|gateway| since(gateway));
+        let rested = offers
+            .iter()
+            .map(|offer| &offer.gateway)
+            .max_by_key(|gateway| since(gateway));
         match rested {
-            Some(host) if since(host) >= NAMED_IS_BUSY => Step::Read { host, last_resort: true },
+            Some(host) if since(host) >= NAMED_IS_BUSY => Step::Read {
+                host,
+                last_resort: true,
+            },
             Some(host) => Step::Wait(NAMED_IS_BUSY.saturating_sub(since(host))),
             None => Step::Nobody,
         }
@@ -190,11 +239,20 @@ impl Sources {
 
 fn wanted(offers: &[Offer], gateway: &Gateway, name: &str, epoch: u64) -> Wanted {
     let offered = offers.iter().find(|offer| offer.gateway == *gateway);
-    let identity = offered.and_then(|offer| offer.object.identity.parse().ok()).map(|identity: Identity| identity.0);
-    Wanted { name: name.to_owned(), epoch: Some(epoch), identity }
+    let identity = offered
+        .and_then(|offer| offer.object.identity.parse().ok())
+        .map(|identity: Identity| identity.0);
+    Wanted {
+        name: name.to_owned(),
+        epoch: Some(epoch),
+        identity,
+    }
 }
 
 /// Names a process that pulls, which serves nobody.
 pub fn puller(host: &str) -> Result<Gateway> {
-    Ok(Gateway { host: host.to_owned(), incarnation: Incarnation::random()? })
+    Ok(Gateway {
+        host: host.to_owned(),
+        incarnation: Incarnation::random()?,
+    })
 }

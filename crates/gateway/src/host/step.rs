@@ -27,8 +27,8 @@ pub const STEPS: &[&str] = &[
 /// Those of a read through a ring: the origin's, then the replica's.
 pub const RING_STEPS: &[&str] = &["fill.heard", "fill.copied", "pull.filling"];
 
-/// Passes a step. `GPU_IPC_GATEWAY_STEP=kill:STEP` or `stop:STEP` ends or stops the process there, at its first time;
-/// with `panic:STEP` the thread panics.
+/// Passes a step. `GPU_IPC_GATEWAY_STEP=kill:STEP` or `stop:STEP` ends or stops the process there,
+/// at its first time; with `panic:STEP` the thread panics.
 pub fn pass(step: &str) {
     static TOLD: OnceLock<Option<(Option<Signal>, String)>> = OnceLock::new();
     let told = TOLD.get_or_init(|| {
@@ -41,7 +41,10 @@ pub fn pass(step: &str) {
         };
         Some((signal, step.to_owned()))
     });
-    debug_assert!(STEPS.contains(&step) || RING_STEPS.contains(&step), "{step} is no step");
+    debug_assert!(
+        STEPS.contains(&step) || RING_STEPS.contains(&step),
+        "{step} is no step"
+    );
     static FIRED: AtomicBool = AtomicBool::new(false);
     if let Some((signal, at)) = told
         && at == step

@@ -15,25 +15,28 @@
 //! | confirm | replica, after its last byte | the origin says yes if (incarnation, lease, identity) is `Live` and its time is not over |
 //! | end | origin | **first** the row goes, so that no confirmation can say yes any more, **then** the registration is taken back, **then** the object is closed |
 //!
-//! Why a confirmed copy is right: objects never change, and a `Live` lease holds one open. The confirmation was asked
-//! after the last byte had arrived and answered while the lease was `Live`. It was `Live` from the registration on
-//! without a gap, since no row comes back: so every byte was read from that object. Memory under an ended lease may
-//! give bytes of anything (NIXL does not protect it), and then the confirmation says no.
+//! Why a confirmed copy is right: objects never change, and a `Live` lease holds one open. The
+//! confirmation was asked after the last byte had arrived and answered while the lease was `Live`.
+//! It was `Live` from the registration on without a gap, since no row comes back: so every byte was
+//! read from that object. Memory under an ended lease may give bytes of anything (NIXL does not
+//! protect it), and then the confirmation says no.
 //!
-//! The order *ended, then taken back* is kept by the types: what a lease holds is inside the table, and comes out of it
-//! as an [`Ended`] alone.
+//! The order *ended, then taken back* is kept by the types: what a lease holds is inside the table,
+//! and comes out of it as an [`Ended`] alone.
 //!
-//! A replay changes nothing that matters: a confirmation is only looked up, and its answer counts for the question
-//! whose number it has; a renewal's number must rise, so an old one cannot keep a lease alive; a release names a lease
-//! that no other will ever be; an ask that comes again while its lease lives gets the same lease, and later one that
-//! nobody uses, until the timer ends it. A timer ends remote leases only: local ones end by proof of death.
+//! A replay changes nothing that matters: a confirmation is only looked up, and its answer counts
+//! for the question whose number it has; a renewal's number must rise, so an old one cannot keep a
+//! lease alive; a release names a lease that no other will ever be; an ask that comes again while
+//! its lease lives gets the same lease, and later one that nobody uses, until the timer ends it. A
+//! timer ends remote leases only: local ones end by proof of death.
 //!
-//! What it does not cover: a gateway that lies, or a certificate in wrong hands. Gateways that may connect are trusted,
-//! and so is the fabric under the transport. The object's bytes have no checksum: a link that changes bytes is the
-//! transport's affair.
+//! What it does not cover: a gateway that lies, or a certificate in wrong hands. Gateways that may
+//! connect are trusted, and so is the fabric under the transport. The object's bytes have no
+//! checksum: a link that changes bytes is the transport's affair.
 //!
-//! Checked by `tests/protocol.rs`: every order of deliveries, losses, delays, repetitions, deaths, timers and reuse of
-//! memory up to a bound, on these machines; the control there commits without a confirmation, and publishes a mixture.
+//! Checked by `tests/protocol.rs`: every order of deliveries, losses, delays, repetitions, deaths,
+//! timers and reuse of memory up to a bound, on these machines; the control there commits without a
+//! confirmation, and publishes a mixture.
 
 mod table;
 

@@ -12,7 +12,8 @@ pub struct Limits {
     pub leases: usize,
     /// Leases of one host.
     pub of_host: usize,
-    /// Leases of one object, those of slow and dead readers among them: the plan serves fewer at a time.
+    /// Leases of one object, those of slow and dead readers among them: the plan serves fewer at a
+    /// time.
     pub of_object: usize,
     /// How long a lease lives without a renewal.
     pub time: Duration,
@@ -49,7 +50,8 @@ impl<M> Ended<M> {
 /// What becomes of an ask.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Asked {
-    /// Open the object and register it, then call [`Table::registered`] with this number, or [`Table::failed`].
+    /// Open the object and register it, then call [`Table::registered`] with this number, or
+    /// [`Table::failed`].
     Open(u64),
     /// The lease is there.
     Again(Grant),
@@ -85,7 +87,12 @@ pub struct Table<M> {
 impl<M> Table<M> {
     /// Makes an empty one.
     pub fn new(incarnation: Incarnation, limits: Limits) -> Table<M> {
-        Table { incarnation, limits, last: 0, rows: BTreeMap::new() }
+        Table {
+            incarnation,
+            limits,
+            last: 0,
+            rows: BTreeMap::new(),
+        }
     }
 
     /// Takes the question for a lease.
@@ -98,21 +105,37 @@ impl<M> Table<M> {
                 None => Asked::Wait(*lease),
             };
         }
-        let of_host = self.rows.values().filter(|row| row.host == ask.host).count();
+        let of_host = self
+            .rows
+            .values()
+            .filter(|row| row.host == ask.host)
+            .count();
         if self.rows.len() >= self.limits.leases || of_host >= self.limits.of_host {
             let of_host = format!("{of_host} of {} of host {}", self.limits.of_host, ask.host);
-            return Asked::Busy(format!("{} of {} leases, {of_host}", self.rows.len(), self.limits.leases));
+            return Asked::Busy(format!(
+                "{} of {} leases, {of_host}",
+                self.rows.len(),
+                self.limits.leases
+            ));
         }
         self.last += 1;
         let until = now + self.limits.time;
         let host = ask.host.clone();
-        let row = Row { asker: ask.asker, host, number: ask.number, since: now, until, renewed: 0, live: None };
+        let row = Row {
+            asker: ask.asker,
+            host,
+            number: ask.number,
+            since: now,
+            until,
+            renewed: 0,
+            live: None,
+        };
         self.rows.insert(self.last, row);
         Asked::Open(self.last)
     }
 
-    /// Makes a lease live, from this moment on, however long the registration took. Gives back what it was to hold
-    /// where the object has leases enough.
+    /// Makes a lease live, from this moment on, however long the registration took. Gives back what
+    /// it was to hold where the object has leases enough.
     ///
     /// # Errors
     ///
@@ -125,7 +148,11 @@ impl<M> Table<M> {
         epoch: u64,
         held: M,
     ) -> Result<Grant, (Ended<M>, Again, String)> {
-        let of_object = self.rows.values().filter(|row| row.live.as_ref().is_some_and(|(g, _)| g.identity == identity));
+        let of_object = self.rows.values().filter(|row| {
+            row.live
+                .as_ref()
+                .is_some_and(|(g, _)| g.identity == identity)
+        });
         if of_object.count() >= self.limits.of_object {
             self.rows.remove(&lease);
             let why = format!("{} gateways read the object already", self.limits.of_object);
@@ -133,9 +160,17 @@ impl<M> Table<M> {
         }
         match self.rows.get_mut(&lease) {
             Some(row) if row.live.is_none() => {
-                let lease = LeaseId { incarnation: self.incarnation, lease };
+                let lease = LeaseId {
+                    incarnation: self.incarnation,
+                    lease,
+                };
                 let lives_ms = u64::try_from(self.limits.time.as_millis()).unwrap_or(u64::MAX);
-                let grant = Grant { lease, identity, epoch, lives_ms };
+                let grant = Grant {
+                    lease,
+                    identity,
+                    epoch,
+                    lives_ms,
+                };
                 (row.since, row.until) = (now, now + self.limits.time);
                 row.live = Some((grant, held));
                 Ok(grant)
@@ -155,21 +190,30 @@ impl<M> Table<M> {
     pub fn confirm(&self, now: Duration, confirm: &Confirm) -> bool {
         confirm.lease.incarnation == self.incarnation
             && self.rows.get(&confirm.lease.lease).is_some_and(|row| {
-                now < row.until && row.live.as_ref().is_some_and(|(grant, _)| grant.identity == confirm.identity)
+                now < row.until
+                    && row
+                        .live
+                        .as_ref()
+                        .is_some_and(|(grant, _)| grant.identity == confirm.identity)
             })
     }
 
-    /// Lets a live lease go on. Says no for one that is not, and for a renewal that is older than another.
+    /// Lets a live lease go on. Says no for one that is not, and for a renewal that is older than
+    /// another.
     pub fn renew(&mut self, now: Duration, renew: &Renew) -> bool {
         if renew.lease.incarnation != self.incarnation {
             return false;
         }
-        let Some(row) = self.rows.get_mut(&renew.lease.lease) else { return false };
+        let Some(row) = self.rows.get_mut(&renew.lease.lease) else {
+            return false;
+        };
         if row.live.is_none() || now >= row.until || renew.number <= row.renewed {
             return false;
         }
         row.renewed = renew.number;
-        row.until = (now + self.limits.time).min(row.since + self.limits.most_time).max(row.until);
+        row.until = (now + self.limits.time)
+            .min(row.since + self.limits.most_time)
+            .max(row.until);
         true
     }
 
@@ -183,26 +227,45 @@ impl<M> Table<M> {
         row.live.map(|(_, held)| Ended(held))
     }
 
-    /// Ends the leases whose time is over, and returns what they held. The time of one whose object is not registered
-    /// has not begun.
+    /// Ends the leases whose time is over, and returns what they held. The time of one whose object
+    /// is not registered has not begun.
     pub fn expire(&mut self, now: Duration) -> Vec<Ended<M>> {
         let is_over = |row: &Row<M>| row.live.is_some() && now >= row.until;
-        let over: Vec<u64> = self.rows.iter().filter(|(_, row)| is_over(row)).map(|(lease, _)| *lease).collect();
+        let over: Vec<u64> = self
+            .rows
+            .iter()
+            .filter(|(_, row)| is_over(row))
+            .map(|(lease, _)| *lease)
+            .collect();
         let rows = over.iter().filter_map(|lease| self.rows.remove(lease));
-        rows.filter_map(|row| row.live).map(|(_, held)| Ended(held)).collect()
+        rows.filter_map(|row| row.live)
+            .map(|(_, held)| Ended(held))
+            .collect()
     }
 
-    /// Returns the live leases: what each is of, which process of which host has it, and how long it lives yet.
-    pub fn live(&self, now: Duration) -> impl Iterator<Item = (Grant, Incarnation, &str, Duration)> {
+    /// Returns the live leases: what each is of, which process of which host has it, and how long
+    /// it lives yet.
+    pub fn live(
+        &self,
+        now: Duration,
+    ) -> impl Iterator<Item = (Grant, Incarnation, &str, Duration)> {
         self.rows.values().filter_map(move |row| {
             let (grant, _) = row.live.as_ref()?;
-            Some((*grant, row.asker, row.host.as_str(), row.until.saturating_sub(now)))
+            Some((
+                *grant,
+                row.asker,
+                row.host.as_str(),
+                row.until.saturating_sub(now),
+            ))
         })
     }
 
     /// Looks at what a lease holds that is live and whose time is not over.
     pub fn alive(&self, now: Duration, lease: LeaseId) -> Option<&M> {
-        let row = self.rows.get(&lease.lease).filter(|row| lease.incarnation == self.incarnation && now < row.until)?;
+        let row = self
+            .rows
+            .get(&lease.lease)
+            .filter(|row| lease.incarnation == self.incarnation && now < row.until)?;
         row.live.as_ref().map(|(_, held)| held)
     }
 
@@ -213,7 +276,9 @@ impl<M> Table<M> {
 
     /// Looks at what the live leases hold.
     pub fn held(&self) -> impl Iterator<Item = &M> {
-        self.rows.values().filter_map(|row| row.live.as_ref().map(|(_, held)| held))
+        self.rows
+            .values()
+            .filter_map(|row| row.live.as_ref().map(|(_, held)| held))
     }
 }
 
@@ -226,17 +291,35 @@ mod tests {
     const X: [u8; 16] = [7; 16];
 
     fn ask(asker: u8, number: u64) -> Ask {
-        let wanted = Wanted { name: "model".into(), epoch: None, identity: None };
-        Ask { asker: Incarnation([asker; 16]), host: format!("host-{asker}"), number, wanted, last_resort: false }
+        let wanted = Wanted {
+            name: "model".into(),
+            epoch: None,
+            identity: None,
+        };
+        Ask {
+            asker: Incarnation([asker; 16]),
+            host: format!("host-{asker}"),
+            number,
+            wanted,
+            last_resort: false,
+        }
     }
 
     fn table() -> Table<u32> {
-        let limits = Limits { leases: 3, of_host: 2, of_object: 2, time: SECOND * 30, most_time: SECOND * 40 };
+        let limits = Limits {
+            leases: 3,
+            of_host: 2,
+            of_object: 2,
+            time: SECOND * 30,
+            most_time: SECOND * 40,
+        };
         Table::new(Incarnation([1; 16]), limits)
     }
 
     fn granted(table: &mut Table<u32>, now: Duration, ask: &Ask) -> Grant {
-        let Asked::Open(lease) = table.ask(now, ask) else { panic!("room for {ask:?}") };
+        let Asked::Open(lease) = table.ask(now, ask) else {
+            panic!("room for {ask:?}")
+        };
         table.registered(now, lease, X, 3, 9).expect("in time")
     }
 
@@ -244,13 +327,39 @@ mod tests {
     fn a_lease_is_confirmed_while_it_lives_and_for_its_own_object_and_process() {
         let mut table = table();
         let grant = granted(&mut table, SECOND, &ask(2, 1));
-        assert_eq!(table.ask(SECOND, &ask(2, 1)), Asked::Again(grant), "the same question");
-        let confirm = Confirm { lease: grant.lease, identity: X, number: 5 };
+        assert_eq!(
+            table.ask(SECOND, &ask(2, 1)),
+            Asked::Again(grant),
+            "the same question"
+        );
+        let confirm = Confirm {
+            lease: grant.lease,
+            identity: X,
+            number: 5,
+        };
         assert!(table.confirm(SECOND * 30, &confirm));
-        assert!(!table.confirm(SECOND * 31, &confirm), "its time is over, though no timer has come yet");
-        assert!(!table.confirm(SECOND, &Confirm { identity: [8; 16], ..confirm }));
-        let other = LeaseId { incarnation: Incarnation([9; 16]), ..grant.lease };
-        assert!(!table.confirm(SECOND, &Confirm { lease: other, ..confirm }));
+        assert!(
+            !table.confirm(SECOND * 31, &confirm),
+            "its time is over, though no timer has come yet"
+        );
+        assert!(!table.confirm(
+            SECOND,
+            &Confirm {
+                identity: [8; 16],
+                ..confirm
+            }
+        ));
+        let other = LeaseId {
+            incarnation: Incarnation([9; 16]),
+            ..grant.lease
+        };
+        assert!(!table.confirm(
+            SECOND,
+            &Confirm {
+                lease: other,
+                ..confirm
+            }
+        ));
         assert_eq!(table.expire(SECOND * 30), []);
         assert_eq!(table.expire(SECOND * 31), [Ended(9)]);
         assert!(!table.confirm(SECOND, &confirm));
@@ -260,7 +369,10 @@ mod tests {
     fn an_old_renewal_renews_nothing_and_no_number_of_them_lasts_for_ever() {
         let mut table = table();
         let grant = granted(&mut table, Duration::ZERO, &ask(2, 1));
-        let renew = |number| Renew { lease: grant.lease, number };
+        let renew = |number| Renew {
+            lease: grant.lease,
+            number,
+        };
         assert!(table.renew(SECOND * 5, &renew(2)));
         assert!(!table.renew(SECOND * 20, &renew(2)) && !table.renew(SECOND * 20, &renew(1)));
         assert_eq!(table.expire(SECOND * 34), []);
@@ -274,31 +386,65 @@ mod tests {
         let mut table = table();
         granted(&mut table, SECOND, &ask(2, 1));
         granted(&mut table, SECOND, &ask(2, 2));
-        let Asked::Busy(why) = table.ask(SECOND, &ask(2, 3)) else { panic!("a third of one host") };
+        let Asked::Busy(why) = table.ask(SECOND, &ask(2, 3)) else {
+            panic!("a third of one host")
+        };
         assert_eq!(why, "2 of 3 leases, 2 of 2 of host host-2");
-        let another_process = Ask { asker: Incarnation([5; 16]), ..ask(2, 1) };
-        assert!(matches!(table.ask(SECOND, &another_process), Asked::Busy(_)), "a pull of the same host");
-        let Asked::Open(lease) = table.ask(SECOND, &ask(3, 1)) else { panic!("a third in all") };
+        let another_process = Ask {
+            asker: Incarnation([5; 16]),
+            ..ask(2, 1)
+        };
+        assert!(
+            matches!(table.ask(SECOND, &another_process), Asked::Busy(_)),
+            "a pull of the same host"
+        );
+        let Asked::Open(lease) = table.ask(SECOND, &ask(3, 1)) else {
+            panic!("a third in all")
+        };
         assert_eq!(table.ask(SECOND, &ask(3, 1)), Asked::Wait(lease));
-        let (held, again, why) = table.registered(SECOND, lease, X, 3, 5).expect_err("a third of one object");
-        assert_eq!((held.into_inner(), again, why.as_str()), (5, Again::Busy, "2 gateways read the object already"));
-        assert!(matches!(table.ask(SECOND, &ask(3, 2)), Asked::Open(_)), "and it takes no place");
+        let (held, again, why) = table
+            .registered(SECOND, lease, X, 3, 5)
+            .expect_err("a third of one object");
+        assert_eq!(
+            (held.into_inner(), again, why.as_str()),
+            (5, Again::Busy, "2 gateways read the object already")
+        );
+        assert!(
+            matches!(table.ask(SECOND, &ask(3, 2)), Asked::Open(_)),
+            "and it takes no place"
+        );
         assert!(matches!(table.ask(SECOND, &ask(4, 1)), Asked::Busy(_)));
     }
 
     #[test]
     fn a_registration_takes_as_long_as_it_takes_and_a_release_ends_one_lease_once() {
         let mut table = table();
-        let Asked::Open(lease) = table.ask(SECOND, &ask(2, 1)) else { panic!("room") };
+        let Asked::Open(lease) = table.ask(SECOND, &ask(2, 1)) else {
+            panic!("room")
+        };
         assert_eq!(table.expire(SECOND * 300), []);
-        assert_eq!(table.ask(SECOND * 300, &ask(2, 1)), Asked::Wait(lease), "it is not begun anew");
+        assert_eq!(
+            table.ask(SECOND * 300, &ask(2, 1)),
+            Asked::Wait(lease),
+            "it is not begun anew"
+        );
         assert!(table.registered(SECOND * 300, lease, X, 3, 5).is_ok());
         assert_eq!(table.expire(SECOND * 329), []);
-        assert_eq!(table.expire(SECOND * 330), [Ended(5)], "its time begins when it is registered");
-        assert!(table.registered(SECOND * 330, lease, X, 3, 5).is_err(), "it was given up");
+        assert_eq!(
+            table.expire(SECOND * 330),
+            [Ended(5)],
+            "its time begins when it is registered"
+        );
+        assert!(
+            table.registered(SECOND * 330, lease, X, 3, 5).is_err(),
+            "it was given up"
+        );
         let grant = granted(&mut table, SECOND * 31, &ask(2, 2));
         let release = Release { lease: grant.lease };
-        let elsewhere = LeaseId { incarnation: Incarnation([9; 16]), ..grant.lease };
+        let elsewhere = LeaseId {
+            incarnation: Incarnation([9; 16]),
+            ..grant.lease
+        };
         assert_eq!(table.release(&Release { lease: elsewhere }), None);
         assert_eq!(table.release(&release), Some(Ended(9)));
         assert_eq!(table.release(&release), None);

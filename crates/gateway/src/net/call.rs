@@ -1,7 +1,7 @@
 //! A question to a gateway and its answer, as bytes.
 //!
-//! A question is JSON. An answer is the length of its JSON as u32, little-endian, the JSON, and what the JSON
-//! announces: the object's manifest and the transport's metadata.
+//! A question is JSON. An answer is the length of its JSON as u32, little-endian, the JSON, and
+//! what the JSON announces: the object's manifest and the transport's metadata.
 
 use std::time::Duration;
 
@@ -104,12 +104,28 @@ impl Lent {
         if most == 0 || most > MOST_RING || self.slots.len() > MOST_SLOTS || self.filled > most {
             return Err(Error::Malformed {
                 what: "a ring",
-                got: format!("{} slots of {} bytes, {} filled", self.slots.len(), self.slot_bytes, self.filled),
+                got: format!(
+                    "{} slots of {} bytes, {} filled",
+                    self.slots.len(),
+                    self.slot_bytes,
+                    self.filled
+                ),
                 must: "1 to 64 slots, of at most 1 GiB in all",
             });
         }
-        let (bytes, place) = (self.slot_bytes, self.device.map_or(Place::Host, Place::Device));
-        Ok(self.slots.iter().map(|&address| RemoteSpan { address, bytes, place }).collect())
+        let (bytes, place) = (
+            self.slot_bytes,
+            self.device.map_or(Place::Host, Place::Device),
+        );
+        Ok(self
+            .slots
+            .iter()
+            .map(|&address| RemoteSpan {
+                address,
+                bytes,
+                place,
+            })
+            .collect())
     }
 }
 
@@ -118,7 +134,11 @@ impl Granted {
     pub fn spans(&self) -> impl Iterator<Item = RemoteSpan> + '_ {
         self.regions.iter().map(|&(address, bytes, device)| {
             let place = device.map_or(Place::Host, Place::Device);
-            RemoteSpan { address, bytes, place }
+            RemoteSpan {
+                address,
+                bytes,
+                place,
+            }
         })
     }
 }
@@ -135,7 +155,10 @@ pub struct Answered {
 impl Answered {
     /// Makes one that has nothing behind it.
     pub fn plain(answer: Answer) -> Answered {
-        Answered { answer, attached: Vec::new() }
+        Answered {
+            answer,
+            attached: Vec::new(),
+        }
     }
 
     /// Writes it.
@@ -153,13 +176,19 @@ impl Answered {
     ///
     /// [`Error::Malformed`] for anything that [`encode`](Answered::encode) does not write.
     pub fn decode(bytes: &[u8]) -> Result<Answered> {
-        let malformed = |got: String| Error::Malformed { what: "an answer", got, must: "JSON and what it announces" };
+        let malformed = |got: String| Error::Malformed {
+            what: "an answer",
+            got,
+            must: "JSON and what it announces",
+        };
         let short = || malformed(format!("{} bytes", bytes.len()));
         if bytes.len() > MOST_ANSWER {
             return Err(short());
         }
         let (len, rest) = bytes.split_first_chunk::<4>().ok_or_else(short)?;
-        let (json, attached) = rest.split_at_checked(u32::from_le_bytes(*len) as usize).ok_or_else(short)?;
+        let (json, attached) = rest
+            .split_at_checked(u32::from_le_bytes(*len) as usize)
+            .ok_or_else(short)?;
         let answer = serde_json::from_slice(json).map_err(|e| malformed(e.to_string()))?;
         let announced = match &answer {
             Answer::Granted(granted) => granted.manifest,
@@ -168,7 +197,10 @@ impl Answered {
         if announced > attached.len() {
             return Err(short());
         }
-        Ok(Answered { answer, attached: attached.to_vec() })
+        Ok(Answered {
+            answer,
+            attached: attached.to_vec(),
+        })
     }
 }
 
@@ -178,7 +210,11 @@ impl Answered {
 ///
 /// [`Error::Malformed`] for what is none.
 pub fn read_question(bytes: &[u8]) -> Result<Question> {
-    let malformed = |got| Error::Malformed { what: "a question", got, must: "JSON of at most 4,096 bytes" };
+    let malformed = |got| Error::Malformed {
+        what: "a question",
+        got,
+        must: "JSON of at most 4,096 bytes",
+    };
     if bytes.len() > MOST_BYTES {
         return Err(malformed(format!("{} bytes", bytes.len())));
     }
@@ -210,9 +246,17 @@ pub enum Heard {
 /// # Errors
 ///
 /// [`Error::Unavailable`] when the session has ended.
-pub fn ask(session: &zenoh::Session, gateway: &Gateway, question: &Question, patience: Duration) -> Result<Asked> {
+pub fn ask(
+    session: &zenoh::Session,
+    gateway: &Gateway,
+    question: &Question,
+    patience: Duration,
+) -> Result<Asked> {
     let payload = serde_json::to_vec(question).expect("texts, numbers and lists have a JSON");
-    let query = session.get(format!("{}/ask", gateway.key())).payload(payload).timeout(patience);
+    let query = session
+        .get(format!("{}/ask", gateway.key()))
+        .payload(payload)
+        .timeout(patience);
     let handler = query.wait().map_err(|e| Error::Unavailable {
         what: format!("the gateway of {}", gateway.host),
         why: e.to_string(),
@@ -242,7 +286,9 @@ impl Asked {
     }
 
     fn read(reply: &zenoh::query::Reply) -> Heard {
-        let Ok(sample) = reply.result() else { return Heard::NotYet };
+        let Ok(sample) = reply.result() else {
+            return Heard::NotYet;
+        };
         match Answered::decode(&sample.payload().to_bytes()) {
             Ok(answered) => Heard::Answer(answered),
             Err(error) => {
@@ -261,31 +307,75 @@ mod tests {
 
     #[test]
     fn a_question_and_an_answer_survive_their_bytes() {
-        let lease = LeaseId { incarnation: Incarnation([3; 16]), lease: u64::MAX };
-        let question = Question::Confirm(Confirm { lease, identity: [4; 16], number: 5 });
+        let lease = LeaseId {
+            incarnation: Incarnation([3; 16]),
+            lease: u64::MAX,
+        };
+        let question = Question::Confirm(Confirm {
+            lease,
+            identity: [4; 16],
+            number: 5,
+        });
         let bytes = serde_json::to_vec(&question).expect("a JSON");
         assert_eq!(read_question(&bytes).expect("its own bytes"), question);
-        let grant = Grant { lease, identity: [4; 16], epoch: 6, lives_ms: 7 };
+        let grant = Grant {
+            lease,
+            identity: [4; 16],
+            epoch: 6,
+            lives_ms: 7,
+        };
         let (home, transport) = ("a".to_owned(), "tcp".to_owned());
         let regions = vec![(u64::MAX, 9, None), (1, 2, Some(3))];
-        let rings =
-            vec![Lent { way: Way::PinnedRing, slots: vec![1, u64::MAX], slot_bytes: 8, device: None, filled: 9 }];
-        let granted = Granted { grant, home, transport, regions, direct: true, rings, manifest: 2 };
-        let answered = Answered { answer: Answer::Granted(Box::new(granted)), attached: vec![1, 2, 3] };
+        let rings = vec![Lent {
+            way: Way::PinnedRing,
+            slots: vec![1, u64::MAX],
+            slot_bytes: 8,
+            device: None,
+            filled: 9,
+        }];
+        let granted = Granted {
+            grant,
+            home,
+            transport,
+            regions,
+            direct: true,
+            rings,
+            manifest: 2,
+        };
+        let answered = Answered {
+            answer: Answer::Granted(Box::new(granted)),
+            attached: vec![1, 2, 3],
+        };
         let bytes = answered.encode();
         assert_eq!(Answered::decode(&bytes).expect("its own bytes"), answered);
-        assert!(Answered::decode(&bytes[..bytes.len() - 2]).is_err(), "less than it announces");
+        assert!(
+            Answered::decode(&bytes[..bytes.len() - 2]).is_err(),
+            "less than it announces"
+        );
         assert!(read_question(&vec![b' '; 4_097]).is_err());
     }
 
     #[test]
     fn a_ring_of_no_slots_and_one_that_is_too_large_are_refused() {
         let lent = |slots: usize, slot_bytes, filled| {
-            Lent { way: Way::DeviceRing, slots: vec![7; slots], slot_bytes, device: Some(1), filled }.spans()
+            Lent {
+                way: Way::DeviceRing,
+                slots: vec![7; slots],
+                slot_bytes,
+                device: Some(1),
+                filled,
+            }
+            .spans()
         };
         assert_eq!(lent(2, 8, 16).expect("a ring").len(), 2);
-        for (slots, bytes, filled) in [(0, 8, 0), (2, 0, 0), (65, 8, 0), (2, 8, 17), (2, 1 << 30, 0), (2, u64::MAX, 0)]
-        {
+        for (slots, bytes, filled) in [
+            (0, 8, 0),
+            (2, 0, 0),
+            (65, 8, 0),
+            (2, 8, 17),
+            (2, 1 << 30, 0),
+            (2, u64::MAX, 0),
+        ] {
             lent(slots, bytes, filled).expect_err("no ring");
         }
     }

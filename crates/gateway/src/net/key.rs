@@ -1,4 +1,5 @@
-//! What gateways announce, as keys of Zenoh: a token that is there while its gateway is suspected to live.
+//! What gateways announce, as keys of Zenoh: a token that is there while its gateway is suspected
+//! to live.
 //!
 //! | key | what it says |
 //! |---|---|
@@ -6,10 +7,9 @@
 //! | `gpu-ipc/1/HOST/INCARNATION/live` | a token: this gateway is there |
 //! | `gpu-ipc/1/HOST/INCARNATION/has/IDENTITY/EPOCH/BYTES/LAYOUT/READS/LIMIT/HOME/NAME` | a token: its broker has this object, and it serves READS reads of it, of at most LIMIT at a time |
 //!
-//! What a token says is a hint: the answer to a question decides. HOST, HOME and NAME are texts, in which every byte
-//! but
-//! `A-Z a-z 0-9 . _ -` is `=` and two hexadecimal digits. HOME is the host itself for an object that was committed
-//! there.
+//! What a token says is a hint: the answer to a question decides. HOST, HOME and NAME are texts, in
+//! which every byte but `A-Z a-z 0-9 . _ -` is `=` and two hexadecimal digits. HOME is the host
+//! itself for an object that was committed there.
 
 use gpu_ipc::broker::Identity;
 use serde::Serialize;
@@ -59,16 +59,41 @@ pub struct Announced {
 impl Announced {
     /// Returns the key behind that of its gateway.
     pub fn key(&self, gateway: &Gateway) -> String {
-        let Announced { name, epoch, identity, bytes, layout, reads, limit, home } = self;
+        let Announced {
+            name,
+            epoch,
+            identity,
+            bytes,
+            layout,
+            reads,
+            limit,
+            home,
+        } = self;
         let (home, name) = (escape(home), escape(name));
-        format!("{}/has/{identity}/{epoch}/{bytes}/{layout:016x}/{reads}/{limit}/{home}/{name}", gateway.key())
+        format!(
+            "{}/has/{identity}/{epoch}/{bytes}/{layout:016x}/{reads}/{limit}/{home}/{name}",
+            gateway.key()
+        )
     }
 
     /// Reads a key; nothing for one that no gateway gives.
     pub fn parse(key: &str) -> Option<(Gateway, Announced)> {
         let rest = key.strip_prefix(ROOT)?.strip_prefix('/')?;
         let chunks: Vec<&str> = rest.split('/').collect();
-        let [host, incarnation, "has", identity, epoch, bytes, layout, reads, limit, home, name] = chunks[..] else {
+        let [
+            host,
+            incarnation,
+            "has",
+            identity,
+            epoch,
+            bytes,
+            layout,
+            reads,
+            limit,
+            home,
+            name,
+        ] = chunks[..]
+        else {
             return None;
         };
         let incarnation = Incarnation(incarnation.parse::<Identity>().ok()?.0);
@@ -82,7 +107,13 @@ impl Announced {
             limit: limit.parse().ok()?,
             home: unescape(home)?,
         };
-        Some((Gateway { host: unescape(host)?, incarnation }, announced))
+        Some((
+            Gateway {
+                host: unescape(host)?,
+                incarnation,
+            },
+            announced,
+        ))
     }
 }
 
@@ -91,7 +122,9 @@ pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-' => out.push(char::from(byte)),
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-' => {
+                out.push(char::from(byte))
+            }
             other => out.push_str(&format!("={other:02x}")),
         }
     }

@@ -1,5 +1,5 @@
-//! A session of Zenoh between gateways: TCP with certificates of both sides, or without by the user's word. No
-//! multicast.
+//! A session of Zenoh between gateways: TCP with certificates of both sides, or without by the
+//! user's word. No multicast.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -18,7 +18,8 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> std::result::Result<Address, String> {
         let at = text.strip_prefix("tcp/").unwrap_or(text).parse();
-        at.map(Address).map_err(|_| format!("{text:?} is no address; write tcp/IP:PORT, as tcp/10.0.0.1:7447"))
+        at.map(Address)
+            .map_err(|_| format!("{text:?} is no address; write tcp/IP:PORT, as tcp/10.0.0.1:7447"))
     }
 }
 
@@ -56,7 +57,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Finds this host's address for other transports: where it listens, else that by which the first peer is reached.
+    /// Finds this host's address for other transports: where it listens, else that by which the
+    /// first peer is reached.
     pub fn own_address(&self) -> IpAddr {
         let unspecified = IpAddr::from([0, 0, 0, 0]);
         if let Some(listen) = self.listen {
@@ -75,26 +77,42 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] for an address that cannot be listened on, and certificates that cannot be read.
+    /// [`Error::Unavailable`] for an address that cannot be listened on, and certificates that
+    /// cannot be read.
     pub fn open(&self) -> Result<zenoh::Session> {
         let unavailable = |e: zenoh::Error| Error::Unavailable {
             what: "the network between gateways".into(),
             why: e.to_string(),
             remedy: "check `--listen`, `--peer` and `--tls`",
         };
-        let scheme = if self.trust == Trust::Everybody { "tcp" } else { "tls" };
+        let scheme = if self.trust == Trust::Everybody {
+            "tcp"
+        } else {
+            "tls"
+        };
         let endpoint = |address: &Address| format!("{scheme}/{}", address.0);
         let json = |value: serde_json::Value| value.to_string();
         let mut settings = vec![
             ("mode", json("peer".into())),
             ("scouting/multicast/enabled", json(false.into())),
-            ("listen/endpoints", json(self.listen.iter().map(endpoint).collect::<Vec<_>>().into())),
-            ("connect/endpoints", json(self.peers.iter().map(endpoint).collect::<Vec<_>>().into())),
+            (
+                "listen/endpoints",
+                json(self.listen.iter().map(endpoint).collect::<Vec<_>>().into()),
+            ),
+            (
+                "connect/endpoints",
+                json(self.peers.iter().map(endpoint).collect::<Vec<_>>().into()),
+            ),
             // A peer that is not there yet is tried again.
             ("connect/exit_on_failure", json(false.into())),
             ("listen/exit_on_failure", json(true.into())),
         ];
-        if let Trust::Certificates { certificate, key, authority } = &self.trust {
+        if let Trust::Certificates {
+            certificate,
+            key,
+            authority,
+        } = &self.trust
+        {
             let path = |path: &PathBuf| json(path.to_string_lossy().into());
             settings.extend([
                 ("transport/link/tls/enable_mtls", json(true.into())),

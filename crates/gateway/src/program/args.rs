@@ -43,7 +43,8 @@ pub enum Command {
 /// Which broker.
 #[derive(Arguments, Clone, Debug)]
 pub struct Place {
-    /// The broker's directory; else $NVIDIA_DRA_LOCAL_IPC_DIR, else `broker` in the runtime directory
+    /// The broker's directory; else $NVIDIA_DRA_LOCAL_IPC_DIR, else `broker` in the runtime
+    /// directory
     #[arg(long, value_name = "DIR")]
     pub broker: Option<PathBuf>,
     /// The broker's device, as cuda:0; else the first that there is
@@ -60,13 +61,15 @@ pub struct Net {
     /// A gateway to connect to, which tells of the others: tcp/10.0.0.2:7447
     #[arg(long = "peer", value_name = "tcp/ADDR")]
     pub peers: Vec<Address>,
-    /// Certificate, private key and authority, PEM files: both sides show a certificate of this authority
+    /// Certificate, private key and authority, PEM files: both sides show a certificate of this
+    /// authority
     #[arg(long, num_args = 3, value_names = ["CERT", "KEY", "CA"], conflicts_with = "insecure")]
     pub tls: Option<Vec<PathBuf>>,
     /// Let every host in that reaches the port
     #[arg(long)]
     pub insecure: bool,
-    /// Gbit/s that a read reaches on this network: one that takes half as long again lets others beside it [default: 8]
+    /// Gbit/s that a read reaches on this network: one that takes half as long again lets others
+    /// beside it [default: 8]
     #[arg(long, value_name = "GBIT", value_parser = gbit)]
     pub link_gbit: Option<f64>,
     /// What carries the bytes
@@ -113,10 +116,12 @@ pub struct RunOptions {
     /// Leases of one object at a time, those of slow and dead readers among them
     #[arg(long, default_value_t = 8)]
     pub leases_per_object: usize,
-    /// Milliseconds that a lease lives without a renewal, at least 200: readers renew it three times in that
+    /// Milliseconds that a lease lives without a renewal, at least 200: readers renew it three
+    /// times in that
     #[arg(long, default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(200..=3_600_000))]
     pub lease_ms: u64,
-    /// MiB of a slot of a ring of the device, which takes at most an eighth of what is free there [default: 64]
+    /// MiB of a slot of a ring of the device, which takes at most an eighth of what is free there
+    /// [default: 64]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=512))]
     pub slot_mib: Option<u64>,
     /// Slots of a ring of the device, which has at most 1 GiB [default: 16]
@@ -144,7 +149,8 @@ pub struct PullOptions {
     /// Which network; else that of the gateway that runs here.
     #[command(flatten)]
     pub net: Net,
-    /// The way that bytes take: from the object's memory, or through rings; else what is found fastest
+    /// The way that bytes take: from the object's memory, or through rings; else what is found
+    /// fastest
     #[arg(long, value_enum)]
     pub way: Option<Way>,
     /// Where the bytes of a ring land; else in the object, if it is memory of the ring's kind
@@ -165,7 +171,8 @@ pub struct PullOptions {
     /// Seconds until a question is asked again
     #[arg(long, default_value_t = 10, hide = true)]
     pub answer_s: u64,
-    /// Commit what was not confirmed: a control of tests, which publishes mixtures. No argument says so.
+    /// Commit what was not confirmed: a control of tests, which publishes mixtures. No argument
+    /// says so.
     #[arg(skip)]
     pub without_confirm: bool,
 }
@@ -205,10 +212,15 @@ impl RunOptions {
     ///
     /// [`Error::Invalid`] for a ring that no reader takes.
     pub fn rings(&self) -> Result<Slots> {
-        let bytes = self.slot_kib.map(|kib| kib << 10).or(self.slot_mib.map(|mib| mib << 20));
+        let bytes = self
+            .slot_kib
+            .map(|kib| kib << 10)
+            .or(self.slot_mib.map(|mib| mib << 20));
         let count = self.slots.and_then(|count| usize::try_from(count).ok());
         let (slots, slot_bytes) = shape(Way::DeviceRing);
-        let most = bytes.unwrap_or(slot_bytes).saturating_mul(count.unwrap_or(slots) as u64);
+        let most = bytes
+            .unwrap_or(slot_bytes)
+            .saturating_mul(count.unwrap_or(slots) as u64);
         if most > MOST_RING {
             return Err(Error::Invalid {
                 what: "the slots of a ring",
@@ -216,7 +228,11 @@ impl RunOptions {
                 must: "at most 1,024 MiB, which is --slot-mib times --slots",
             });
         }
-        Ok(Slots { bytes, count, always: self.slot_kib.is_some() })
+        Ok(Slots {
+            bytes,
+            count,
+            always: self.slot_kib.is_some(),
+        })
     }
 }
 
@@ -236,7 +252,12 @@ impl Place {
 
     /// Finds this host's name.
     pub fn host(&self) -> String {
-        let kernel = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let kernel = || {
+            rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned()
+        };
         self.host.clone().unwrap_or_else(kernel)
     }
 }
@@ -262,8 +283,13 @@ impl Net {
                         must: "certificate, private key and authority",
                     });
                 };
-                let (certificate, key, authority) = (certificate.clone(), key.clone(), authority.clone());
-                Trust::Certificates { certificate, key, authority }
+                let (certificate, key, authority) =
+                    (certificate.clone(), key.clone(), authority.clone());
+                Trust::Certificates {
+                    certificate,
+                    key,
+                    authority,
+                }
             }
             (None, true) => Trust::Everybody,
             (None, false) => {
@@ -274,12 +300,18 @@ impl Net {
                 });
             }
         };
-        Ok(Network { listen, peers: self.peers.clone(), trust })
+        Ok(Network {
+            listen,
+            peers: self.peers.clone(),
+            trust,
+        })
     }
 
     /// Says how long a read takes.
     pub fn pace(&self) -> Pace {
-        self.link_gbit.map_or_else(Pace::default, |gbit| Pace { bits_per_second: (gbit * 1e9) as u64 })
+        self.link_gbit.map_or_else(Pace::default, |gbit| Pace {
+            bits_per_second: (gbit * 1e9) as u64,
+        })
     }
 
     /// Makes what carries the bytes, for a process that others read from, or for one that reads.
@@ -288,11 +320,18 @@ impl Net {
     ///
     /// [`Error::Unavailable`] without its library.
     pub fn carrier(&self, address: IpAddr, reads: bool) -> Result<Arc<dyn Transport>> {
-        let faults = Faults { stall_after: self.stall_after, fail_after: None };
+        let faults = Faults {
+            stall_after: self.stall_after,
+            fail_after: None,
+        };
         match self.transport {
             Carrier::Tcp => Ok(Arc::new(Tcp::listen(address, faults)?)),
             Carrier::Nixl => {
-                let start = if reads && !self.progress_thread { Nixl::start_reader } else { Nixl::start };
+                let start = if reads && !self.progress_thread {
+                    Nixl::start_reader
+                } else {
+                    Nixl::start
+                };
                 let mut nixl = start(&format!("gateway-{}", Incarnation::random()?), None)?;
                 if let Some(bytes) = self.piece_bytes {
                     nixl.set_pieces(bytes, 4);
@@ -316,13 +355,27 @@ mod tests {
     #[test]
     fn a_ring_that_no_reader_takes_is_refused() {
         let rings = |given: &[&str]| {
-            let all = ["gpu-ipc-gateway", "run", "--listen", "tcp/127.0.0.1:1"].iter().chain(given);
-            let Command::Run(options) = Args::try_parse_from(all).expect("arguments").command else { panic!("run") };
-            options.rings().map(|slots| (slots.bytes, slots.count, slots.always)).map_err(|e| e.to_string())
+            let all = ["gpu-ipc-gateway", "run", "--listen", "tcp/127.0.0.1:1"]
+                .iter()
+                .chain(given);
+            let Command::Run(options) = Args::try_parse_from(all).expect("arguments").command
+            else {
+                panic!("run")
+            };
+            options
+                .rings()
+                .map(|slots| (slots.bytes, slots.count, slots.always))
+                .map_err(|e| e.to_string())
         };
         assert_eq!(rings(&[]), Ok((None, None, false)));
-        assert_eq!(rings(&["--slots", "4", "--slot-mib", "256"]), Ok((Some(256 << 20), Some(4), false)));
-        assert_eq!(rings(&["--slot-kib", "16"]), Ok((Some(16 << 10), None, true)));
+        assert_eq!(
+            rings(&["--slots", "4", "--slot-mib", "256"]),
+            Ok((Some(256 << 20), Some(4), false))
+        );
+        assert_eq!(
+            rings(&["--slot-kib", "16"]),
+            Ok((Some(16 << 10), None, true))
+        );
         let why = rings(&["--slot-mib", "128"]).expect_err("16 of them are 2 GiB");
         assert!(why.contains("2048 MiB") && why.contains("--slots"), "{why}");
     }

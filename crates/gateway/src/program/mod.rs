@@ -1,6 +1,7 @@
 //! The commands of `gpu-ipc-gateway`.
 //!
-//! 1. `args`: its arguments. `state`: the file by which commands find the gateway that runs on this host.
+//! 1. `args`: its arguments. `state`: the file by which commands find the gateway that runs on this
+//!    host.
 //! 2. `run`: serves. `pull`: gets one object. `objects`, `status`: look.
 
 pub mod args;

@@ -30,14 +30,31 @@ pub fn run(options: &ObjectsOptions) -> Result<()> {
     let all = announced(&session, Duration::from_secs(5));
     let _ = session.close().wait();
     if options.json {
-        let rows: Vec<Row> = all.into_iter().map(|(gateway, object)| Row { gateway, object }).collect();
+        let rows: Vec<Row> = all
+            .into_iter()
+            .map(|(gateway, object)| Row { gateway, object })
+            .collect();
         println!("{}", serde_json::to_string(&rows).unwrap_or_default());
         return Ok(());
     }
     for (gateway, object) in &all {
-        let Announced { name, epoch, identity, bytes, home, .. } = object;
-        let what = if *home == gateway.host { "home".to_owned() } else { format!("replica from {home}") };
-        println!("{}  {name}  epoch {epoch}  {bytes} bytes  {identity}  {what}", gateway.host);
+        let Announced {
+            name,
+            epoch,
+            identity,
+            bytes,
+            home,
+            ..
+        } = object;
+        let what = if *home == gateway.host {
+            "home".to_owned()
+        } else {
+            format!("replica from {home}")
+        };
+        println!(
+            "{}  {name}  epoch {epoch}  {bytes} bytes  {identity}  {what}",
+            gateway.host
+        );
     }
     if all.is_empty() {
         println!("no gateway announces an object");

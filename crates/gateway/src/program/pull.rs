@@ -32,13 +32,23 @@ pub fn network_of(place: &Place, net: &Net) -> Result<(Network, Net)> {
     let Some(state) = state::all(&dir).into_iter().next() else {
         return Err(Error::Invalid {
             what: "the network",
-            got: format!("not given, and no gateway runs for the broker in {}", dir.display()),
+            got: format!(
+                "not given, and no gateway runs for the broker in {}",
+                dir.display()
+            ),
             must: "--peer tcp/ADDR with --tls or --insecure, or that of a gateway that runs here",
         });
     };
     let address = |text: &String| text.parse().ok();
-    let peers = std::iter::once(&state.listen).chain(&state.peers).filter_map(address).collect();
-    let transport = if state.transport == "tcp" { Carrier::Tcp } else { net.transport };
+    let peers = std::iter::once(&state.listen)
+        .chain(&state.peers)
+        .filter_map(address)
+        .collect();
+    let transport = if state.transport == "tcp" {
+        Carrier::Tcp
+    } else {
+        net.transport
+    };
     let net = Net {
         peers,
         insecure: state.tls.is_none(),
@@ -58,8 +68,15 @@ pub fn network_of(place: &Place, net: &Net) -> Result<(Network, Net)> {
 pub fn run(options: &PullOptions) -> Result<ExitCode> {
     match pull(options) {
         Err(error) if options.json => {
-            let kind = if matches!(error, Error::Invalid { .. }) { "invalid" } else { "unavailable" };
-            println!("{}", serde_json::json!({ "ok": false, "error": error.to_string(), "kind": kind }));
+            let kind = if matches!(error, Error::Invalid { .. }) {
+                "invalid"
+            } else {
+                "unavailable"
+            };
+            println!(
+                "{}",
+                serde_json::json!({ "ok": false, "error": error.to_string(), "kind": kind })
+            );
             Ok(ExitCode::from(2))
         }
         other => other,
@@ -69,7 +86,11 @@ pub fn run(options: &PullOptions) -> Result<ExitCode> {
 fn pull(options: &PullOptions) -> Result<ExitCode> {
     let (network, net) = network_of(&options.place, &options.net)?;
     let host = options.place.host();
-    let local = Local::connect(&host, options.place.broker.as_deref(), options.place.device.as_deref())?;
+    let local = Local::connect(
+        &host,
+        options.place.broker.as_deref(),
+        options.place.device.as_deref(),
+    )?;
     let transport = net.carrier(network.own_address(), true)?;
     let session = network.open()?;
     let patience = Patience {
@@ -79,14 +100,31 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
         busy: Duration::from_secs(options.wait_s),
         ..Patience::default()
     };
-    let rules = Rules { confirms: !options.without_confirm };
-    let order = Order { name: options.name.clone(), epoch: options.epoch, from: options.from.clone() };
+    let rules = Rules {
+        confirms: !options.without_confirm,
+    };
+    let order = Order {
+        name: options.name.clone(),
+        epoch: options.epoch,
+        from: options.from.clone(),
+    };
     let bar = ProgressBar::new(0);
-    let style = ProgressStyle::with_template("{msg} {bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
+    let style = ProgressStyle::with_template(
+        "{msg} {bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
+    );
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_message(options.name.clone());
     let (pace, way, land) = (net.pace(), options.way, options.land);
-    let fetch = Fetch { local: &local, session: &session, transport, patience, pace, way, land, rules };
+    let fetch = Fetch {
+        local: &local,
+        session: &session,
+        transport,
+        patience,
+        pace,
+        way,
+        land,
+        rules,
+    };
     let ended = fetch.run(&order, |bytes, all| {
         bar.set_length(all);
         bar.set_position(bytes);
@@ -95,8 +133,23 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
     let Failure { kind, why } = match ended {
         Ok(report) => {
             if let (Some(way), Ok(dir)) = (report.way, options.place.dir()) {
-                let Report { from, transport, gb_s, bytes, ways, .. } = report.clone();
-                state::Path { from, transport, way, gb_s, bytes, ways }.write(&dir);
+                let Report {
+                    from,
+                    transport,
+                    gb_s,
+                    bytes,
+                    ways,
+                    ..
+                } = report.clone();
+                state::Path {
+                    from,
+                    transport,
+                    way,
+                    gb_s,
+                    bytes,
+                    ways,
+                }
+                .write(&dir);
             }
             say(&report, options.json);
             let _ = session.close().wait();
@@ -105,14 +158,26 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
         Err(failure) => failure,
     };
     if options.json {
-        println!("{}", serde_json::json!({ "ok": false, "error": why, "kind": kind }));
+        println!(
+            "{}",
+            serde_json::json!({ "ok": false, "error": why, "kind": kind })
+        );
     } else {
-        let end = if kind == Kind::Stuck { "; this process ends, and its memory with it" } else { "" };
-        eprintln!("gpu-ipc-gateway: {} was not pulled: {why}{end}", options.name);
+        let end = if kind == Kind::Stuck {
+            "; this process ends, and its memory with it"
+        } else {
+            ""
+        };
+        eprintln!(
+            "gpu-ipc-gateway: {} was not pulled: {why}{end}",
+            options.name
+        );
     }
     if kind == Kind::Stuck {
-        // Without a word to anybody: threads may be writing, and no destructor may unmap what they write to.
-        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
+        // Without a word to anybody: threads may be writing, and no destructor may unmap what they
+        // write to.
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+            .ok();
         return Ok(ExitCode::from(STUCK));
     }
     let _ = session.close().wait();
@@ -120,7 +185,17 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
 }
 
 fn say(report: &Report, json: bool) {
-    let Report { name, epoch, identity, from, bytes, gb_s, retries, way, .. } = report;
+    let Report {
+        name,
+        epoch,
+        identity,
+        from,
+        bytes,
+        gb_s,
+        retries,
+        way,
+        ..
+    } = report;
     let by = way.map_or(String::new(), |way| format!(", {way}"));
     if json {
         println!("{}", serde_json::to_string(report).unwrap_or_default());

@@ -27,10 +27,17 @@ const WRITE: Duration = Duration::from_millis(500);
 pub fn run(options: &RunOptions) -> Result<()> {
     let network = options.net.network(Some(options.listen))?;
     let (host, dir) = (options.place.host(), options.place.dir()?);
-    let local = Local::connect(&host, options.place.broker.as_deref(), options.place.device.as_deref())?;
+    let local = Local::connect(
+        &host,
+        options.place.broker.as_deref(),
+        options.place.device.as_deref(),
+    )?;
     let transport = options.net.carrier(network.own_address(), false)?;
     let session = network.open()?;
-    let gateway = Gateway { host: host.clone(), incarnation: Incarnation::random()? };
+    let gateway = Gateway {
+        host: host.clone(),
+        incarnation: Incarnation::random()?,
+    };
     let held = Held::create(&dir, &gateway.incarnation.to_string())?;
     let limits = Limits {
         leases: options.leases,
@@ -41,7 +48,12 @@ pub fn run(options: &RunOptions) -> Result<()> {
     };
     let (followed, over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
     let follower = {
-        let (local, session, followed, over) = (local.clone(), session.clone(), followed.clone(), over.clone());
+        let (local, session, followed, over) = (
+            local.clone(),
+            session.clone(),
+            followed.clone(),
+            over.clone(),
+        );
         let follow = move || {
             while !over.load(Ordering::Relaxed) {
                 match follow::look(&local, &session) {
@@ -51,7 +63,9 @@ pub fn run(options: &RunOptions) -> Result<()> {
                 std::thread::sleep(FOLLOW);
             }
         };
-        std::thread::Builder::new().name("gateway-follows".into()).spawn(follow)
+        std::thread::Builder::new()
+            .name("gateway-follows".into())
+            .spawn(follow)
     };
     follower.map_err(|e| Error::Unavailable {
         what: "a thread".into(),
@@ -72,10 +86,22 @@ pub fn run(options: &RunOptions) -> Result<()> {
         followed: 0,
         paths: Vec::new(),
     };
-    println!("gateway of {host} at {}, carried by {}", options.listen, transport.kind());
+    println!(
+        "gateway of {host} at {}, carried by {}",
+        options.listen,
+        transport.kind()
+    );
     let mut written: Option<Instant> = None;
     let slots = options.rings()?;
-    let server = Server::new(gateway, local, transport, session, limits, options.net.pace(), slots);
+    let server = Server::new(
+        gateway,
+        local,
+        transport,
+        session,
+        limits,
+        options.net.pace(),
+        slots,
+    );
     let served = server.run(|figures, leases| {
         if written.is_none_or(|at| at.elapsed() >= WRITE) {
             written = Some(Instant::now());

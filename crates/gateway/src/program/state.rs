@@ -1,7 +1,8 @@
-//! The file of a running gateway in its broker's directory: what it does, and how others of this host reach its
-//! network.
+//! The file of a running gateway in its broker's directory: what it does, and how others of this
+//! host reach its network.
 //!
-//! A gateway holds a lock on its file. A file that is not locked was left by one that died, and goes.
+//! A gateway holds a lock on its file. A file that is not locked was left by one that died, and
+//! goes.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -67,8 +68,10 @@ impl Path {
     /// Writes it beside the gateways' files, in the place of what an earlier pull found.
     pub fn write(&self, dir: &Folder) {
         let name = escape(&self.from);
-        let (path, new) =
-            (dir.join(format!("path-{name}")), dir.join(format!("new-path-{name}-{}", std::process::id())));
+        let (path, new) = (
+            dir.join(format!("path-{name}")),
+            dir.join(format!("new-path-{name}-{}", std::process::id())),
+        );
         let text = serde_json::to_vec(self).unwrap_or_default();
         if let Err(error) = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path)) {
             tracing::warn!(%error, "what was found of a path is not written");
@@ -78,9 +81,14 @@ impl Path {
 
 /// Reads what pulls found, by host.
 pub fn paths(dir: &Folder) -> Vec<Path> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-    let files = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("path-"));
-    let read = |file: std::fs::DirEntry| serde_json::from_slice(&std::fs::read(file.path()).ok()?).ok();
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return Vec::new();
+    };
+    let files = entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("path-"));
+    let read =
+        |file: std::fs::DirEntry| serde_json::from_slice(&std::fs::read(file.path()).ok()?).ok();
     let mut found: Vec<Path> = files.filter_map(read).collect();
     found.sort_by(|a, b| a.from.cmp(&b.from));
     found
@@ -102,9 +110,18 @@ impl Held {
     ///
     /// [`Error::Unavailable`] for a directory that cannot be written to.
     pub fn create(dir: &Folder, incarnation: &str) -> Result<Held> {
-        let (path, unlocked) = (dir.join(format!("gateway-{incarnation}")), dir.join(format!("new-{incarnation}")));
-        let made = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&unlocked);
-        // Under its name it is locked already: a file that is not would be taken for that of a gateway that died.
+        let (path, unlocked) = (
+            dir.join(format!("gateway-{incarnation}")),
+            dir.join(format!("new-{incarnation}")),
+        );
+        let made = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&unlocked);
+        // Under its name it is locked already: a file that is not would be taken for that of a
+        // gateway that died.
         let locked = made.and_then(|file| {
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             std::fs::rename(&unlocked, &path)?;
@@ -115,13 +132,18 @@ impl Held {
             why: e.to_string(),
             remedy: "start the broker first, and the gateway as the same user",
         })?;
-        Ok(Held { file, path, bytes: AtomicUsize::new(0) })
+        Ok(Held {
+            file,
+            path,
+            bytes: AtomicUsize::new(0),
+        })
     }
 
     /// Writes what the gateway says.
     pub fn write(&self, state: &State) {
         let mut text = serde_json::to_vec(state).unwrap_or_default();
-        // Never cut, and over all that was there: so a reader finds a whole text, also while this process is stopped.
+        // Never cut, and over all that was there: so a reader finds a whole text, also while this
+        // process is stopped.
         text.resize(text.len().max(self.bytes.load(Ordering::Relaxed)), b' ');
         self.bytes.store(text.len(), Ordering::Relaxed);
         let written = self.file.write_all_at(&text, 0);
@@ -139,18 +161,26 @@ impl Drop for Held {
 
 /// Reads the files of all gateways of a broker that run.
 pub fn all(dir: &Folder) -> Vec<State> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return Vec::new();
+    };
     let mut found = Vec::new();
     for entry in entries.flatten() {
         if !entry.file_name().to_string_lossy().starts_with("gateway-") {
             continue;
         }
-        let Ok(file) = File::open(entry.path()) else { continue };
+        let Ok(file) = File::open(entry.path()) else {
+            continue;
+        };
         if flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
             let _ = std::fs::remove_file(entry.path());
             continue;
         }
-        let read = |_| std::fs::read(entry.path()).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let read = |_| {
+            std::fs::read(entry.path())
+                .ok()
+                .and_then(|text| serde_json::from_slice(&text).ok())
+        };
         found.extend((0..100).find_map(read));
     }
     found.sort_by(|a: &State, b| a.incarnation.cmp(&b.incarnation));

@@ -12,18 +12,37 @@ use crate::error::Result;
 pub fn run(options: &StatusOptions) -> Result<()> {
     let dir = options.place.dir()?;
     let (mut all, paths) = (state::all(&dir), state::paths(&dir));
-    all.iter_mut().for_each(|state| state.paths.clone_from(&paths));
+    all.iter_mut()
+        .for_each(|state| state.paths.clone_from(&paths));
     if options.json {
         println!("{}", serde_json::to_string(&all).unwrap_or_default());
         return Ok(());
     }
     for state in &all {
-        let state::State { host, pid, listen, transport, figures, .. } = state;
+        let state::State {
+            host,
+            pid,
+            listen,
+            transport,
+            figures,
+            ..
+        } = state;
         println!("{host}  process {pid} at {listen}, carried by {transport}: {figures}");
     }
-    for state::Path { from, transport, way, gb_s, ways, .. } in &paths {
+    for state::Path {
+        from,
+        transport,
+        way,
+        gb_s,
+        ways,
+        ..
+    } in &paths
+    {
         let tried: Vec<String> = ways.iter().map(ToString::to_string).collect();
-        println!("from {from} by {transport}: {way}, {gb_s:.2} GB/s (tried: {})", tried.join("; "));
+        println!(
+            "from {from} by {transport}: {way}, {gb_s:.2} GB/s (tried: {})",
+            tried.join("; ")
+        );
     }
     if all.is_empty() {
         println!("no gateway runs for this broker");

@@ -35,7 +35,8 @@ impl Default for Patience {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(hidden)]
 pub struct Rules {
-    /// Commits only what was confirmed. Else whatever was read, also when a renewal said that the lease has ended.
+    /// Commits only what was confirmed. Else whatever was read, also when a renewal said that the
+    /// lease has ended.
     pub confirms: bool,
 }
 
@@ -52,8 +53,8 @@ pub enum Event {
     Granted(u64, Grant),
     /// The question with this number was refused: for good, or for this moment.
     Declined(u64, String, Again),
-    /// The host that has the object has no room, or another process here is pulling it: look again after this time.
-    /// Nothing has failed.
+    /// The host that has the object has no room, or another process here is pulling it: look again
+    /// after this time. Nothing has failed.
     Busy(u64, String, Duration),
     /// The object is there to be filled.
     Created,
@@ -82,7 +83,8 @@ pub enum Event {
 /// What is to be done, in order.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
-    /// Ask for a lease with this number. The caller chooses the host, another at each attempt if there is one.
+    /// Ask for a lease with this number. The caller chooses the host, another at each attempt if
+    /// there is one.
     Ask(u64),
     /// Make the object, with this identity and epoch, and register its memory.
     Create(Grant),
@@ -172,7 +174,16 @@ impl Pull {
     /// Begins, and returns the first thing to do.
     pub fn begin(now: Duration, patience: Patience, rules: Rules) -> (Pull, Vec<Action>) {
         let stage = Stage::Asking { number: 1 };
-        let pull = Pull { patience, rules, stage, since: now, renewed: now, number: 1, attempt: 1, busy: None };
+        let pull = Pull {
+            patience,
+            rules,
+            stage,
+            since: now,
+            renewed: now,
+            number: 1,
+            attempt: 1,
+            busy: None,
+        };
         (pull, vec![Action::Ask(1)])
     }
 
@@ -181,7 +192,8 @@ impl Pull {
         self.attempt
     }
 
-    /// Takes what happened, and returns what is to be done. What belongs to another stage or number changes nothing.
+    /// Takes what happened, and returns what is to be done. What belongs to another stage or number
+    /// changes nothing.
     pub fn happened(&mut self, now: Duration, event: Event) -> Vec<Action> {
         let stage = std::mem::replace(&mut self.stage, Stage::Ended);
         match (stage, event) {
@@ -198,39 +210,68 @@ impl Pull {
                     let why = format!("{why}; waited {} s", self.patience.busy.as_secs());
                     return vec![Action::End(Outcome::Failed(why))];
                 }
-                self.go(now, Stage::Waiting { pause, counts: false }, Vec::new())
+                self.go(
+                    now,
+                    Stage::Waiting {
+                        pause,
+                        counts: false,
+                    },
+                    Vec::new(),
+                )
             }
             (Stage::Asking { .. }, Event::Tick) if self.is_over(now, self.patience.answer) => {
                 self.again(now, "no gateway answered".into(), Again::Later, Vec::new())
             }
-            (Stage::Creating { grant }, Event::Created) => {
-                self.go(now, Stage::Reading { grant, bytes: 0, lost: false }, vec![Action::Read(grant)])
-            }
+            (Stage::Creating { grant }, Event::Created) => self.go(
+                now,
+                Stage::Reading {
+                    grant,
+                    bytes: 0,
+                    lost: false,
+                },
+                vec![Action::Read(grant)],
+            ),
             (Stage::Creating { grant }, Event::NotCreated(why, again)) => {
                 self.again(now, why, again, vec![Action::Release(grant.lease)])
             }
             (Stage::Reading { grant, bytes, lost }, Event::Progress(more)) => {
-                self.stage = Stage::Reading { grant, bytes: bytes.max(more), lost };
+                self.stage = Stage::Reading {
+                    grant,
+                    bytes: bytes.max(more),
+                    lost,
+                };
                 if more > bytes {
                     self.since = now;
                 }
                 Vec::new()
             }
-            (Stage::Reading { grant, bytes, .. }, Event::Renewed(lease, false)) if lease == grant.lease => {
-                self.stage = Stage::Reading { grant, bytes, lost: true };
+            (Stage::Reading { grant, bytes, .. }, Event::Renewed(lease, false))
+                if lease == grant.lease =>
+            {
+                self.stage = Stage::Reading {
+                    grant,
+                    bytes,
+                    lost: true,
+                };
                 Vec::new()
             }
-            (Stage::Flushing { grant, .. }, Event::Renewed(lease, false)) if lease == grant.lease => {
+            (Stage::Flushing { grant, .. }, Event::Renewed(lease, false))
+                if lease == grant.lease =>
+            {
                 self.stage = Stage::Flushing { grant, lost: true };
                 Vec::new()
             }
             (Stage::Reading { grant, lost, .. }, Event::Read) => {
                 self.go(now, Stage::Flushing { grant, lost }, vec![Action::Flush])
             }
-            (Stage::Reading { grant, .. }, Event::ReadFailed(why)) => self.throw_away(now, grant, why),
+            (Stage::Reading { grant, .. }, Event::ReadFailed(why)) => {
+                self.throw_away(now, grant, why)
+            }
             (Stage::Reading { .. }, Event::Tick) if self.is_over(now, self.patience.stall) => {
-                let why =
-                    format!("no byte came for {} s, and the transfer does not fail", self.patience.stall.as_secs());
+                let why = format!(
+                    "no byte came for {} s, and the transfer does not fail",
+                    self.patience.stall.as_secs()
+                );
                 // The origin may be answering yet, so its timer ends the lease.
                 vec![Action::End(Outcome::Stuck(why))]
             }
@@ -240,11 +281,17 @@ impl Pull {
                 self.stage = stage;
                 self.renewed = now;
                 self.number += 1;
-                vec![Action::Renew(Renew { lease: grant.lease, number: self.number })]
+                vec![Action::Renew(Renew {
+                    lease: grant.lease,
+                    number: self.number,
+                })]
             }
-            (Stage::Flushing { grant, lost: true }, Event::Flushed) if self.rules.confirms => {
-                self.throw_away(now, grant, "the origin ended the lease while it was read".into())
-            }
+            (Stage::Flushing { grant, lost: true }, Event::Flushed) if self.rules.confirms => self
+                .throw_away(
+                    now,
+                    grant,
+                    "the origin ended the lease while it was read".into(),
+                ),
             (Stage::Flushing { grant, .. }, Event::Flushed) => {
                 if self.rules.confirms {
                     self.confirm(now, grant, 1)
@@ -252,15 +299,25 @@ impl Pull {
                     self.go(now, Stage::Committing { grant }, vec![Action::Commit])
                 }
             }
-            (Stage::Flushing { grant, .. }, Event::ReadFailed(why)) => self.throw_away(now, grant, why),
-            (Stage::Confirming { grant, number, .. }, Event::Confirmed(to, yes)) if to == number => {
+            (Stage::Flushing { grant, .. }, Event::ReadFailed(why)) => {
+                self.throw_away(now, grant, why)
+            }
+            (Stage::Confirming { grant, number, .. }, Event::Confirmed(to, yes))
+                if to == number =>
+            {
                 if yes {
                     self.go(now, Stage::Committing { grant }, vec![Action::Commit])
                 } else {
-                    self.throw_away(now, grant, "the origin did not confirm that the lease was alive".into())
+                    self.throw_away(
+                        now,
+                        grant,
+                        "the origin did not confirm that the lease was alive".into(),
+                    )
                 }
             }
-            (Stage::Confirming { grant, asked, .. }, Event::Tick) if self.is_over(now, self.patience.answer) => {
+            (Stage::Confirming { grant, asked, .. }, Event::Tick)
+                if self.is_over(now, self.patience.answer) =>
+            {
                 if asked < CONFIRMATIONS {
                     self.confirm(now, grant, asked + 1)
                 } else {
@@ -271,7 +328,11 @@ impl Pull {
                 vec![Action::Release(grant.lease), Action::End(Outcome::Done)]
             }
             (Stage::Committing { grant }, Event::NotCommitted(why)) => {
-                vec![Action::Drop, Action::Release(grant.lease), Action::End(Outcome::Failed(why))]
+                vec![
+                    Action::Drop,
+                    Action::Release(grant.lease),
+                    Action::End(Outcome::Failed(why)),
+                ]
             }
             (Stage::Waiting { pause, counts }, Event::Tick) if self.is_over(now, pause) => {
                 self.attempt += u32::from(counts);
@@ -291,7 +352,9 @@ impl Pull {
     }
 
     fn renews_after(&self, grant: Grant) -> Duration {
-        self.patience.renew.min(Duration::from_millis(grant.lives_ms) / 3)
+        self.patience
+            .renew
+            .min(Duration::from_millis(grant.lives_ms) / 3)
     }
 
     fn go(&mut self, now: Duration, stage: Stage, actions: Vec<Action>) -> Vec<Action> {
@@ -303,22 +366,52 @@ impl Pull {
     fn confirm(&mut self, now: Duration, grant: Grant, asked: u32) -> Vec<Action> {
         self.number += 1;
         let number = self.number;
-        let confirm = Confirm { lease: grant.lease, identity: grant.identity, number };
-        self.go(now, Stage::Confirming { grant, number, asked }, vec![Action::Confirm(confirm)])
+        let confirm = Confirm {
+            lease: grant.lease,
+            identity: grant.identity,
+            number,
+        };
+        self.go(
+            now,
+            Stage::Confirming {
+                grant,
+                number,
+                asked,
+            },
+            vec![Action::Confirm(confirm)],
+        )
     }
 
     fn throw_away(&mut self, now: Duration, grant: Grant, why: String) -> Vec<Action> {
-        self.again(now, why, Again::Later, vec![Action::Drop, Action::Release(grant.lease)])
+        self.again(
+            now,
+            why,
+            Again::Later,
+            vec![Action::Drop, Action::Release(grant.lease)],
+        )
     }
 
     /// Waits for another attempt, if there is one.
-    fn again(&mut self, now: Duration, why: String, again: Again, mut first: Vec<Action>) -> Vec<Action> {
+    fn again(
+        &mut self,
+        now: Duration,
+        why: String,
+        again: Again,
+        mut first: Vec<Action>,
+    ) -> Vec<Action> {
         if again == Again::Never || self.attempt >= self.patience.attempts {
             first.push(Action::End(Outcome::Failed(why)));
             return first;
         }
         let pause = PAUSE * self.attempt.min(16);
-        self.go(now, Stage::Waiting { pause, counts: true }, first)
+        self.go(
+            now,
+            Stage::Waiting {
+                pause,
+                counts: true,
+            },
+            first,
+        )
     }
 }
 
@@ -330,15 +423,27 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn begun(attempts: u32) -> Pull {
-        let patience = Patience { attempts, busy: SECOND * 60, ..Patience::default() };
+        let patience = Patience {
+            attempts,
+            busy: SECOND * 60,
+            ..Patience::default()
+        };
         let (pull, actions) = Pull::begin(Duration::ZERO, patience, Rules::default());
         assert_eq!(actions, [Action::Ask(1)]);
         pull
     }
 
     fn grant(lives_ms: u64) -> Grant {
-        let lease = LeaseId { incarnation: Incarnation([1; 16]), lease: 1 };
-        Grant { lease, identity: [2; 16], epoch: 3, lives_ms }
+        let lease = LeaseId {
+            incarnation: Incarnation([1; 16]),
+            lease: 1,
+        };
+        Grant {
+            lease,
+            identity: [2; 16],
+            epoch: 3,
+            lives_ms,
+        }
     }
 
     #[test]
@@ -346,13 +451,22 @@ mod tests {
         let mut pull = begun(1);
         for number in 1..60 {
             let now = SECOND * number as u32;
-            assert_eq!(pull.happened(now, Event::Busy(number, "2 of 2".into(), SECOND)), []);
+            assert_eq!(
+                pull.happened(now, Event::Busy(number, "2 of 2".into(), SECOND)),
+                []
+            );
             assert_eq!(pull.happened(now, Event::Tick), [], "not before its time");
-            assert_eq!(pull.happened(now + SECOND, Event::Tick), [Action::Ask(number + 1)]);
+            assert_eq!(
+                pull.happened(now + SECOND, Event::Tick),
+                [Action::Ask(number + 1)]
+            );
         }
         assert_eq!(pull.attempt(), 1);
         let ended = pull.happened(SECOND * 61, Event::Busy(60, "2 of 2".into(), SECOND));
-        assert_eq!(ended, [Action::End(Outcome::Failed("2 of 2; waited 60 s".into()))]);
+        assert_eq!(
+            ended,
+            [Action::End(Outcome::Failed("2 of 2; waited 60 s".into()))]
+        );
     }
 
     #[test]
@@ -360,23 +474,40 @@ mod tests {
         let mut pull = begun(2);
         pull.happened(SECOND, Event::Busy(1, "full".into(), SECOND));
         assert_eq!(pull.happened(SECOND * 50, Event::Tick), [Action::Ask(2)]);
-        assert_eq!(pull.happened(SECOND * 50, Event::Granted(2, grant(30_000))), [Action::Create(grant(30_000))]);
+        assert_eq!(
+            pull.happened(SECOND * 50, Event::Granted(2, grant(30_000))),
+            [Action::Create(grant(30_000))]
+        );
         pull.happened(SECOND * 50, Event::Created);
         pull.happened(SECOND * 50, Event::ReadFailed("cut".into()));
         assert_eq!(pull.happened(SECOND * 90, Event::Tick), [Action::Ask(3)]);
-        assert_eq!(pull.happened(SECOND * 90, Event::Busy(3, "full".into(), SECOND)), [], "the wait begins anew");
+        assert_eq!(
+            pull.happened(SECOND * 90, Event::Busy(3, "full".into(), SECOND)),
+            [],
+            "the wait begins anew"
+        );
         assert_eq!(pull.happened(SECOND * 91, Event::Tick), [Action::Ask(4)]);
         let ended = pull.happened(SECOND * 91, Event::Declined(4, "gone".into(), Again::Later));
-        assert_eq!(ended, [Action::End(Outcome::Failed("gone".into()))], "the second attempt was the last");
+        assert_eq!(
+            ended,
+            [Action::End(Outcome::Failed("gone".into()))],
+            "the second attempt was the last"
+        );
     }
 
     #[test]
     fn a_short_lease_is_renewed_three_times_in_its_life() {
-        for (lives_ms, renewed) in [(900, Duration::from_millis(300)), (60_000, Patience::default().renew)] {
+        for (lives_ms, renewed) in [
+            (900, Duration::from_millis(300)),
+            (60_000, Patience::default().renew),
+        ] {
             let mut pull = begun(1);
             pull.happened(Duration::ZERO, Event::Granted(1, grant(lives_ms)));
             pull.happened(Duration::ZERO, Event::Created);
-            assert_eq!(pull.happened(renewed - Duration::from_millis(1), Event::Tick), []);
+            assert_eq!(
+                pull.happened(renewed - Duration::from_millis(1), Event::Tick),
+                []
+            );
             let renewals = pull.happened(renewed, Event::Tick);
             assert!(matches!(renewals[..], [Action::Renew(_)]), "{renewals:?}");
         }

@@ -20,13 +20,13 @@
 //! | `Confirming` | the origin was asked if the lease was alive, with a number drawn after the flush | the answer with this number |
 //! | `Committing` | the origin said yes | this host's broker |
 //!
-//! Every attempt has a lease, numbers and **memory** of its own. So a byte that arrives late lands in what was never
-//! visible, and an answer that arrives late has a number that nobody waits for.
+//! Every attempt has a lease, numbers and **memory** of its own. So a byte that arrives late lands
+//! in what was never visible, and an answer that arrives late has a number that nobody waits for.
 //!
-//! `Stuck`: a transfer that neither ends nor fails may write for ever, so its destination must stay mapped until this
-//! process ends. The process ends, which is the proof by which the broker frees the memory; the process that
-//! started it may start another. So each pull has a process of its own, and a gateway that serves others is none of
-//! them.
+//! `Stuck`: a transfer that neither ends nor fails may write for ever, so its destination must stay
+//! mapped until this process ends. The process ends, which is the proof by which the broker frees
+//! the memory; the process that started it may start another. So each pull has a process of its
+//! own, and a gateway that serves others is none of them.
 //!
 //! What it does not cover is said at [`lease`](crate::lease), and so is the test.
 

@@ -1,7 +1,7 @@
 //! Carries bytes from the memory of one gateway to that of another.
 //!
-//! A transport knows addresses and nothing of objects. The origin registers memory and gives its metadata away; the
-//! replica loads that and reads. Nobody writes into another host's memory.
+//! A transport knows addresses and nothing of objects. The origin registers memory and gives its
+//! metadata away; the replica loads that and reads. Nobody writes into another host's memory.
 //!
 //! ```text
 //! origin                                   replica
@@ -12,18 +12,20 @@
 //!                                          flush()
 //! ```
 //!
-//! A [`Peer`] reads, and not the transport with a peer as an argument: a transport is used as a `dyn Transport`, and
-//! could not tell its own peers from another's.
+//! A [`Peer`] reads, and not the transport with a peer as an argument: a transport is used as a
+//! `dyn Transport`, and could not tell its own peers from another's.
 //!
 //! What a caller may lean on:
 //!
-//! - After [`Progress::Done`] and [`Transport::flush`] all bytes are in the destination, for the CPU or for work that
-//!   is given to the device afterwards.
-//! - After `Done`, or an error of [`Transfer::poll`], nothing is written to the destination any more. **A transfer that
-//!   does neither may write for ever**: a stopped peer or a link that is down is not told by NIXL. Its destination must
-//!   stay mapped until the process ends, and dropping the transfer takes nothing back.
-//! - **Which** bytes were read is not the transport's affair: memory that the origin took back meanwhile may give
-//!   others, without an error. The protocol of leases and confirmations is there for that.
+//! - After [`Progress::Done`] and [`Transport::flush`] all bytes are in the destination, for the
+//!   CPU or for work that is given to the device afterwards.
+//! - After `Done`, or an error of [`Transfer::poll`], nothing is written to the destination any
+//!   more. **A transfer that does neither may write for ever**: a stopped peer or a link that is
+//!   down is not told by NIXL. Its destination must stay mapped until the process ends, and
+//!   dropping the transfer takes nothing back.
+//! - **Which** bytes were read is not the transport's affair: memory that the origin took back
+//!   meanwhile may give others, without an error. The protocol of leases and confirmations is there
+//!   for that.
 //!
 //! 1. [`nixl`]: NIXL, by its C library, loaded at run time.
 //! 2. [`path`]: whether bytes go directly or through staging buffers, chosen by measuring.
@@ -81,7 +83,8 @@ pub struct Pair {
 /// How far a transfer is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Progress {
-    /// Under way. The bytes that are known to have arrived: a transport that does not know says 0 until it is done.
+    /// Under way. The bytes that are known to have arrived: a transport that does not know says 0
+    /// until it is done.
     Running {
         /// How many.
         bytes: u64,
@@ -97,7 +100,8 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// Names the engine, for people and figures: `nixl`, `tcp`.
     fn kind(&self) -> &'static str;
 
-    /// Makes memory readable for peers, and a possible destination of reads, until the registration is dropped.
+    /// Makes memory readable for peers, and a possible destination of reads, until the registration
+    /// is dropped.
     ///
     /// # Errors
     ///
@@ -105,11 +109,12 @@ pub trait Transport: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     ///
-    /// The memory is mapped in this process, readable and, if reads go there, writable, until the registration is
-    /// dropped and all transfers into it have ended.
+    /// The memory is mapped in this process, readable and, if reads go there, writable, until the
+    /// registration is dropped and all transfers into it have ended.
     unsafe fn register(&self, memory: &[Span]) -> Result<Box<dyn Registration>>;
 
-    /// Returns what a peer needs in order to read from the memory that is registered at this moment.
+    /// Returns what a peer needs in order to read from the memory that is registered at this
+    /// moment.
     ///
     /// # Errors
     ///
@@ -124,8 +129,8 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// [`Error::Unavailable`](crate::Error::Unavailable) for a peer that cannot be reached.
     fn load_peer(&self, metadata: &[u8]) -> Result<Box<dyn Peer>>;
 
-    /// Says whether a registration that is taken back ends the reads of it that are under way. Else the origin may be
-    /// answering them yet, from memory that must be mapped.
+    /// Says whether a registration that is taken back ends the reads of it that are under way. Else
+    /// the origin may be answering them yet, from memory that must be mapped.
     fn ends_reads(&self) -> bool {
         false
     }
@@ -140,12 +145,14 @@ pub trait Transport: fmt::Debug + Send + Sync {
 
 /// Memory that peers may read. Dropping it takes the registration back.
 ///
-/// A read that is under way then fails, or gives any bytes; [`Transport::ends_reads`] says if the memory may go.
+/// A read that is under way then fails, or gives any bytes; [`Transport::ends_reads`] says if the
+/// memory may go.
 pub trait Registration: fmt::Debug + Send {}
 
 /// Another gateway, whose memory can be read.
 pub trait Peer: fmt::Debug + Send {
-    /// Starts to read. The destinations must be registered with the transport that loaded this peer.
+    /// Starts to read. The destinations must be registered with the transport that loaded this
+    /// peer.
     ///
     /// # Errors
     ///
@@ -153,8 +160,8 @@ pub trait Peer: fmt::Debug + Send {
     ///
     /// # Safety
     ///
-    /// Until the transfer has ended, as the module says, the destinations stay mapped and writable, and nobody reads
-    /// or writes there.
+    /// Until the transfer has ended, as the module says, the destinations stay mapped and writable,
+    /// and nobody reads or writes there.
     unsafe fn read(&self, pairs: &[Pair]) -> Result<Box<dyn Transfer>>;
 }
 

@@ -1,10 +1,10 @@
-//! Bytes on plain TCP connections, between memory that the CPU reaches. For tests of the protocol: it needs no library,
-//! and can be told to stall and to fail.
+//! Bytes on plain TCP connections, between memory that the CPU reaches. For tests of the protocol:
+//! it needs no library, and can be told to stall and to fail.
 //!
 //! A read stands still at its half until a poll has told so: tests stop a pull there.
 //!
-//! A request is the key 16, the address u64 and the bytes u64; the answer is the bytes. A connection that asks for
-//! anything else is closed, and costs others nothing.
+//! A request is the key 16, the address u64 and the bytes u64; the answer is the bytes. A
+//! connection that asks for anything else is closed, and costs others nothing.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -45,7 +45,8 @@ impl Registered {
     fn has(&self, address: u64, bytes: u64) -> bool {
         let inside = |span: &Span| {
             let at = address.checked_sub(span.address);
-            at.and_then(|at| at.checked_add(bytes)).is_some_and(|end| end <= span.bytes)
+            at.and_then(|at| at.checked_add(bytes))
+                .is_some_and(|end| end <= span.bytes)
         };
         self.spans.values().flatten().any(inside)
     }
@@ -89,17 +90,33 @@ impl Tcp {
                     let _ = serve(stream, key, &registered);
                     open.fetch_sub(1, Ordering::Relaxed);
                 };
-                if std::thread::Builder::new().name("gateway-serves".into()).spawn(serve).is_err() {
+                if std::thread::Builder::new()
+                    .name("gateway-serves".into())
+                    .spawn(serve)
+                    .is_err()
+                {
                     tracing::warn!("no thread for a connection; raise RLIMIT_NPROC");
                 }
             }
         };
-        std::thread::Builder::new().name("gateway-accepts".into()).spawn(accept).map_err(unavailable)?;
-        Ok(Tcp { at, key, registered, faults })
+        std::thread::Builder::new()
+            .name("gateway-accepts".into())
+            .spawn(accept)
+            .map_err(unavailable)?;
+        Ok(Tcp {
+            at,
+            key,
+            registered,
+            faults,
+        })
     }
 }
 
-fn serve(mut stream: TcpStream, key: [u8; 16], registered: &RwLock<Registered>) -> std::io::Result<()> {
+fn serve(
+    mut stream: TcpStream,
+    key: [u8; 16],
+    registered: &RwLock<Registered>,
+) -> std::io::Result<()> {
     loop {
         stream.set_read_timeout(Some(QUIET))?;
         let mut request = [0; 32];
@@ -119,10 +136,14 @@ fn serve(mut stream: TcpStream, key: [u8; 16], registered: &RwLock<Registered>) 
                     return Ok(());
                 }
                 // SAFETY: `copy_nonoverlapping` asks for
-                // - a source that may be read: it lies in registered memory, which its owner keeps mapped and readable
-                //   until the registration is dropped, and that waits for this lock;
-                // - a destination that may be written and lies apart: `chunk` is as long, and our own.
-                unsafe { std::ptr::copy_nonoverlapping(address as *const u8, chunk.as_mut_ptr(), bytes) };
+                // - a source that may be read: it lies in registered memory, which its owner keeps
+                //   mapped and readable until the registration is dropped, and that waits for this
+                //   lock;
+                // - a destination that may be written and lies apart: `chunk` is as long, and our
+                //   own.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(address as *const u8, chunk.as_mut_ptr(), bytes)
+                };
             }
             stream.write_all(&chunk[..bytes])?;
             address += bytes as u64;
@@ -138,14 +159,27 @@ impl Transport for Tcp {
 
     unsafe fn register(&self, memory: &[Span]) -> Result<Box<dyn Registration>> {
         if let Some(span) = memory.iter().find(|span| span.place != Place::Host) {
-            let why = format!("this transport of tests reads with the CPU, and {:#x} lies on a device", span.address);
-            return Err(Error::Unavailable { what: "a registration".into(), why, remedy: "carry it with NIXL" });
+            let why = format!(
+                "this transport of tests reads with the CPU, and {:#x} lies on a device",
+                span.address
+            );
+            return Err(Error::Unavailable {
+                what: "a registration".into(),
+                why,
+                remedy: "carry it with NIXL",
+            });
         }
-        let mut registered = self.registered.write().unwrap_or_else(PoisonError::into_inner);
+        let mut registered = self
+            .registered
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         registered.next += 1;
         let number = registered.next;
         registered.spans.insert(number, memory.to_vec());
-        Ok(Box::new(Held { number, registered: self.registered.clone() }))
+        Ok(Box::new(Held {
+            number,
+            registered: self.registered.clone(),
+        }))
     }
 
     fn metadata(&self) -> Result<Vec<u8>> {
@@ -157,7 +191,11 @@ impl Transport for Tcp {
     fn load_peer(&self, metadata: &[u8]) -> Result<Box<dyn Peer>> {
         let read = metadata.split_first_chunk::<16>().and_then(|(key, at)| {
             let at = str::from_utf8(at).ok()?.parse().ok()?;
-            Some(Remote { key: *key, at, faults: self.faults })
+            Some(Remote {
+                key: *key,
+                at,
+                faults: self.faults,
+            })
         });
         let malformed = || Error::Malformed {
             what: "the metadata",
@@ -186,7 +224,11 @@ impl Registration for Held {}
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.registered.write().unwrap_or_else(PoisonError::into_inner).spans.remove(&self.number);
+        self.registered
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .spans
+            .remove(&self.number);
     }
 }
 
@@ -201,7 +243,8 @@ struct Remote {
 #[derive(Debug, Default)]
 struct Fetched {
     bytes: AtomicU64,
-    /// The most bytes that a poll has told of. Without it a read on a loaded machine is often over at its first poll.
+    /// The most bytes that a poll has told of. Without it a read on a loaded machine is often over
+    /// at its first poll.
     told: AtomicU64,
     end: Mutex<Option<std::result::Result<(), String>>>,
 }
@@ -209,20 +252,40 @@ struct Fetched {
 impl Peer for Remote {
     unsafe fn read(&self, pairs: &[Pair]) -> Result<Box<dyn Transfer>> {
         let fetched = Arc::new(Fetched::default());
-        let (key, at, faults, pairs, ours) = (self.key, self.at, self.faults, pairs.to_vec(), fetched.clone());
+        let (key, at, faults, pairs, ours) = (
+            self.key,
+            self.at,
+            self.faults,
+            pairs.to_vec(),
+            fetched.clone(),
+        );
         let fetch = move || {
             let end = fetch(key, at, faults, &pairs, &ours).map_err(|e| e.to_string());
             *ours.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
         };
-        let started = std::thread::Builder::new().name("gateway-reads".into()).spawn(fetch);
-        started.map_err(|e| Error::Transfer { why: format!("no thread: {e}") })?;
+        let started = std::thread::Builder::new()
+            .name("gateway-reads".into())
+            .spawn(fetch);
+        started.map_err(|e| Error::Transfer {
+            why: format!("no thread: {e}"),
+        })?;
         Ok(Box::new(Fetch(fetched)))
     }
 }
 
-fn fetch(key: [u8; 16], at: SocketAddr, faults: Faults, pairs: &[Pair], fetched: &Fetched) -> std::io::Result<()> {
+fn fetch(
+    key: [u8; 16],
+    at: SocketAddr,
+    faults: Faults,
+    pairs: &[Pair],
+    fetched: &Fetched,
+) -> std::io::Result<()> {
     let mut stream = TcpStream::connect(at)?;
-    let half = pairs.iter().map(|pair| pair.to.bytes).sum::<u64>().div_ceil(2);
+    let half = pairs
+        .iter()
+        .map(|pair| pair.to.bytes)
+        .sum::<u64>()
+        .div_ceil(2);
     let mut chunk = vec![0; CHUNK];
     for pair in pairs {
         let mut request = key.to_vec();
@@ -231,16 +294,25 @@ fn fetch(key: [u8; 16], at: SocketAddr, faults: Faults, pairs: &[Pair], fetched:
         stream.write_all(&request)?;
         let mut at = 0;
         while at < pair.to.bytes {
-            let most = usize::try_from(pair.to.bytes - at).unwrap_or(CHUNK).min(CHUNK);
+            let most = usize::try_from(pair.to.bytes - at)
+                .unwrap_or(CHUNK)
+                .min(CHUNK);
             let bytes = stream.read(&mut chunk[..most])?;
             if bytes == 0 {
                 return Err(std::io::ErrorKind::UnexpectedEof.into());
             }
             // SAFETY: `copy_nonoverlapping` asks for
             // - a source that may be read: `chunk` has `bytes` bytes;
-            // - a destination that may be written and lies apart: `Peer::read`'s caller keeps it mapped and to itself
-            //   until this transfer has ended, and `at + bytes` is at most its length.
-            unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), (pair.to.address + at) as *mut u8, bytes) };
+            // - a destination that may be written and lies apart: `Peer::read`'s caller keeps it
+            //   mapped and to itself until this transfer has ended, and `at + bytes` is at most its
+            //   length.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    chunk.as_ptr(),
+                    (pair.to.address + at) as *mut u8,
+                    bytes,
+                )
+            };
             at += bytes as u64;
             let all = fetched.bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
             if faults.fail_after.is_some_and(|after| all >= after) {
@@ -286,7 +358,11 @@ mod tests {
     use super::*;
 
     fn span(bytes: &[u8]) -> Span {
-        Span { address: bytes.as_ptr() as u64, bytes: bytes.len() as u64, place: Place::Host }
+        Span {
+            address: bytes.as_ptr() as u64,
+            bytes: bytes.len() as u64,
+            place: Place::Host,
+        }
     }
 
     fn transport(faults: Faults) -> Tcp {
@@ -294,9 +370,23 @@ mod tests {
     }
 
     fn pair(from: &[u8], to: &mut [u8]) -> Pair {
-        let Span { address, bytes, place } = span(from);
-        let to = Span { address: to.as_mut_ptr() as u64, ..span(to) };
-        Pair { from: RemoteSpan { address, bytes, place }, to }
+        let Span {
+            address,
+            bytes,
+            place,
+        } = span(from);
+        let to = Span {
+            address: to.as_mut_ptr() as u64,
+            ..span(to)
+        };
+        Pair {
+            from: RemoteSpan {
+                address,
+                bytes,
+                place,
+            },
+            to,
+        }
     }
 
     fn end(transfer: &mut dyn Transfer) -> Result<()> {
@@ -315,20 +405,28 @@ mod tests {
         let (origin, replica) = (transport(Faults::default()), transport(Faults::default()));
         // SAFETY: `register` asks for memory that is mapped until the drop: `source` outlives it.
         let registration = unsafe { origin.register(&[span(&source)]) }.expect("host memory");
-        let peer = replica.load_peer(&origin.metadata().expect("metadata")).expect("a peer");
+        let peer = replica
+            .load_peer(&origin.metadata().expect("metadata"))
+            .expect("a peer");
         let pairs = [pair(&source, &mut copy)];
-        // SAFETY: `read` asks that the destination stays mapped and untouched until the end: `copy`, until the wait
-        // below.
+        // SAFETY: `read` asks that the destination stays mapped and untouched until the end:
+        // `copy`, until the wait below.
         let mut transfer = unsafe { peer.read(&pairs) }.expect("begun");
         end(&mut *transfer).expect("read");
         assert!(copy == source);
         drop(registration);
         // SAFETY: as above.
         let mut transfer = unsafe { peer.read(&pairs) }.expect("begun");
-        assert!(end(&mut *transfer).is_err(), "the registration was taken back");
+        assert!(
+            end(&mut *transfer).is_err(),
+            "the registration was taken back"
+        );
         assert!(replica.load_peer(b"anything").is_err());
         // Garbage is its sender's own affair.
-        TcpStream::connect(origin.at).expect("it listens").write_all(&[0xff; 100]).expect("written");
+        TcpStream::connect(origin.at)
+            .expect("it listens")
+            .write_all(&[0xff; 100])
+            .expect("written");
         // SAFETY: as above.
         let _registration = unsafe { origin.register(&[span(&source)]) }.expect("host memory");
         // SAFETY: as above.
@@ -342,10 +440,12 @@ mod tests {
         let (origin, replica) = (transport(Faults::default()), transport(Faults::default()));
         // SAFETY: `register` asks for memory that is mapped until the drop: `source` outlives it.
         let _registration = unsafe { origin.register(&[span(&source)]) }.expect("host memory");
-        let peer = replica.load_peer(&origin.metadata().expect("metadata")).expect("a peer");
+        let peer = replica
+            .load_peer(&origin.metadata().expect("metadata"))
+            .expect("a peer");
         for _ in 0..20 {
-            // SAFETY: `read` asks that the destination stays mapped and untouched until the end: `copy`, until the wait
-            // below.
+            // SAFETY: `read` asks that the destination stays mapped and untouched until the end:
+            // `copy`, until the wait below.
             let mut transfer = unsafe { peer.read(&[pair(&source, &mut copy)]) }.expect("begun");
             // Time for all of it.
             (0..1_000).for_each(|_| std::thread::yield_now());
@@ -353,7 +453,10 @@ mod tests {
             while let Progress::Running { bytes } = transfer.poll().expect("read") {
                 most = most.max(bytes);
             }
-            assert!(most >= 150_000, "the last poll before the end told of {most} bytes");
+            assert!(
+                most >= 150_000,
+                "the last poll before the end told of {most} bytes"
+            );
         }
     }
 
@@ -366,17 +469,31 @@ mod tests {
         // SAFETY: `register` asks for memory that is mapped until the drop: `source` outlives it.
         let _registration = unsafe { origin.register(&[span(&source)]) }.expect("host memory");
         let metadata = origin.metadata().expect("metadata");
-        let fails = transport(Faults { fail_after: Some(1_000_000), ..Faults::default() });
+        let fails = transport(Faults {
+            fail_after: Some(1_000_000),
+            ..Faults::default()
+        });
         let peer = fails.load_peer(&metadata).expect("a peer");
-        // SAFETY: `read` asks that the destination stays mapped and untouched until the end: it is leaked, and this
-        // transfer's end is waited for.
+        // SAFETY: `read` asks that the destination stays mapped and untouched until the end: it is
+        // leaked, and this transfer's end is waited for.
         let mut transfer = unsafe { peer.read(&[pair(&source, copy)]) }.expect("begun");
-        assert!(end(&mut *transfer).expect_err("told to").to_string().contains("told to fail"));
-        let stalls = transport(Faults { stall_after: Some(1_000_000), ..Faults::default() });
+        assert!(
+            end(&mut *transfer)
+                .expect_err("told to")
+                .to_string()
+                .contains("told to fail")
+        );
+        let stalls = transport(Faults {
+            stall_after: Some(1_000_000),
+            ..Faults::default()
+        });
         let peer = stalls.load_peer(&metadata).expect("a peer");
         // SAFETY: as above; nobody touches it any more.
         let mut transfer = unsafe { peer.read(&[pair(&source, copy)]) }.expect("begun");
-        while !matches!(transfer.poll(), Ok(Progress::Running { bytes: 1_000_000.. })) {
+        while !matches!(
+            transfer.poll(),
+            Ok(Progress::Running { bytes: 1_000_000.. })
+        ) {
             std::thread::yield_now();
         }
         assert!(matches!(transfer.poll(), Ok(Progress::Running { .. })));

@@ -1,4 +1,5 @@
-//! Eight hosts pull one object at a time: nine brokers, nine gateways and eight pulls, each a process.
+//! Eight hosts pull one object at a time: nine brokers, nine gateways and eight pulls, each a
+//! process.
 
 use std::collections::BTreeMap;
 use std::process::{Output, Stdio};
@@ -24,27 +25,52 @@ pub fn eight_pulls_cost_the_origin_two_reads() {
         .iter()
         .map(|host| {
             let mut command = host.command("pull");
-            command.args(["--json", "model"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command
+                .args(["--json", "model"])
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
             command.spawn().expect("it starts")
         })
         .collect();
-    let ended: Vec<Output> = pulls.into_iter().map(|pull| pull.wait_with_output().expect("it ends")).collect();
+    let ended: Vec<Output> = pulls
+        .into_iter()
+        .map(|pull| pull.wait_with_output().expect("it ends"))
+        .collect();
     let mut served: BTreeMap<String, u32> = BTreeMap::new();
     for output in &ended {
         assert!(output.status.success(), "{output:?}");
         let report = json(output);
-        assert_eq!((&report["home"], &report["bytes"]), (&Value::from("host-0"), &Value::from(BYTES)), "{report}");
-        *served.entry(report["from"].as_str().expect("a name").to_owned()).or_default() += 1;
+        assert_eq!(
+            (&report["home"], &report["bytes"]),
+            (&Value::from("host-0"), &Value::from(BYTES)),
+            "{report}"
+        );
+        *served
+            .entry(report["from"].as_str().expect("a name").to_owned())
+            .or_default() += 1;
     }
     println!("reads served: {served:?}");
     for host in &hosts[1..] {
-        assert!(host.get("model") == contents, "{} has other bytes", host.name);
+        assert!(
+            host.get("model") == contents,
+            "{} has other bytes",
+            host.name
+        );
     }
     let origin = served.get("host-0").copied().unwrap_or(0);
-    assert!((1..=2).contains(&origin), "the origin served {origin} of 8 reads");
+    assert!(
+        (1..=2).contains(&origin),
+        "the origin served {origin} of 8 reads"
+    );
     // The origin's own count, which is written now and then: no read of it was begun and failed.
     let confirmed = || hosts[0].json("status", &[])[0]["figures"]["confirmed"][0].as_u64();
-    watch("the origin's figures", || confirmed() == Some(origin.into()));
+    watch("the origin's figures", || {
+        confirmed() == Some(origin.into())
+    });
     let figures = hosts[0].json("status", &[])[0]["figures"].clone();
-    assert_eq!((&figures["granted"], &figures["expired"]), (&origin.into(), &0.into()), "{figures}");
+    assert_eq!(
+        (&figures["granted"], &figures["expired"]),
+        (&origin.into(), &0.into()),
+        "{figures}"
+    );
 }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use gateway::host::local::Local;
 use gpu_ipc::Gpu;
-use gpu_ipc::broker::{Broker, Client, GroupWriter, Layout, Limits, Options, PartSpec, Roll, Selector};
+use gpu_ipc::broker::{
+    Broker, Client, GroupWriter, Layout, Limits, Options, PartSpec, Roll, Selector,
+};
 use serde_json::Value;
 
 /// Ends a case that waits for what does not come. Nothing is expected to be fast.
@@ -22,15 +24,21 @@ const GATEWAY: &str = env!("CARGO_BIN_EXE_gpu-ipc-gateway");
 pub fn serve_if_asked() {
     if let Some(dir) = std::env::var_os(BROKER) {
         let gpus = Arc::new(|| Ok::<_, gpu_ipc::Error>(vec![gpu()]));
-        let options =
-            Options { dir: PathBuf::from(dir), gpus, limits: Limits::default(), allowed: Vec::new(), keeper: None };
+        let options = Options {
+            dir: PathBuf::from(dir),
+            gpus,
+            limits: Limits::default(),
+            allowed: Vec::new(),
+            keeper: None,
+        };
         Broker::open(options).expect("a broker").run()
     }
 }
 
 /// Memory that the CPU reaches.
 fn gpu() -> Gpu {
-    let found = gpu_ipc::backend::detect_only(gpu_ipc::BackendKind::Host).expect("the host has memory");
+    let found =
+        gpu_ipc::backend::detect_only(gpu_ipc::BackendKind::Host).expect("the host has memory");
     found.gpus().first().expect("one device").clone()
 }
 
@@ -39,10 +47,21 @@ pub struct Service(Child);
 
 impl Service {
     fn start(command: &mut Command) -> Service {
-        let die = || Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?);
-        // SAFETY: `pre_exec`: between fork and exec the closure does one system call, and allocates nothing.
+        let die = || {
+            Ok(rustix::process::set_parent_process_death_signal(Some(
+                rustix::process::Signal::KILL,
+            ))?)
+        };
+        // SAFETY: `pre_exec`: between fork and exec the closure does one system call, and allocates
+        // nothing.
         let command = unsafe { command.pre_exec(die) };
-        Service(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts"))
+        Service(
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .spawn()
+                .expect("it starts"),
+        )
     }
 }
 
@@ -51,16 +70,22 @@ impl Service {
     pub fn listens(&self) -> Vec<SocketAddr> {
         let process = format!("/proc/{}", self.0.id());
         let open = std::fs::read_dir(format!("{process}/fd")).expect("it runs");
-        let links = open.flatten().filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        let links = open
+            .flatten()
+            .filter_map(|fd| std::fs::read_link(fd.path()).ok());
         let sockets: Vec<String> = links.map(|link| link.display().to_string()).collect();
         let table = std::fs::read_to_string(format!("{process}/net/tcp")).expect("it runs");
         let listening = |line: &str| {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let (address, port) = fields.get(1)?.split_once(':')?;
-            let is_ours = fields.get(3) == Some(&"0A") && sockets.contains(&format!("socket:[{}]", fields.get(9)?));
+            let is_ours = fields.get(3) == Some(&"0A")
+                && sockets.contains(&format!("socket:[{}]", fields.get(9)?));
             // The kernel writes the address as the machine has it in memory.
             let address = u32::from_str_radix(address, 16).ok()?.to_ne_bytes();
-            is_ours.then_some(SocketAddr::from((address, u16::from_str_radix(port, 16).ok()?)))
+            is_ours.then_some(SocketAddr::from((
+                address,
+                u16::from_str_radix(port, 16).ok()?,
+            )))
         };
         table.lines().filter_map(listening).collect()
     }
@@ -74,8 +99,10 @@ impl Service {
 
     /// Says whether it is stopped.
     pub fn is_stopped(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).expect("it is a child");
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        let stat =
+            std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).expect("it is a child");
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('T'))
     }
 
     /// Lets it go on.
@@ -102,13 +129,22 @@ pub struct Host {
 impl Host {
     /// Makes one, where nothing runs yet.
     pub fn new(number: usize) -> Host {
-        Host { name: format!("host-{number}"), dir: tempfile::tempdir().expect("a folder"), address: address() }
+        Host {
+            name: format!("host-{number}"),
+            dir: tempfile::tempdir().expect("a folder"),
+            address: address(),
+        }
     }
 
     /// Starts brokers, and waits until they listen.
     pub fn brokers(hosts: &[Host]) -> Vec<Service> {
         let brokers = hosts.iter().map(Host::broker).collect();
-        let is_up = |host: &Host| Client::builder(gpu()).dir(host.dir.path()).connect().is_ok();
+        let is_up = |host: &Host| {
+            Client::builder(gpu())
+                .dir(host.dir.path())
+                .connect()
+                .is_ok()
+        };
         watch("a broker listens", || hosts.iter().all(is_up));
         brokers
     }
@@ -124,15 +160,28 @@ impl Host {
     }
 
     /// Starts a gateway that is killed or stopped at a step.
-    pub fn gateway_at(&self, listen: &str, peer: &str, trust: &[String], step: Option<&str>) -> Service {
+    pub fn gateway_at(
+        &self,
+        listen: &str,
+        peer: &str,
+        trust: &[String],
+        step: Option<&str>,
+    ) -> Service {
         let before = self.gateways();
         let mut command = self.command("run");
-        command.args(["--listen", listen, "--peer", peer]).args(trust);
+        command
+            .args(["--listen", listen, "--peer", peer])
+            .args(trust);
         command.envs(step.map(|step| ("GPU_IPC_GATEWAY_STEP", step)));
-        // So slow a link that no read counts as slow, and nobody loses patience, however loaded this machine is.
-        let mut gateway = Service::start(command.args(["--transport", "tcp", "--link-gbit", "0.001"]));
+        // So slow a link that no read counts as slow, and nobody loses patience, however loaded
+        // this machine is.
+        let mut gateway =
+            Service::start(command.args(["--transport", "tcp", "--link-gbit", "0.001"]));
         watch("a gateway runs", || {
-            assert!(gateway.0.try_wait().expect("it is a child").is_none(), "the gateway at {listen} ended");
+            assert!(
+                gateway.0.try_wait().expect("it is a child").is_none(),
+                "the gateway at {listen} ended"
+            );
             self.gateways() > before
         });
         gateway
@@ -145,8 +194,13 @@ impl Host {
 
     /// Waits until the gateways tell each other of an object.
     pub fn hears_of(&self, name: &str) {
-        let of = |all: Value| all.as_array().is_some_and(|all| all.iter().any(|row| row["name"] == name));
-        watch(&format!("{} hears of {name}", self.name), || of(self.json("objects", &["--all-hosts"])));
+        let of = |all: Value| {
+            all.as_array()
+                .is_some_and(|all| all.iter().any(|row| row["name"] == name))
+        };
+        watch(&format!("{} hears of {name}", self.name), || {
+            of(self.json("objects", &["--all-hosts"]))
+        });
     }
 
     /// Commits an object of one part.
@@ -155,12 +209,18 @@ impl Host {
         let layout = Layout::pack(vec![part], &[]).expect("a layout");
         let mut writer = self.client().create(name, layout).expect("room");
         writer.write("weights", contents).expect("its memory");
-        writer.commit(&[]).and_then(|commit| commit.wait()).expect("committed");
+        writer
+            .commit(&[])
+            .and_then(|commit| commit.wait())
+            .expect("committed");
     }
 
     /// Reads it.
     pub fn get(&self, name: &str) -> Vec<u8> {
-        let reader = self.client().open_one(&Selector::Latest(name.into())).expect("an object");
+        let reader = self
+            .client()
+            .open_one(&Selector::Latest(name.into()))
+            .expect("an object");
         reader.read("weights").expect("its bytes")
     }
 
@@ -169,14 +229,18 @@ impl Host {
         let part = PartSpec::bytes("weights", contents.len() as u64).expect("a part");
         let layout = Layout::pack(vec![part], &[]).expect("a layout");
         let mut group = GroupWriter::create(name, vec![(self.client(), layout)]).expect("room");
-        group.writers[0].write("weights", contents).expect("its memory");
+        group.writers[0]
+            .write("weights", contents)
+            .expect("its memory");
         group.commit(None).expect("committed");
     }
 
     /// Reads a member of a group, which it finds by the group's roll.
     pub fn get_member(&self, name: &str, rank: usize) -> Vec<u8> {
         let roll = Roll::newest(&self.client(), name).expect("a roll");
-        roll.open(rank, &self.client()).and_then(|member| member.read("weights")).expect("its bytes")
+        roll.open(rank, &self.client())
+            .and_then(|member| member.read("weights"))
+            .expect("its bytes")
     }
 
     /// A command of the program, for this host.
@@ -191,7 +255,12 @@ impl Host {
 
     /// Runs a command that prints JSON.
     pub fn json(&self, name: &str, args: &[&str]) -> Value {
-        let output = self.command(name).args(args).arg("--json").output().expect("it starts");
+        let output = self
+            .command(name)
+            .args(args)
+            .arg("--json")
+            .output()
+            .expect("it starts");
         json(&output)
     }
 
@@ -201,16 +270,24 @@ impl Host {
     }
 
     fn client(&self) -> Client {
-        Client::builder(gpu()).dir(self.dir.path()).connect().expect("a broker")
+        Client::builder(gpu())
+            .dir(self.dir.path())
+            .connect()
+            .expect("a broker")
     }
 }
 
-/// Makes an address that nobody else listens on: each process of this machine has another number, and all of 127 is
-/// this machine.
+/// Makes an address that nobody else listens on: each process of this machine has another number,
+/// and all of 127 is this machine.
 pub fn address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(7500);
     let (pid, port) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    format!("tcp/127.{}.{}.{}:{port}", 64 + (pid >> 16 & 63), pid >> 8 & 255, pid & 255)
+    format!(
+        "tcp/127.{}.{}.{}:{port}",
+        64 + (pid >> 16 & 63),
+        pid >> 8 & 255,
+        pid & 255
+    )
 }
 
 /// Makes contents that tell where each byte belongs.
@@ -228,7 +305,10 @@ pub fn json(output: &Output) -> Value {
 pub fn watch(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < WATCHDOG, "waited {WATCHDOG:?} in vain: {what}");
+        assert!(
+            begun.elapsed() < WATCHDOG,
+            "waited {WATCHDOG:?} in vain: {what}"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,4 +1,5 @@
-//! Several gateways on one machine, each a process with its broker, on loopback addresses of this test's own.
+//! Several gateways on one machine, each a process with its broker, on loopback addresses of this
+//! test's own.
 //!
 //! The test program starts itself as the brokers.
 
@@ -15,24 +16,54 @@ use libtest_mimic::{Arguments, Failed, Trial};
 type Case = (&'static str, fn());
 
 const CASES: [Case; 12] = [
-    ("eight_pulls_cost_the_origin_two_reads", fan_out::eight_pulls_cost_the_origin_two_reads),
+    (
+        "eight_pulls_cost_the_origin_two_reads",
+        fan_out::eight_pulls_cost_the_origin_two_reads,
+    ),
     (
         "a_certificate_of_another_authority_and_none_are_not_let_in",
         trust::a_certificate_of_another_authority_and_none_are_not_let_in,
     ),
-    ("garbage_on_every_port_costs_nobody_else_anything", trust::garbage_on_every_port_costs_nobody_else_anything),
+    (
+        "garbage_on_every_port_costs_nobody_else_anything",
+        trust::garbage_on_every_port_costs_nobody_else_anything,
+    ),
     (
         "questions_are_answered_while_an_object_is_registered",
         registration::questions_are_answered_while_an_object_is_registered,
     ),
-    ("a_pull_waits_for_a_long_registration", registration::a_pull_waits_for_a_long_registration),
-    ("either_of_two_gateways_of_one_broker_serves", trust::either_of_two_gateways_of_one_broker_serves),
-    ("each_way_brings_every_byte_and_the_choice_is_shown", rings::each_way_brings_every_byte_and_the_choice_is_shown),
-    ("a_way_that_does_not_lead_there_is_an_error", rings::a_way_that_does_not_lead_there_is_an_error),
-    ("a_panic_in_the_middle_of_a_read_ends_the_process", rings::a_panic_in_the_middle_of_a_read_ends_the_process),
-    ("a_group_is_pulled_member_by_member_and_its_roll", rings::a_group_is_pulled_member_by_member_and_its_roll),
-    ("killed_at_each_step_of_a_ring", rings::killed_at_each_step_of_a_ring),
-    ("stopped_at_a_fill_beyond_the_leases_end", rings::stopped_at_a_fill_beyond_the_leases_end),
+    (
+        "a_pull_waits_for_a_long_registration",
+        registration::a_pull_waits_for_a_long_registration,
+    ),
+    (
+        "either_of_two_gateways_of_one_broker_serves",
+        trust::either_of_two_gateways_of_one_broker_serves,
+    ),
+    (
+        "each_way_brings_every_byte_and_the_choice_is_shown",
+        rings::each_way_brings_every_byte_and_the_choice_is_shown,
+    ),
+    (
+        "a_way_that_does_not_lead_there_is_an_error",
+        rings::a_way_that_does_not_lead_there_is_an_error,
+    ),
+    (
+        "a_panic_in_the_middle_of_a_read_ends_the_process",
+        rings::a_panic_in_the_middle_of_a_read_ends_the_process,
+    ),
+    (
+        "a_group_is_pulled_member_by_member_and_its_roll",
+        rings::a_group_is_pulled_member_by_member_and_its_roll,
+    ),
+    (
+        "killed_at_each_step_of_a_ring",
+        rings::killed_at_each_step_of_a_ring,
+    ),
+    (
+        "stopped_at_a_fill_beyond_the_leases_end",
+        rings::stopped_at_a_fill_beyond_the_leases_end,
+    ),
 ];
 
 fn main() -> ExitCode {
@@ -43,5 +74,9 @@ fn main() -> ExitCode {
             Ok::<(), Failed>(())
         })
     };
-    libtest_mimic::run(&Arguments::from_args(), CASES.into_iter().map(trial).collect()).exit_code()
+    libtest_mimic::run(
+        &Arguments::from_args(),
+        CASES.into_iter().map(trial).collect(),
+    )
+    .exit_code()
 }

@@ -75,12 +75,31 @@ impl Serving {
         let listen = host.address.parse().expect("an address");
         let tcp = Tcp::listen([127, 0, 0, 1].into(), Faults::default()).expect("loopback");
         let (registrations, let_go, told) = (AtomicU64::new(0), Mutex::new(false), Condvar::new());
-        let slow = Arc::new(Slow { tcp, registrations, let_go, told });
-        let gateway = Gateway { host: host.name.clone(), incarnation: Incarnation::random().expect("random bits") };
+        let slow = Arc::new(Slow {
+            tcp,
+            registrations,
+            let_go,
+            told,
+        });
+        let gateway = Gateway {
+            host: host.name.clone(),
+            incarnation: Incarnation::random().expect("random bits"),
+        };
         let session = network(Some(listen), Vec::new()).open().expect("a session");
-        let limits = Limits { time: WATCHDOG, ..Limits::default() };
+        let limits = Limits {
+            time: WATCHDOG,
+            ..Limits::default()
+        };
         let pace = gateway::host::pace::Pace::default();
-        let server = Server::new(gateway.clone(), host.local(), slow.clone(), session, limits, pace, Slots::default());
+        let server = Server::new(
+            gateway.clone(),
+            host.local(),
+            slow.clone(),
+            session,
+            limits,
+            pace,
+            Slots::default(),
+        );
         let [ticks, told] = [Arc::<AtomicU64>::default(), Arc::default()];
         let over = Arc::<AtomicBool>::default();
         let (ticked, tells, ended) = (ticks.clone(), told.clone(), over.clone());
@@ -91,7 +110,14 @@ impl Serving {
                 !ended.load(Ordering::Relaxed)
             })
         };
-        Serving { slow, gateway, ticks, told, over, thread: std::thread::spawn(run) }
+        Serving {
+            slow,
+            gateway,
+            ticks,
+            told,
+            over,
+            thread: std::thread::spawn(run),
+        }
     }
 
     /// Ends it, and says how often it has registered something.
@@ -103,7 +129,11 @@ impl Serving {
 }
 
 fn network(listen: Option<Address>, peers: Vec<Address>) -> Network {
-    Network { listen, peers, trust: Trust::Everybody }
+    Network {
+        listen,
+        peers,
+        trust: Trust::Everybody,
+    }
 }
 
 pub fn questions_are_answered_while_an_object_is_registered() {
@@ -111,31 +141,68 @@ pub fn questions_are_answered_while_an_object_is_registered() {
     let _brokers = Host::brokers(std::slice::from_ref(&host));
     host.put("model", &contents(1 << 20, 0));
     let serving = Serving::begin(&host);
-    let Serving { slow, gateway, ticks, .. } = &serving;
+    let Serving {
+        slow,
+        gateway,
+        ticks,
+        ..
+    } = &serving;
 
-    let session = network(None, vec![host.address.parse().expect("an address")]).open().expect("a session");
+    let session = network(None, vec![host.address.parse().expect("an address")])
+        .open()
+        .expect("a session");
     let answer = |question: &Question| {
         let asked = ask(&session, gateway, question, WATCHDOG).expect("a question");
         asked.wait().map(|answered| answered.answer)
     };
     let anything = Question::Removed(vec!["model".into()]);
-    watch("the gateway answers", || matches!(answer(&anything), Some(Answer::Removed(_))));
-    let wanted = Wanted { name: "model".into(), epoch: None, identity: None };
+    watch("the gateway answers", || {
+        matches!(answer(&anything), Some(Answer::Removed(_)))
+    });
+    let wanted = Wanted {
+        name: "model".into(),
+        epoch: None,
+        identity: None,
+    };
     let asker = Incarnation([9; 16]);
-    let lease = Question::Ask(Ask { asker, host: "other".into(), number: 1, wanted, last_resort: false });
+    let lease = Question::Ask(Ask {
+        asker,
+        host: "other".into(),
+        number: 1,
+        wanted,
+        last_resort: false,
+    });
     let waits = ask(&session, gateway, &lease, WATCHDOG).expect("a question");
-    watch("the registration begins", || slow.registrations.load(Ordering::Relaxed) == 1);
+    watch("the registration begins", || {
+        slow.registrations.load(Ordering::Relaxed) == 1
+    });
 
     // It is held, and everything else goes on.
     assert!(matches!(answer(&anything), Some(Answer::Removed(_))));
-    let id = LeaseId { incarnation: gateway.incarnation, lease: 1 };
-    let confirm = Question::Confirm(Confirm { lease: id, identity: [0; 16], number: 7 });
-    assert_eq!(answer(&confirm), Some(Answer::Is(false)), "no lease lives before its memory is registered");
+    let id = LeaseId {
+        incarnation: gateway.incarnation,
+        lease: 1,
+    };
+    let confirm = Question::Confirm(Confirm {
+        lease: id,
+        identity: [0; 16],
+        number: 7,
+    });
+    assert_eq!(
+        answer(&confirm),
+        Some(Answer::Is(false)),
+        "no lease lives before its memory is registered"
+    );
     let before = ticks.load(Ordering::Relaxed);
-    watch("the gateway looks at its leases", || ticks.load(Ordering::Relaxed) > before + 1);
+    watch("the gateway looks at its leases", || {
+        ticks.load(Ordering::Relaxed) > before + 1
+    });
 
     // Who asks is told that it goes on, and asks the same again, twice: one of both is lost.
-    assert_eq!(waits.wait().map(|answered| answered.answer), Some(Answer::Registering));
+    assert_eq!(
+        waits.wait().map(|answered| answered.answer),
+        Some(Answer::Registering)
+    );
     drop(ask(&session, gateway, &lease, WATCHDOG).expect("a question"));
     assert_eq!(answer(&lease), Some(Answer::Registering));
     let waits = ask(&session, gateway, &lease, WATCHDOG).expect("a question");
@@ -145,9 +212,15 @@ pub fn questions_are_answered_while_an_object_is_registered() {
         Some(Answer::Registering) => answer(&lease),
         granted => granted,
     };
-    let Some(Answer::Granted(granted)) = granted else { panic!("no lease: {granted:?}") };
+    let Some(Answer::Granted(granted)) = granted else {
+        panic!("no lease: {granted:?}")
+    };
     assert_eq!(granted.grant.lease, id, "it was not begun anew");
-    let confirm = Confirm { lease: id, identity: granted.grant.identity, number: 8 };
+    let confirm = Confirm {
+        lease: id,
+        identity: granted.grant.identity,
+        number: 8,
+    };
     assert_eq!(answer(&Question::Confirm(confirm)), Some(Answer::Is(true)));
     assert_eq!(serving.end(), 1);
 }
@@ -161,15 +234,37 @@ pub fn a_pull_waits_for_a_long_registration() {
     let serving = Serving::begin(&hosts[0]);
     let network = ["--peer", &hosts[0].address, "--insecure"];
     let announced = || hosts[1].json("objects", &[&["--all-hosts"], &network[..]].concat());
-    watch("it is announced", || announced().as_array().is_some_and(|all| all.iter().any(|row| row["name"] == "model")));
+    watch("it is announced", || {
+        announced()
+            .as_array()
+            .is_some_and(|all| all.iter().any(|row| row["name"] == "model"))
+    });
     let mut pull = hosts[1].command("pull");
     let patience = WATCHDOG.as_secs().to_string();
-    pull.args(["model", "--json", "--transport", "tcp", "--answer-s", &patience]).args(network);
-    let pull = pull.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    watch("the pull is told twice that it goes on", || serving.told.load(Ordering::Relaxed) >= 2);
+    pull.args([
+        "model",
+        "--json",
+        "--transport",
+        "tcp",
+        "--answer-s",
+        &patience,
+    ])
+    .args(network);
+    let pull = pull
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    watch("the pull is told twice that it goes on", || {
+        serving.told.load(Ordering::Relaxed) >= 2
+    });
     serving.slow.let_go();
     let report = json(&pull.wait_with_output().expect("it ends"));
-    assert_eq!((&report["bytes"], &report["retries"]), (&bytes.len().into(), &0.into()), "{report}");
+    assert_eq!(
+        (&report["bytes"], &report["retries"]),
+        (&bytes.len().into(), &0.into()),
+        "{report}"
+    );
     assert!(hosts[1].get("model") == bytes);
     assert_eq!(serving.end(), 1);
 }

@@ -10,10 +10,16 @@ use crate::host::{Host, address, contents, json};
 
 /// An authority, and the certificate that it gave to an address: the arguments of `--tls`.
 fn certificates(folder: &Path, name: &str, address: &str) -> Vec<String> {
-    let ip = address.trim_start_matches("tcp/").split(':').next().and_then(|ip| ip.parse().ok()).expect("an address");
+    let ip = address
+        .trim_start_matches("tcp/")
+        .split(':')
+        .next()
+        .and_then(|ip| ip.parse().ok())
+        .expect("an address");
     let mut authority = CertificateParams::new(Vec::new()).expect("no names");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().expect("a key")).expect("an authority");
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().expect("a key"))
+        .expect("an authority");
     let mut own = CertificateParams::new(Vec::new()).expect("no names");
     own.subject_alt_names = vec![SanType::IpAddress(ip)];
     let key = KeyPair::generate().expect("a key");
@@ -23,7 +29,11 @@ fn certificates(folder: &Path, name: &str, address: &str) -> Vec<String> {
         std::fs::write(&path, text).expect("a file");
         path.to_str().expect("text").to_owned()
     };
-    let files = [file("own", own.pem()), file("key", key.serialize_pem()), file("authority", authority.pem())];
+    let files = [
+        file("own", own.pem()),
+        file("key", key.serialize_pem()),
+        file("authority", authority.pem()),
+    ];
     std::iter::once("--tls".to_owned()).chain(files).collect()
 }
 
@@ -39,8 +49,14 @@ pub fn a_certificate_of_another_authority_and_none_are_not_let_in() {
     host.hears_of("model");
     let seen_with = |trust: &[String]| {
         let mut command = host.command("objects");
-        let output = command.args(["--all-hosts", "--json", "--peer", &host.address]).args(trust).output();
-        json(&output.expect("it starts")).as_array().expect("a list").len()
+        let output = command
+            .args(["--all-hosts", "--json", "--peer", &host.address])
+            .args(trust)
+            .output();
+        json(&output.expect("it starts"))
+            .as_array()
+            .expect("a list")
+            .len()
     };
     assert_eq!(seen_with(&ours), 1, "a certificate of the same authority");
     assert_eq!(seen_with(&others), 0, "a certificate of another authority");
@@ -57,17 +73,26 @@ pub fn garbage_on_every_port_costs_nobody_else_anything() {
     let bytes = contents(1 << 20, 2);
     hosts[0].put("model", &bytes);
     let insecure = ["--insecure".to_owned()];
-    let gateways = hosts.each_ref().map(|host| host.gateway(&host.address, &hosts[0].address, &insecure));
+    let gateways = hosts
+        .each_ref()
+        .map(|host| host.gateway(&host.address, &hosts[0].address, &insecure));
     hosts[1].hears_of("model");
     // Those that stay open hold their places while others want to be served.
     let mut open = Vec::new();
     for gateway in &gateways {
         let ports = gateway.listens();
-        assert!(ports.len() >= 2, "the port of questions and that of bytes: {ports:?}");
+        assert!(
+            ports.len() >= 2,
+            "the port of questions and that of bytes: {ports:?}"
+        );
         for port in ports {
-            for (round, garbage) in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 70_000], &[0; 64]].into_iter().enumerate()
+            for (round, garbage) in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 70_000], &[0; 64]]
+                .into_iter()
+                .enumerate()
             {
-                let Ok(mut stream) = TcpStream::connect(port) else { panic!("{port} does not listen") };
+                let Ok(mut stream) = TcpStream::connect(port) else {
+                    panic!("{port} does not listen")
+                };
                 // It may be closed in the middle.
                 let _ = stream.write_all(garbage);
                 if round > 0 {
@@ -79,7 +104,11 @@ pub fn garbage_on_every_port_costs_nobody_else_anything() {
     let pulled = hosts[1].json("pull", &["model"]);
     assert_eq!(pulled["from"], "host-0", "{pulled}");
     assert!(hosts[1].get("model") == bytes);
-    assert_eq!((hosts[0].gateways(), hosts[1].gateways()), (1, 1), "both still run");
+    assert_eq!(
+        (hosts[0].gateways(), hosts[1].gateways()),
+        (1, 1),
+        "both still run"
+    );
 }
 
 pub fn either_of_two_gateways_of_one_broker_serves() {
@@ -98,7 +127,11 @@ pub fn either_of_two_gateways_of_one_broker_serves() {
         hosts[0].put(name, &contents(4096, seed));
         hosts[1].hears_of(name);
         let pulled = hosts[1].json("pull", &[name]);
-        assert_eq!((&pulled["from"], &pulled["epoch"]), (&"host-0".into(), &1.into()), "{pulled}");
+        assert_eq!(
+            (&pulled["from"], &pulled["epoch"]),
+            (&"host-0".into(), &1.into()),
+            "{pulled}"
+        );
         assert!(hosts[1].get(name) == contents(4096, seed));
     }
     assert_eq!(hosts[0].gateways(), 1, "the other is known to be dead");

@@ -20,15 +20,15 @@ pub unsafe trait GpuDevices {
     /// Describes a device.
     fn device_info(&self, device: DeviceId) -> Result<DeviceInfo>;
 
-    /// Returns where a device lies on the PCI bus, as the kernel names it (`0000:03:00.0`); `None` for one that lies on
-    /// none.
+    /// Returns where a device lies on the PCI bus, as the kernel names it (`0000:03:00.0`); `None`
+    /// for one that lies on none.
     fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
         let _ = device;
         Ok(None)
     }
 
-    /// Returns the NUMA node of the host that the driver says a device is attached to; `None` where it does not tell.
-    /// [`Gpu::numa_node`](crate::Gpu::numa_node) asks the kernel then.
+    /// Returns the NUMA node of the host that the driver says a device is attached to; `None` where
+    /// it does not tell. [`Gpu::numa_node`](crate::Gpu::numa_node) asks the kernel then.
     fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
         let _ = device;
         Ok(None)
@@ -48,35 +48,40 @@ pub unsafe trait GpuDevices {
     ///
     /// # Portability
     ///
-    /// Another process' memory is reached if it was imported by file descriptor. Memory that was opened by a 64-byte
-    /// handle is reached from the device that it was opened on alone: a kernel of another device faults on it, whether
-    /// access was enabled before or after (CUDA, driver 580, measured on two H200).
+    /// Another process' memory is reached if it was imported by file descriptor. Memory that was
+    /// opened by a 64-byte handle is reached from the device that it was opened on alone: a kernel
+    /// of another device faults on it, whether access was enabled before or after (CUDA, driver
+    /// 580, measured on two H200).
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
         let _ = (device, peer);
         Err(self.unsupported("peer access"))
     }
 
-    /// Names the files by which a process keeps its GPU work alive: prefixes of what links in `/proc/PID/fd` read.
+    /// Names the files by which a process keeps its GPU work alive: prefixes of what links in
+    /// `/proc/PID/fd` read.
     ///
-    /// A forked child that inherits such a file keeps a dead parent's kernels running (measured on CUDA: for as long
-    /// as the child lives), so proof of a process' death asks for the death of such children too.
+    /// A forked child that inherits such a file keeps a dead parent's kernels running (measured on
+    /// CUDA: for as long as the child lives), so proof of a process' death asks for the death of
+    /// such children too.
     fn device_files(&self) -> &[&'static str];
 
-    /// Names files that are there for as long as GPU work of a process may run, where the driver shows such. The pid is
-    /// as this process sees it.
+    /// Names files that are there for as long as GPU work of a process may run, where the driver
+    /// shows such. The pid is as this process sees it.
     ///
-    /// The kernel's own signs of a death come first (its pidfd, its socket, the children that hold device files). Where
-    /// a driver takes a dead process' queues down later still, the end of what is named here is a further sign. Asked
-    /// for while the process lives; what is not there then is not waited for.
+    /// The kernel's own signs of a death come first (its pidfd, its socket, the children that hold
+    /// device files). Where a driver takes a dead process' queues down later still, the end of what
+    /// is named here is a further sign. Asked for while the process lives; what is not there then
+    /// is not waited for.
     fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
         let _ = pid;
         Vec::new()
     }
 
-    /// Returns for how long GPU work of a dead process may go on after all signs of its life are gone: what a session
-    /// waits before it uses the process' blocks again by default.
+    /// Returns for how long GPU work of a dead process may go on after all signs of its life are
+    /// gone: what a session waits before it uses the process' blocks again by default.
     ///
-    /// 100 ms, ten times the longest that was measured on CUDA (H200), where a driver does not say more.
+    /// 100 ms, ten times the longest that was measured on CUDA (H200), where a driver does not say
+    /// more.
     fn quarantine(&self) -> Duration {
         Duration::from_millis(100)
     }

@@ -8,7 +8,8 @@ use crate::{DeviceId, EventHandle, EventKind, RawEvent, RawStream, Result};
 ///
 /// # Safety
 ///
-/// For implementors: `query_event` says `true` only once all work before the recording has finished.
+/// For implementors: `query_event` says `true` only once all work before the recording has
+/// finished.
 pub unsafe trait GpuEvents {
     /// Makes an event.
     ///
@@ -31,8 +32,8 @@ pub unsafe trait GpuEvents {
     /// `event` is alive.
     unsafe fn query_event(&self, event: RawEvent) -> Result<bool>;
 
-    /// Holds up the stream until what the event stands for *at this moment* has finished; the event may be recorded
-    /// again at once.
+    /// Holds up the stream until what the event stands for *at this moment* has finished; the event
+    /// may be recorded again at once.
     ///
     /// # Safety
     ///

@@ -2,7 +2,10 @@
 
 #[cfg(doc)]
 use crate::Error;
-use crate::{AddressRange, Allocation, DeviceId, DevicePtr, HostMemory, HostPtr, PointerInfo, Result, Sharing};
+use crate::{
+    AddressRange, Allocation, DeviceId, DevicePtr, HostMemory, HostPtr, PointerInfo, Result,
+    Sharing,
+};
 
 /// Device memory: where it comes from, and how it goes back.
 ///
@@ -14,19 +17,19 @@ pub unsafe trait GpuMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`] when there is no room, [`Error::Unsupported`] when the device cannot share that way,
-    /// [`Error::Invalid`] for a length of zero.
+    /// [`Error::OutOfMemory`] when there is no room, [`Error::Unsupported`] when the device cannot
+    /// share that way, [`Error::Invalid`] for a length of zero.
     fn alloc(&self, device: DeviceId, len: u64, sharing: Sharing) -> Result<Allocation>;
 
     /// Returns an allocation to the driver. May block.
     ///
     /// # Safety
     ///
-    /// - `base` came from `alloc` or [`alloc_managed`](crate::GpuPools::alloc_managed) on this backend and is not yet
-    ///   freed.
+    /// - `base` came from `alloc` or [`alloc_managed`](crate::GpuPools::alloc_managed) on this
+    ///   backend and is not yet freed.
     /// - No unfinished GPU work of any process touches it, and none is queued later.
-    /// - No process has its handle open (for file descriptors the driver itself keeps the memory until the last
-    ///   mapping is gone).
+    /// - No process has its handle open (for file descriptors the driver itself keeps the memory
+    ///   until the last mapping is gone).
     unsafe fn free(&self, base: DevicePtr) -> Result<()>;
 
     /// Unmaps what `open_handle`, `import_fd` or `import_fds` mapped. May block.
@@ -51,7 +54,8 @@ pub unsafe trait GpuPointers {
     /// [`Error::Invalid`] for an address in no allocation that the driver knows.
     fn address_range(&self, ptr: DevicePtr) -> Result<AddressRange>;
 
-    /// Says where an address comes from and how it can be shared. An unknown address is an answer, not an error.
+    /// Says where an address comes from and how it can be shared. An unknown address is an answer,
+    /// not an error.
     fn classify(&self, ptr: DevicePtr) -> Result<PointerInfo>;
 }
 
@@ -65,7 +69,8 @@ pub unsafe trait GpuHostMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::System`] when the kernel has none, or cannot bind it to the node that was asked for.
+    /// [`Error::System`] when the kernel has none, or cannot bind it to the node that was asked
+    /// for.
     fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr>;
 
     /// Returns host memory. May block.

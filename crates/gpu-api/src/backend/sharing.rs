@@ -11,7 +11,8 @@ use crate::{Caps, Error};
 ///
 /// # Safety
 ///
-/// For implementors: what a handle opens is the memory that it was made for, and stays mapped until `close`.
+/// For implementors: what a handle opens is the memory that it was made for, and stays mapped until
+/// `close`.
 pub unsafe trait GpuHandles {
     /// Gets the 64-byte handle of the allocation that starts at `base`.
     ///
@@ -24,7 +25,8 @@ pub unsafe trait GpuHandles {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`] when the handle's allocation is gone, or when this process exported it (CUDA's code 201).
+    /// [`Error::Driver`] when the handle's allocation is gone, or when this process exported it
+    /// (CUDA's code 201).
     fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr>;
 }
 
@@ -32,11 +34,11 @@ pub unsafe trait GpuHandles {
 ///
 /// # Safety
 ///
-/// For implementors: what a descriptor maps is the memory that it was made for, of the length that was asked for, and
-/// stays mapped until `close`.
+/// For implementors: what a descriptor maps is the memory that it was made for, of the length that
+/// was asked for, and stays mapped until `close`.
 pub unsafe trait GpuDescriptors: GpuDevices {
-    /// Exports the allocation that starts at `base` as a file descriptor, which is closed on exec. An open descriptor
-    /// keeps the memory.
+    /// Exports the allocation that starts at `base` as a file descriptor, which is closed on exec.
+    /// An open descriptor keeps the memory.
     ///
     /// # Errors
     ///
@@ -48,19 +50,25 @@ pub unsafe trait GpuDescriptors: GpuDevices {
     /// # Errors
     ///
     /// [`Error::Invalid`] when the descriptor holds fewer than `len` bytes or is no device memory.
-    fn import_fd(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr>;
+    fn import_fd(
+        &self,
+        device: DeviceId,
+        fd: BorrowedFd<'_>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr>;
 
-    /// Maps several of another process' allocations side by side, `len` bytes of each, as one: what `close` and
-    /// `address_range` are told is the whole.
+    /// Maps several of another process' allocations side by side, `len` bytes of each, as one: what
+    /// `close` and `address_range` are told is the whole.
     ///
-    /// A descriptor is asked for when the one before it is mapped, and closed once it is itself, so no more than one of
-    /// them need be open at a time.
+    /// A descriptor is asked for when the one before it is mapped, and closed once it is itself, so
+    /// no more than one of them need be open at a time.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on a backend that cannot, [`Error::Invalid`] as [`import_fd`](GpuDescriptors::import_fd),
-    /// for no descriptor at all, and for a length that is not a multiple of [`Caps::granularity`]; a
-    /// descriptor's own `Err`.
+    /// [`Error::Unsupported`] on a backend that cannot, [`Error::Invalid`] as
+    /// [`import_fd`](GpuDescriptors::import_fd), for no descriptor at all, and for a length that is
+    /// not a multiple of [`Caps::granularity`]; a descriptor's own `Err`.
     fn import_fds(
         &self,
         device: DeviceId,

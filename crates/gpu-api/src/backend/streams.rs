@@ -6,8 +6,8 @@ use crate::{CaptureStatus, DeviceId, DevicePtr, Error, RawStream, Result, Stream
 ///
 /// # Safety
 ///
-/// For implementors: `query_stream` says `true`, and `synchronize_stream` comes back without an error, only once all
-/// work that was queued before has finished.
+/// For implementors: `query_stream` says `true`, and `synchronize_stream` comes back without an
+/// error, only once all work that was queued before has finished.
 pub unsafe trait GpuStreams {
     /// Makes a stream that waits for no other.
     fn create_stream(&self, device: DeviceId) -> Result<RawStream>;
@@ -33,13 +33,14 @@ pub unsafe trait GpuStreams {
     /// `stream` is alive.
     unsafe fn synchronize_stream(&self, stream: RawStream) -> Result<()>;
 
-    /// Returns the stream's number that is never used again, the device it queues on, and the driver's context.
+    /// Returns the stream's number that is never used again, the device it queues on, and the
+    /// driver's context.
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] for a stream that is not of its device's primary context, and for a default stream while
-    /// another context of the device is current on the calling thread: that context's own is meant then, and calls
-    /// would go to the primary one's.
+    /// [`Error::Mismatch`] for a stream that is not of its device's primary context, and for a
+    /// default stream while another context of the device is current on the calling thread: that
+    /// context's own is meant then, and calls would go to the primary one's.
     ///
     /// # Safety
     ///
@@ -53,15 +54,19 @@ pub unsafe trait GpuStreams {
     /// `stream` is alive.
     unsafe fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
 
-    /// Queues a call of `function` on a thread of the driver's; the stream waits for it. A panic ends in the call. A
-    /// function that calls the driver may fail there or never return.
+    /// Queues a call of `function` on a thread of the driver's; the stream waits for it. A panic
+    /// ends in the call. A function that calls the driver may fail there or never return.
     ///
     /// # Safety
     ///
     /// - `stream` is alive.
-    /// - No thread begins to capture it during the call: what goes into a graph may be called more than once, and the
-    ///   function cannot.
-    unsafe fn host_function(&self, stream: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()>;
+    /// - No thread begins to capture it during the call: what goes into a graph may be called more
+    ///   than once, and the function cannot.
+    unsafe fn host_function(
+        &self,
+        stream: RawStream,
+        function: Box<dyn FnOnce() + Send>,
+    ) -> Result<()>;
 }
 
 /// Copies and fills, in stream order.
@@ -75,21 +80,39 @@ pub unsafe trait GpuCopies {
     /// # Safety
     ///
     /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
-    unsafe fn copy_to_device(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()>;
+    unsafe fn copy_to_device(
+        &self,
+        stream: RawStream,
+        to: DevicePtr,
+        from: *const u8,
+        len: usize,
+    ) -> Result<()>;
 
     /// Copies `len` bytes from the device to host memory.
     ///
     /// # Safety
     ///
     /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
-    unsafe fn copy_to_host(&self, stream: RawStream, to: *mut u8, from: DevicePtr, len: usize) -> Result<()>;
+    unsafe fn copy_to_host(
+        &self,
+        stream: RawStream,
+        to: *mut u8,
+        from: DevicePtr,
+        len: usize,
+    ) -> Result<()>;
 
     /// Copies `len` bytes within device memory.
     ///
     /// # Safety
     ///
     /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
-    unsafe fn copy(&self, stream: RawStream, to: DevicePtr, from: DevicePtr, len: u64) -> Result<()>;
+    unsafe fn copy(
+        &self,
+        stream: RawStream,
+        to: DevicePtr,
+        from: DevicePtr,
+        len: u64,
+    ) -> Result<()>;
 
     /// Sets `len` bytes of device memory to `byte`.
     ///
@@ -118,8 +141,9 @@ pub struct StreamInfo {
 pub fn refuse_capture(stream: RawStream, status: CaptureStatus) -> Result<()> {
     match status {
         CaptureStatus::None => Ok(()),
-        _ => {
-            Err(Error::Capturing { stream: stream.handle, remedy: "do it before the capture begins or after it ended" })
-        }
+        _ => Err(Error::Capturing {
+            stream: stream.handle,
+            remedy: "do it before the capture begins or after it ended",
+        }),
     }
 }

@@ -9,10 +9,11 @@ use crate::{HostPtr, RawEvent, RawStream, Result, StreamOp, WordPtr};
 ///
 /// # Safety
 ///
-/// For implementors: a word that a batch writes changes only after all work queued before it on that stream has
-/// finished.
+/// For implementors: a word that a batch writes changes only after all work queued before it on
+/// that stream has finished.
 pub unsafe trait GpuWords: GpuStreams + GpuEvents {
-    /// Registers `len` bytes of shared memory, so that streams of every device can write and wait for its words.
+    /// Registers `len` bytes of shared memory, so that streams of every device can write and wait
+    /// for its words.
     ///
     /// Returns the address of the first word as streams see it.
     ///
@@ -37,15 +38,17 @@ pub unsafe trait GpuWords: GpuStreams + GpuEvents {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for an empty or longer batch, [`Error::Unsupported`] for a write on a device
-    /// without [`Caps::stream_writes`], and for a wait on one without [`Caps::stream_waits`].
+    /// [`Error::Invalid`] for an empty or longer batch, [`Error::Unsupported`] for a write on a
+    /// device without [`Caps::stream_writes`], and for a wait on one without
+    /// [`Caps::stream_waits`].
     ///
     /// # Safety
     ///
     /// `stream` is alive, and every word lies in a registration that outlives the operation.
     unsafe fn stream_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()>;
 
-    /// As [`stream_batch`](GpuWords::stream_batch), for a stream that the application may be capturing.
+    /// As [`stream_batch`](GpuWords::stream_batch), for a stream that the application may be
+    /// capturing.
     ///
     /// A backend with expensive calls asks and queues in one call.
     ///
@@ -63,21 +66,27 @@ pub unsafe trait GpuWords: GpuStreams + GpuEvents {
         unsafe { self.stream_batch(stream, ops) }
     }
 
-    /// Queues operations on a stream behind what is on others at this moment: records each event on its stream, lets
-    /// `stream` wait for it, and queues the batch.
+    /// Queues operations on a stream behind what is on others at this moment: records each event on
+    /// its stream, lets `stream` wait for it, and queues the batch.
     ///
     /// A backend with expensive calls does all of it in one call.
     ///
     /// # Errors
     ///
     /// [`Error::Capturing`] while one of the others is being captured, and as
-    /// [`stream_batch`](GpuWords::stream_batch): the batch was not queued, though `stream` may wait for some of them.
+    /// [`stream_batch`](GpuWords::stream_batch): the batch was not queued, though `stream` may wait
+    /// for some of them.
     ///
     /// # Safety
     ///
-    /// All streams and events are alive and of one device, and every word lies in a registration that outlives the
-    /// operation.
-    unsafe fn batch_behind(&self, stream: RawStream, others: &[(RawEvent, RawStream)], ops: &[StreamOp]) -> Result<()> {
+    /// All streams and events are alive and of one device, and every word lies in a registration
+    /// that outlives the operation.
+    unsafe fn batch_behind(
+        &self,
+        stream: RawStream,
+        others: &[(RawEvent, RawStream)],
+        ops: &[StreamOp],
+    ) -> Result<()> {
         for &(event, other) in others {
             // SAFETY: `capture_status` asks for a live stream: so do we.
             refuse_capture(other, unsafe { self.capture_status(other) }?)?;

@@ -12,21 +12,34 @@ pub struct DeviceTable(RwLock<HashMap<u64, DeviceId>>);
 impl DeviceTable {
     /// Notes a handle.
     pub fn insert(&self, handle: u64, device: DeviceId) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(handle, device);
+        self.0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(handle, device);
     }
 
     /// Forgets a handle, and returns its device.
     pub fn remove(&self, handle: u64) -> Option<DeviceId> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&handle)
+        self.0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&handle)
     }
 
     /// Returns a handle's device.
     pub fn device(&self, handle: u64) -> Option<DeviceId> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&handle).copied()
+        self.0
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&handle)
+            .copied()
     }
 
     /// Says whether every handle was given back.
     pub fn is_empty(&self) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.0
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
     }
 }

@@ -11,7 +11,8 @@ use crate::{DeviceId, Error, HostMemory, HostPtr, KernelPages, Result};
 ///
 /// # Safety
 ///
-/// For implementors: `pinned` returns `len` writable bytes that overlap nothing that is not yet freed.
+/// For implementors: `pinned` returns `len` writable bytes that overlap nothing that is not yet
+/// freed.
 pub unsafe trait PinnedMemory {
     /// Allocates `len` bytes of pinned memory.
     ///
@@ -80,26 +81,39 @@ impl HostTable {
         memory: HostMemory,
     ) -> Result<HostPtr> {
         if len == 0 {
-            return Err(Error::Invalid { what: "the length", got: "0".to_owned(), must: "at least 1" });
+            return Err(Error::Invalid {
+                what: "the length",
+                got: "0".to_owned(),
+                must: "at least 1",
+            });
         }
         let (start, got) = match (memory.pinned, memory.numa_node) {
             (true, None) => {
                 let start = driver.pinned(device, len)?;
-                // SAFETY: `ptr::write_bytes` asks for `len` writable bytes: `PinnedMemory` promises as many.
+                // SAFETY: `ptr::write_bytes` asks for `len` writable bytes: `PinnedMemory` promises
+                // as many.
                 unsafe { ptr::write_bytes(start.as_ptr().cast::<u8>(), 0, len) };
                 (start, Got::Driver)
             }
             (false, node) => (KernelPages::map(len, node)?.keep(), Got::Mapped),
             (true, Some(node)) => {
                 let pages = KernelPages::map(len, Some(node))?;
-                // SAFETY: `pin` asks for memory that is mapped: `pages` are, and `free` unpins them before it unmaps
-                // them.
+                // SAFETY: `pin` asks for memory that is mapped: `pages` are, and `free` unpins them
+                // before it unmaps them.
                 unsafe { driver.pin(device, pages.as_ptr(), len) }?;
                 (pages.keep(), Got::Registered)
             }
         };
         let address = start.as_ptr().expose_provenance();
-        self.lock().insert(address, HostPin { len, device, got, leaked: false });
+        self.lock().insert(
+            address,
+            HostPin {
+                len,
+                device,
+                got,
+                leaked: false,
+            },
+        );
         Ok(HostPtr(address))
     }
 
@@ -116,8 +130,8 @@ impl HostTable {
         let entry = self.take(ptr)?;
         let start: *mut c_void = ptr::with_exposed_provenance_mut(ptr.0);
         let unpinned = match entry.got {
-            // SAFETY: `free_pinned` asks for what `pinned` gave and nobody touches: the entry says that it was, it was
-            // taken out once, and our caller vouches for the rest.
+            // SAFETY: `free_pinned` asks for what `pinned` gave and nobody touches: the entry says
+            // that it was, it was taken out once, and our caller vouches for the rest.
             Got::Driver => unsafe { driver.free_pinned(entry.device, start) },
             // SAFETY: `unpin` asks for what was pinned and no device touches: as above.
             Got::Registered => unsafe { driver.unpin(entry.device, start) },
@@ -129,7 +143,10 @@ impl HostTable {
             _ => unsafe { KernelPages::unmap(start, entry.len) },
         });
         if result.is_err() {
-            self.lock().entry(ptr.0).or_insert(HostPin { leaked: true, ..entry });
+            self.lock().entry(ptr.0).or_insert(HostPin {
+                leaked: true,
+                ..entry
+            });
         }
         result
     }
@@ -139,8 +156,8 @@ impl HostTable {
         self.lock().is_empty()
     }
 
-    /// Takes an entry out before the memory is given back: the kernel may hand the address out again before that call
-    /// has returned.
+    /// Takes an entry out before the memory is given back: the kernel may hand the address out
+    /// again before that call has returned.
     fn take(&self, ptr: HostPtr) -> Result<HostPin> {
         let mut hosts = self.lock();
         match hosts.get(&ptr.0).copied() {
@@ -149,9 +166,17 @@ impl HostTable {
                 Ok(entry)
             }
             found => {
-                let state = if found.is_some() { "which an earlier error leaked" } else { "which is not such memory" };
+                let state = if found.is_some() {
+                    "which an earlier error leaked"
+                } else {
+                    "which is not such memory"
+                };
                 let got = format!("{ptr:?}, {state}");
-                Err(Error::Invalid { what: "the address", got, must: "what `host_alloc` gave" })
+                Err(Error::Invalid {
+                    what: "the address",
+                    got,
+                    must: "what `host_alloc` gave",
+                })
             }
         }
     }

@@ -1,7 +1,8 @@
 //! What a backend allocated, opened and imported, by its base.
 //!
-//! A driver's calls differ by where memory came from, and the driver does not tell well: the table does. Nothing is
-//! counted in it but how often one handle was opened, because drivers count that too.
+//! A driver's calls differ by where memory came from, and the driver does not tell well: the table
+//! does. Nothing is counted in it but how often one handle was opened, because drivers count that
+//! too.
 
 use std::collections::{BTreeMap, btree_map};
 use std::fmt;
@@ -62,17 +63,36 @@ impl<O> Default for MemoryTable<O> {
 impl<O: Origin> MemoryTable<O> {
     /// Notes an allocation or mapping.
     pub fn insert(&self, base: u64, len: u64, device: DeviceId, origin: O) {
-        self.lock().insert(base, Entry { len, device, origin, leaked: false });
+        self.lock().insert(
+            base,
+            Entry {
+                len,
+                device,
+                origin,
+                leaked: false,
+            },
+        );
     }
 
     /// Notes that a handle was opened: for the first time, which is `once`, or once more.
     pub fn opened(&self, base: u64, len: u64, device: DeviceId, once: O) {
         let mut entries = self.lock();
-        let times = entries.get_mut(&base).filter(|entry| !entry.leaked).and_then(|entry| entry.origin.times());
+        let times = entries
+            .get_mut(&base)
+            .filter(|entry| !entry.leaked)
+            .and_then(|entry| entry.origin.times());
         match times {
             Some(times) => *times += 1,
             None => {
-                entries.insert(base, Entry { len, device, origin: once, leaked: false });
+                entries.insert(
+                    base,
+                    Entry {
+                        len,
+                        device,
+                        origin: once,
+                        leaked: false,
+                    },
+                );
             }
         }
     }
@@ -81,18 +101,24 @@ impl<O: Origin> MemoryTable<O> {
     pub fn find(&self, ptr: DevicePtr) -> Option<(AddressRange, Entry<O>)> {
         let entries = self.lock();
         let (&base, &entry) = entries.range(..=ptr.0).next_back()?;
-        (ptr.0 - base < entry.len).then_some((AddressRange { base: DevicePtr(base), len: entry.len }, entry))
+        (ptr.0 - base < entry.len).then_some((
+            AddressRange {
+                base: DevicePtr(base),
+                len: entry.len,
+            },
+            entry,
+        ))
     }
 
     /// Takes out what is about to be given back.
     ///
-    /// It is taken out before the driver is called, because the driver may hand the same address out again before
-    /// that call has returned to us.
+    /// It is taken out before the driver is called, because the driver may hand the same address
+    /// out again before that call has returned to us.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for an address that is no base in the table, for memory that is given back in another way,
-    /// and for what leaked.
+    /// [`Error::Invalid`] for an address that is no base in the table, for memory that is given
+    /// back in another way, and for what leaked.
     pub fn take(&self, base: DevicePtr, way: Way) -> Result<Entry<O>> {
         let must = match way {
             Way::Free => "the base of what `alloc` gave",
@@ -101,7 +127,11 @@ impl<O: Origin> MemoryTable<O> {
             Way::Return => "what `pool_alloc` gave",
             Way::Never => "the base of what other code allocated",
         };
-        let refused = |got: String| Error::Invalid { what: "the address", got, must };
+        let refused = |got: String| Error::Invalid {
+            what: "the address",
+            got,
+            must,
+        };
         let mut entries = self.lock();
         let entry = entries
             .get_mut(&base.0)
@@ -133,10 +163,15 @@ impl<O: Origin> MemoryTable<O> {
     pub fn leak(&self, base: DevicePtr, mut taken: Entry<O>) {
         match self.lock().entry(base.0) {
             btree_map::Entry::Vacant(place) => {
-                place.insert(Entry { leaked: true, ..taken });
+                place.insert(Entry {
+                    leaked: true,
+                    ..taken
+                });
             }
             // The other times that the same handle was opened.
-            btree_map::Entry::Occupied(mut place) if taken.origin.times().is_some_and(|times| *times > 1) => {
+            btree_map::Entry::Occupied(mut place)
+                if taken.origin.times().is_some_and(|times| *times > 1) =>
+            {
                 place.get_mut().leaked = true;
             }
             // A younger allocation at an address that was given back after all.
@@ -144,12 +179,15 @@ impl<O: Origin> MemoryTable<O> {
         }
     }
 
-    /// Lists live memory of a device that each device must be named for: the bases, the lengths, and what may be done
-    /// with each.
+    /// Lists live memory of a device that each device must be named for: the bases, the lengths,
+    /// and what may be done with each.
     pub fn mapped_on(&self, device: DeviceId) -> Vec<(u64, u64, Access)> {
         let entries = self.lock();
-        let live = entries.iter().filter(|(_, entry)| entry.device == device && !entry.leaked);
-        live.filter_map(|(&base, entry)| Some((base, entry.len, entry.origin.mapped()?))).collect()
+        let live = entries
+            .iter()
+            .filter(|(_, entry)| entry.device == device && !entry.leaked);
+        live.filter_map(|(&base, entry)| Some((base, entry.len, entry.origin.mapped()?)))
+            .collect()
     }
 
     /// Says whether everything was given back.
@@ -188,7 +226,11 @@ mod tests {
         }
 
         fn times(&mut self) -> Option<&mut u32> {
-            if let Made::There { times } = self { Some(times) } else { None }
+            if let Made::There { times } = self {
+                Some(times)
+            } else {
+                None
+            }
         }
 
         fn mapped(&self) -> Option<Access> {
@@ -207,16 +249,25 @@ mod tests {
         let table = table(Made::Here);
         assert!(table.find(DevicePtr(0xffff)).is_none());
         assert_eq!(table.find(BASE).map(|(range, _)| range.base), Some(BASE));
-        assert_eq!(table.find(DevicePtr(0x10fff)).map(|(range, _)| range.base), Some(BASE));
+        assert_eq!(
+            table.find(DevicePtr(0x10fff)).map(|(range, _)| range.base),
+            Some(BASE)
+        );
         assert!(table.find(DevicePtr(0x11000)).is_none());
     }
 
     #[test]
     fn memory_is_given_back_in_its_own_way_and_once() {
-        for (origin, way) in [(Made::Here, Way::Free), (Made::There { times: 1 }, Way::Close)] {
+        for (origin, way) in [
+            (Made::Here, Way::Free),
+            (Made::There { times: 1 }, Way::Close),
+        ] {
             let table = table(origin);
             for other in [Way::Free, Way::Close, Way::Unmap, Way::Return, Way::Never] {
-                assert!(other == way || table.take(BASE, other).is_err(), "{origin:?} by {other:?}");
+                assert!(
+                    other == way || table.take(BASE, other).is_err(),
+                    "{origin:?} by {other:?}"
+                );
             }
             assert!(table.take(BASE, way).is_ok());
             assert!(table.take(BASE, way).is_err());
@@ -228,7 +279,10 @@ mod tests {
     fn what_other_code_allocated_is_neither_freed_nor_closed() {
         let table = table(Made::Elsewhere);
         let refused = table.take(BASE, Way::Free).expect_err("another library's");
-        assert!(refused.to_string().contains("another library allocated"), "{refused}");
+        assert!(
+            refused.to_string().contains("another library allocated"),
+            "{refused}"
+        );
         assert!(table.take(BASE, Way::Close).is_err());
         assert!(table.take(BASE, Way::Never).is_ok() && table.is_empty());
     }
@@ -260,12 +314,18 @@ mod tests {
         let table = table(Made::There { times: 2 });
         let taken = table.take(BASE, Way::Close).expect("opened twice");
         table.leak(BASE, taken);
-        assert!(table.take(BASE, Way::Close).is_err(), "nobody knows how often it is open");
+        assert!(
+            table.take(BASE, Way::Close).is_err(),
+            "nobody knows how often it is open"
+        );
         // Opened anew by the driver's word.
         table.opened(BASE.0, LEN, DEVICE, Made::There { times: 1 });
         let taken = table.take(BASE, Way::Close).expect("once");
         table.insert(BASE.0, LEN, DEVICE, Made::Here);
         table.leak(BASE, taken);
-        assert!(table.take(BASE, Way::Free).is_ok(), "a younger allocation is not leaked");
+        assert!(
+            table.take(BASE, Way::Free).is_ok(),
+            "a younger allocation is not leaked"
+        );
     }
 }

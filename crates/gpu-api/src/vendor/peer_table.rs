@@ -32,5 +32,9 @@ impl PeerTable {
 
 /// Lists the devices that were given a way to the memory of `device`.
 pub fn reaching(peers: &[Reach], device: DeviceId) -> Vec<c_int> {
-    peers.iter().filter(|reach| reach.memory_of == device).map(|reach| reach.reaching).collect()
+    peers
+        .iter()
+        .filter(|reach| reach.memory_of == device)
+        .map(|reach| reach.reaching)
+        .collect()
 }

@@ -1,7 +1,9 @@
-//! Pools of a driver's in stream order: what is asked for, how one is set up, and what it says of itself.
+//! Pools of a driver's in stream order: what is asked for, how one is set up, and what it says of
+//! itself.
 //!
-//! HIP took CUDA's structure and numbers: `CUmemPoolProps` is `hipMemPoolProps`, `CUmemPool_attribute` is
-//! `hipMemPoolAttr`. The calls that allocate and free are each backend's own.
+//! HIP took CUDA's structure and numbers: `CUmemPoolProps` is `hipMemPoolProps`,
+//! `CUmemPool_attribute` is `hipMemPoolAttr`. The calls that allocate and free are each backend's
+//! own.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -93,11 +95,17 @@ pub trait PoolCalls {
 /// # Errors
 ///
 /// The driver's error; no pool is left then, unless the driver fails to end it.
-pub fn create(driver: &impl PoolCalls, device: DeviceId, ordinal: c_int, keep: u64) -> Result<RawPool> {
+pub fn create(
+    driver: &impl PoolCalls,
+    device: DeviceId,
+    ordinal: c_int,
+    keep: u64,
+) -> Result<RawPool> {
     let made = driver.make(device, &PoolProperties::private(ordinal))?;
     let settings = [
         (RELEASE_THRESHOLD, keep),
-        // The driver is not to hold an allocation back until another stream's work is done: there are other bytes.
+        // The driver is not to hold an allocation back until another stream's work is done: there
+        // are other bytes.
         (REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
     ];
     for (attribute, value) in settings {
@@ -121,7 +129,12 @@ pub fn create(driver: &impl PoolCalls, device: DeviceId, ordinal: c_int, keep: u
 ///
 /// `pool` is live.
 pub unsafe fn usage(driver: &impl PoolCalls, pool: RawPool) -> Result<PoolUsage> {
-    // SAFETY: `get` asks for a live pool, for which our caller vouches, and for a property of eight bytes.
+    // SAFETY: `get` asks for a live pool, for which our caller vouches, and for a property of eight
+    // bytes.
     let get = |attribute| unsafe { driver.get(pool, attribute) };
-    Ok(PoolUsage { reserved: get(RESERVED_NOW)?, most_reserved: get(RESERVED_MOST)?, used: get(USED_NOW)? })
+    Ok(PoolUsage {
+        reserved: get(RESERVED_NOW)?,
+        most_reserved: get(RESERVED_MOST)?,
+        used: get(USED_NOW)?,
+    })
 }

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 type Function = Box<dyn FnOnce() + Send>;
 
-/// A function that a stream calls once. The queue holds one count of it, its caller another until it is known
-/// whether it was queued.
+/// A function that a stream calls once. The queue holds one count of it, its caller another until
+/// it is known whether it was queued.
 #[derive(Clone)]
 pub struct QueuedFunction(Arc<Mutex<Option<Function>>>);
 
@@ -21,8 +21,9 @@ impl QueuedFunction {
 
     /// Takes the function back after an error of the call that queued it.
     ///
-    /// An error may be that of earlier work, and then the function may be queued all the same. Its count stays with the
-    /// queue for good; the function itself is dropped, so that it is never called after an error.
+    /// An error may be that of earlier work, and then the function may be queued all the same. Its
+    /// count stays with the queue for good; the function itself is dropped, so that it is never
+    /// called after an error.
     pub fn take_back(self) {
         drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
@@ -57,12 +58,13 @@ pub unsafe fn discard(queued: *mut c_void) {
 ///
 /// As [`run`].
 unsafe fn taken(queued: *mut c_void) -> Arc<Mutex<Option<Function>>> {
-    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: our caller vouches for both.
+    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: our caller vouches for
+    // both.
     unsafe { Arc::from_raw(queued.cast_const().cast()) }
 }
 
-/// Runs a function and lets no panic out. The panic hook has told of it; what it carries may itself panic when it is
-/// dropped.
+/// Runs a function and lets no panic out. The panic hook has told of it; what it carries may itself
+/// panic when it is dropped.
 pub fn contain(run: impl FnOnce()) {
     if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(run)) {
         std::mem::forget(payload);

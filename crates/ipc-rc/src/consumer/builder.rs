@@ -53,18 +53,27 @@ pub struct ParticipantBuilder {
 
 impl ParticipantBuilder {
     pub(super) fn new(gpu: Gpu) -> ParticipantBuilder {
-        let cache = Cache { bytes: gpu.info().total_bytes, regions: 1024 };
+        let cache = Cache {
+            bytes: gpu.info().total_bytes,
+            regions: 1024,
+        };
         let timeout = Some(Duration::from_secs(30));
-        ParticipantBuilder { gpu, access: Access::ReadWrite, timeout, cache, name: String::new() }
+        ParticipantBuilder {
+            gpu,
+            access: Access::ReadWrite,
+            timeout,
+            cache,
+            name: String::new(),
+        }
     }
 
     /// Maps regions read-only, where the device can: a write then faults.
     ///
     /// # Portability
     ///
-    /// Memory that is shared by 64-byte handles is always mapped read-write; `connect` refuses the wish on a device
-    /// that cannot map read-only. A participant in the producer's own process uses the producer's mapping, which stays
-    /// writable.
+    /// Memory that is shared by 64-byte handles is always mapped read-write; `connect` refuses the
+    /// wish on a device that cannot map read-only. A participant in the producer's own process uses
+    /// the producer's mapping, which stays writable.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.access = Access::ReadOnly;
@@ -78,16 +87,16 @@ impl ParticipantBuilder {
         self
     }
 
-    /// Limits idle mappings by bytes and by number of regions. Mappings in use do not count. The default is the bytes
-    /// of the device, and 1,024 regions.
+    /// Limits idle mappings by bytes and by number of regions. Mappings in use do not count. The
+    /// default is the bytes of the device, and 1,024 regions.
     #[must_use]
     pub fn mapping_cache(mut self, bytes: u64, regions: usize) -> Self {
         self.cache = Cache { bytes, regions };
         self
     }
 
-    /// Gives the participant a name for people: the producer's reports show it instead of the command that this process
-    /// runs. The first 32 bytes count.
+    /// Gives the participant a name for people: the producer's reports show it instead of the
+    /// command that this process runs. The first 32 bytes count.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
@@ -98,24 +107,26 @@ impl ParticipantBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] when no process listens there or the socket cannot be reached, [`Error::Refused`] with the
-    /// producer's reason, [`Error::Deadline`] when it does not answer, [`Error::Mismatch`] for another protocol
-    /// version.
+    /// [`Error::Connect`] when no process listens there or the socket cannot be reached,
+    /// [`Error::Refused`] with the producer's reason, [`Error::Deadline`] when it does not answer,
+    /// [`Error::Mismatch`] for another protocol version.
     pub fn connect(self, path: impl AsRef<Path>) -> Result<Participant> {
         let deadline = self.deadline();
         self.check()?;
-        // The socket first: a child that is forked while the others are counted has a copy of it, and so keeps the
-        // proof of this process' death from being complete. The connection last: the session waits for no hello.
+        // The socket first: a child that is forked while the others are counted has a copy of it,
+        // and so keeps the proof of this process' death from being complete. The connection last:
+        // the session waits for no hello.
         let socket = Connecting::new()?;
         let kin = Kin::find(&self.gpu)?;
         let socket = socket.connect_within(path.as_ref(), deadline)?;
         self.join(socket, &kin, deadline)
     }
 
-    /// Joins by an existing connection: passed on by another process that connected, or one end of a
-    /// socket pair whose other end the session [accepts](crate::Session::accept).
+    /// Joins by an existing connection: passed on by another process that connected, or one end of
+    /// a socket pair whose other end the session [accepts](crate::Session::accept).
     ///
-    /// Every other copy of it must be closed: as long as one is open, this process' death is not proven.
+    /// Every other copy of it must be closed: as long as one is open, this process' death is not
+    /// proven.
     ///
     /// # Errors
     ///
@@ -161,7 +172,10 @@ impl ParticipantBuilder {
             // One that has hung up may have said why.
             Ok(SendOutcome::Sent | SendOutcome::HungUp) => {}
             Ok(SendOutcome::Full) => {
-                return Err(refused("the producer closed the connection", "start it, or look at its log"));
+                return Err(refused(
+                    "the producer closed the connection",
+                    "start it, or look at its log",
+                ));
             }
             Err(source) => return Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", source)),
         }
@@ -170,8 +184,9 @@ impl ParticipantBuilder {
         let started = Service::new(holdings.clone())
             .and_then(|service| thread::start("gpu-ipc-participant", move || service.run()));
         if let Err(error) = started {
-            // SAFETY: `unregister` asks that no operation on their words is unfinished, and for one call: nothing was
-            // granted that anybody could have claimed, and no thread runs that calls it too.
+            // SAFETY: `unregister` asks that no operation on their words is unfinished, and for one
+            // call: nothing was granted that anybody could have claimed, and no thread runs that
+            // calls it too.
             if let Err(error) = unsafe { holdings.link.files.unregister(&self.gpu) } {
                 tracing::warn!(%error, "a counter file stays registered, and so mapped");
                 std::mem::forget(holdings);
@@ -188,10 +203,18 @@ impl ParticipantBuilder {
             match socket::receive(socket.as_fd(), &mut bytes, &mut fds) {
                 Ok(ReceiveOutcome::Packet(len)) => break len,
                 Ok(ReceiveOutcome::HungUp) => {
-                    return Err(refused("the producer closed the connection", "look at its log"));
+                    return Err(refused(
+                        "the producer closed the connection",
+                        "look at its log",
+                    ));
                 }
                 Ok(ReceiveOutcome::Empty) => {
-                    socket::wait_ready(socket.as_fd(), PollFlags::IN, "the producer's welcome", deadline)?;
+                    socket::wait_ready(
+                        socket.as_fd(),
+                        PollFlags::IN,
+                        "the producer's welcome",
+                        deadline,
+                    )?;
                 }
                 Err(source) => return Err(Error::system("recvmsg", "raise RLIMIT_NOFILE", source)),
             }
@@ -199,10 +222,19 @@ impl ParticipantBuilder {
         let message = ToParticipant::decode(&bytes[..len], fds.len())?;
         match message {
             ToParticipant::Refused { code, why } => Err(refused(&why, code.remedy())),
-            ToParticipant::Welcome { session, participant, pid, slots, max_slots } => {
+            ToParticipant::Welcome {
+                session,
+                participant,
+                pid,
+                slots,
+                max_slots,
+            } => {
                 let mut fds = fds.into_iter();
                 let (Some(producer_pidfd), Some(file)) = (fds.next(), fds.next()) else {
-                    return Err(refused("the welcome came without its file descriptors", "raise RLIMIT_NOFILE"));
+                    return Err(refused(
+                        "the welcome came without its file descriptors",
+                        "raise RLIMIT_NOFILE",
+                    ));
                 };
                 if !process::is_pidfd(producer_pidfd.as_fd())? {
                     return Err(refused(
@@ -223,9 +255,17 @@ impl ParticipantBuilder {
                     is_own_process: process::same_process(producer_pidfd.as_fd())?,
                     producer_pidfd,
                 };
-                Ok(Welcome { facts, socket, file: CounterFile::open(file, slots)?, max_slots })
+                Ok(Welcome {
+                    facts,
+                    socket,
+                    file: CounterFile::open(file, slots)?,
+                    max_slots,
+                })
             }
-            _ => Err(refused("its first message is not a welcome", "build both sides from one version")),
+            _ => Err(refused(
+                "its first message is not a welcome",
+                "build both sides from one version",
+            )),
         }
     }
 }
@@ -240,10 +280,16 @@ struct Kin {
 impl Kin {
     fn find(gpu: &Gpu) -> Result<Kin> {
         let descendants = process::descendants_holding(gpu.backend().device_files())?;
-        Ok(Kin { own: process::own_pidfd()?, descendants })
+        Ok(Kin {
+            own: process::own_pidfd()?,
+            descendants,
+        })
     }
 }
 
 fn refused(why: &str, remedy: &'static str) -> Error {
-    Error::Refused { why: why.to_owned(), remedy }
+    Error::Refused {
+        why: why.to_owned(),
+        remedy,
+    }
 }

@@ -37,7 +37,11 @@ struct Extent {
 impl Extent {
     #[inline(always)]
     fn of(fields: &Fields) -> Extent {
-        Extent { region: fields.region, offset: fields.offset, len: fields.len }
+        Extent {
+            region: fields.region,
+            offset: fields.offset,
+            len: fields.len,
+        }
     }
 }
 
@@ -64,10 +68,22 @@ impl Holdings {
         link.check_stream(wait)?;
         let generation = Generation::new(fields.generation).ok_or(ClaimError::Stale)?;
         if fields.kind == GrantKind::Addressed {
-            let lease = LeaseAddress { file: fields.file, slot: fields.slot, generation };
+            let lease = LeaseAddress {
+                file: fields.file,
+                slot: fields.slot,
+                generation,
+            };
             return self.take(Extent::of(&fields), lease, fields.fence, wait, patience);
         }
-        self.claim_ticket(Extent::of(&fields), TicketId { number: fields.slot, generation }, wait, patience)
+        self.claim_ticket(
+            Extent::of(&fields),
+            TicketId {
+                number: fields.slot,
+                generation,
+            },
+            wait,
+            patience,
+        )
     }
 
     #[inline(never)]
@@ -80,14 +96,15 @@ impl Holdings {
     ) -> Result<ReceivedBlock, ClaimError> {
         let (granted, mut asking) = self.link.redeem(ticket, patience)?;
         let taken = self.take(part, granted.lease, granted.fence, wait, patience);
-        // After a deadline the same claim can be made again, and finds the answer if it was to be kept.
+        // After a deadline the same claim can be made again, and finds the answer if it was to be
+        // kept.
         asking.kept &= matches!(taken, Err(ClaimError::Backend(Error::Deadline { .. })));
         taken
     }
 
     /// Takes a lease of this participant's own, once the producer's work is done or waited for.
-    // Inlined, so that the fields stay in registers: read back from memory as they were not written they cost more than
-    // an atomic operation.
+    // Inlined, so that the fields stay in registers: read back from memory as they were not written
+    // they cost more than an atomic operation.
     #[inline(always)]
     fn take(
         self: &Arc<Holdings>,
@@ -106,7 +123,8 @@ impl Holdings {
                 link.wait_on_host(&fence, patience)?;
             }
         }
-        // The mapping too comes before the claim: a grant that is not claimed holds its region as well as one that is.
+        // The mapping too comes before the claim: a grant that is not claimed holds its region as
+        // well as one that is.
         let mapping = match self.mappings.enter(part.region) {
             Some(mapping) => mapping,
             None => match self.mappings.map(self, part.region, entry, patience) {
@@ -118,8 +136,16 @@ impl Holdings {
         let held = Held { mapping, entry };
         // `decode` has seen that the sum does not overflow.
         if part.offset + part.len > held.mapping.len() {
-            // By values that fit into registers: what is passed by address is kept in memory by every claim.
-            return self.take_across((part.offset, part.len), held.mapping, entry, fence, wait, patience);
+            // By values that fit into registers: what is passed by address is kept in memory by
+            // every claim.
+            return self.take_across(
+                (part.offset, part.len),
+                held.mapping,
+                entry,
+                fence,
+                wait,
+                patience,
+            );
         }
         self.take_held((part.offset, part.len), held, file, fence, wait)
     }
@@ -170,7 +196,8 @@ impl Holdings {
 }
 
 impl Holdings {
-    /// Takes the lease of a block that goes on behind its region. Apart, so that other claims keep their registers.
+    /// Takes the lease of a block that goes on behind its region. Apart, so that other claims keep
+    /// their registers.
     #[cold]
     #[inline(never)]
     fn take_across(
@@ -182,9 +209,16 @@ impl Holdings {
         wait: Wait<'_>,
         patience: Patience,
     ) -> Result<ReceivedBlock, ClaimError> {
-        match self.mappings.enter_across(self, first, offset + len, entry, patience) {
+        match self
+            .mappings
+            .enter_across(self, first, offset + len, entry, patience)
+        {
             Ok(mapping) => {
-                let file = self.link.files.get(entry.file).expect("the claim found it, and a link never loses one");
+                let file = self
+                    .link
+                    .files
+                    .get(entry.file)
+                    .expect("the claim found it, and a link never loses one");
                 self.take_held((offset, len), Held { mapping, entry }, file, fence, wait)
             }
             Err(NotMapped::Beyond(region)) => Err(beyond(offset, len, region)),
@@ -199,18 +233,25 @@ impl Holdings {
         if link.guard.is_child() {
             return;
         }
-        let Some(fields) = link.own_fields(bytes) else { return };
-        let regions = self.mappings.asked_across(fields.region, fields.offset.saturating_add(fields.len));
+        let Some(fields) = link.own_fields(bytes) else {
+            return;
+        };
+        let regions = self
+            .mappings
+            .asked_across(fields.region, fields.offset.saturating_add(fields.len));
         let (mut table, now) = (link.table(), Instant::now());
-        let keys = link.ticket_of(&fields).into_iter().chain(regions.into_iter().map(Key::Region));
+        let keys = link
+            .ticket_of(&fields)
+            .into_iter()
+            .chain(regions.into_iter().map(Key::Region));
         keys.for_each(|key| table.abandon(key, now));
         table.hand_over();
     }
 }
 
 impl Link {
-    /// Asks for what the claims of these descriptors will need, without waiting: one message for 64 tickets.
-    /// Descriptors that need nothing, or are none, are passed over.
+    /// Asks for what the claims of these descriptors will need, without waiting: one message for 64
+    /// tickets. Descriptors that need nothing, or are none, are passed over.
     pub(crate) fn prefetch(&self, descriptors: &[impl AsRef<[u8]>]) -> Result<(), ClaimError> {
         if self.guard.is_child() {
             return Err(ClaimError::Forked);
@@ -233,8 +274,12 @@ impl Link {
 
     /// Names the question about a descriptor's ticket, if it is one.
     fn ticket_of(&self, fields: &Fields) -> Option<Key> {
-        let generation = Generation::new(fields.generation).filter(|_| fields.kind == GrantKind::Ticket)?;
-        Some(Key::Ticket(TicketId { number: fields.slot, generation }))
+        let generation =
+            Generation::new(fields.generation).filter(|_| fields.kind == GrantKind::Ticket)?;
+        Some(Key::Ticket(TicketId {
+            number: fields.slot,
+            generation,
+        }))
     }
 
     #[inline]
@@ -266,12 +311,16 @@ impl Link {
             };
         }
         ClaimError::Refused {
-            why: format!("the descriptor is for {}, this is {}", fields.participant, self.facts.id),
+            why: format!(
+                "the descriptor is for {}, this is {}",
+                fields.participant, self.facts.id
+            ),
             remedy: "claim where it is addressed to, or have it shared with this participant",
         }
     }
 
-    /// Waits for the lease's counter file, if it was announced but has not arrived, and checks the slot.
+    /// Waits for the lease's counter file, if it was announced but has not arrived, and checks the
+    /// slot.
     #[inline(always)]
     fn await_file(&self, lease: LeaseAddress, patience: Patience) -> Result<&File, ClaimError> {
         match self.files.get(lease.file) {
@@ -282,12 +331,25 @@ impl Link {
 
     #[cold]
     #[inline(never)]
-    fn await_file_slowly(&self, lease: LeaseAddress, patience: Patience) -> Result<&File, ClaimError> {
+    fn await_file_slowly(
+        &self,
+        lease: LeaseAddress,
+        patience: Patience,
+    ) -> Result<&File, ClaimError> {
         let no_such = |what, got: u32, below: u64| -> ClaimError {
-            Error::BadDescriptor { what, got: got.to_string(), must: format!("below {below}") }.into()
+            Error::BadDescriptor {
+                what,
+                got: got.to_string(),
+                must: format!("below {below}"),
+            }
+            .into()
         };
         if lease.file as usize >= self.files.most() {
-            return Err(no_such("counter file", lease.file, self.files.most() as u64));
+            return Err(no_such(
+                "counter file",
+                lease.file,
+                self.files.most() as u64,
+            ));
         }
         let mut asking = Asking::new(self, Key::File(lease.file), Question::File, patience);
         let found = self.wait_for_answer(patience, |questions| match self.files.get(lease.file) {
@@ -295,16 +357,35 @@ impl Link {
             None if self.is_gone() => Some(Err(ClaimError::ProducerGone)),
             None => match asking.look(questions) {
                 // The producer has no such file of this participant: the descriptor was altered.
-                Look::Refused(No { code: RefusalCode::Lease, .. }, _) => {
+                Look::Refused(
+                    No {
+                        code: RefusalCode::Lease,
+                        ..
+                    },
+                    _,
+                ) => {
                     let (got, must) = (lease.file.to_string(), "one of this participant's".into());
-                    Some(Err(Error::BadDescriptor { what: "counter file", got, must }.into()))
+                    Some(Err(Error::BadDescriptor {
+                        what: "counter file",
+                        got,
+                        must,
+                    }
+                    .into()))
                 }
-                Look::Refused(no, _) => Some(Err(ClaimError::Refused { why: no.why, remedy: no.code.remedy() })),
+                Look::Refused(no, _) => Some(Err(ClaimError::Refused {
+                    why: no.why,
+                    remedy: no.code.remedy(),
+                })),
                 _ => None,
             },
         });
         asking.kept &= found.is_none();
-        let file = found.unwrap_or_else(|| Err(Error::Deadline { what: "a counter file" }.into()))?;
+        let file = found.unwrap_or_else(|| {
+            Err(Error::Deadline {
+                what: "a counter file",
+            }
+            .into())
+        })?;
         let slots = file.counters.slot_count();
         if lease.slot >= slots {
             return Err(no_such("slot", lease.slot, slots.into()));
@@ -316,14 +397,21 @@ impl Link {
         if fence.file != 0 || fence.word >= TIMELINES {
             let got = format!("word {} of file {}", fence.word, fence.file);
             let must = format!("a word below {TIMELINES} of file 0");
-            return Err(Error::BadDescriptor { what: "fence", got, must }.into());
+            return Err(Error::BadDescriptor {
+                what: "fence",
+                got,
+                must,
+            }
+            .into());
         }
         Ok(())
     }
 
     /// The producer knows no such lease: the slot says why.
     fn why_not_leased(&self, entry: LeaseAddress) -> ClaimError {
-        let Some(file) = self.files.get(entry.file) else { return ClaimError::Stale };
+        let Some(file) = self.files.get(entry.file) else {
+            return ClaimError::Stale;
+        };
         match file.counters.slot(entry.slot).peek(entry.generation) {
             Claim::Revoked => ClaimError::Revoked,
             Claim::AlreadyClaimed => ClaimError::AlreadyClaimed,
@@ -340,7 +428,12 @@ impl Link {
 #[inline(never)]
 fn beyond(offset: u64, len: u64, region: u64) -> ClaimError {
     let got = format!("{len} bytes at offset {offset} of {region}");
-    Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into()
+    Error::BadDescriptor {
+        what: "the block",
+        got,
+        must: "inside its region".into(),
+    }
+    .into()
 }
 
 #[cold]

@@ -12,9 +12,11 @@ use crate::consumer::builder::ParticipantBuilder;
 use crate::consumer::participant::Participant;
 use channel::os::thread;
 
-/// A connection that is being made. Readable, as [`AsFd`], when [`try_finish`](Connecting::try_finish) has a result.
+/// A connection that is being made. Readable, as [`AsFd`], when
+/// [`try_finish`](Connecting::try_finish) has a result.
 ///
-/// Dropped before that, the connection is made to its end or to its timeout all the same, and closed then.
+/// Dropped before that, the connection is made to its end or to its timeout all the same, and
+/// closed then.
 pub struct Connecting(Arc<Shared>);
 
 struct Shared {
@@ -25,8 +27,9 @@ struct Shared {
 }
 
 impl ParticipantBuilder {
-    /// Connects as [`connect`](ParticipantBuilder::connect) does, on a thread that ends with it: neither the search for
-    /// descendants, nor the producer's answer, nor the driver is waited for here.
+    /// Connects as [`connect`](ParticipantBuilder::connect) does, on a thread that ends with it:
+    /// neither the search for descendants, nor the producer's answer, nor the driver is waited for
+    /// here.
     ///
     /// # Errors
     ///
@@ -56,7 +59,11 @@ impl ParticipantBuilder {
     pub fn start_connect(self, path: impl AsRef<Path>) -> Result<Connecting> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", e))?;
-        let shared = Arc::new(Shared { fd, pid: std::process::id(), done: Mutex::default() });
+        let shared = Arc::new(Shared {
+            fd,
+            pid: std::process::id(),
+            done: Mutex::default(),
+        });
         let (path, told) = (path.as_ref().to_path_buf(), shared.clone());
         thread::start("gpu-ipc-connect", move || {
             let done = self.connect(path);
@@ -72,9 +79,16 @@ impl Connecting {
     /// Takes the result, once there is one; never waits.
     pub fn try_finish(&self) -> Option<Result<Participant>> {
         if self.0.pid != std::process::id() {
-            return Some(Err(Error::Forked { what: "this connection" }));
+            return Some(Err(Error::Forked {
+                what: "this connection",
+            }));
         }
-        let done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let done = self
+            .0
+            .done
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()?;
         let _ = rustix::io::read(&self.0.fd, &mut [0; 8]);
         Some(done)
     }
@@ -112,11 +126,22 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let host = HostBackend::new(HostConfig::default()).expect("shared memory");
         let gpu = Gpu::new(host, DeviceId(0)).expect("device 0");
-        let connecting = Participant::builder(gpu).start_connect(dir.path().join("absent")).expect("a thread");
+        let connecting = Participant::builder(gpu)
+            .start_connect(dir.path().join("absent"))
+            .expect("a thread");
         poll(&mut [PollFd::new(&connecting, PollFlags::IN)], None).expect("poll");
-        assert!(matches!(connecting.try_finish(), Some(Err(Error::Connect { .. }))));
+        assert!(matches!(
+            connecting.try_finish(),
+            Some(Err(Error::Connect { .. }))
+        ));
         assert!(connecting.try_finish().is_none());
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        assert_eq!(poll(&mut [PollFd::new(&connecting, PollFlags::IN)], Some(&now)), Ok(0));
+        let now = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        assert_eq!(
+            poll(&mut [PollFd::new(&connecting, PollFlags::IN)], Some(&now)),
+            Ok(0)
+        );
     }
 }

@@ -10,10 +10,10 @@ use crate::stream::Stream;
 
 /// What a captured graph uses, kept for as long as the graph may be launched.
 ///
-/// A graph runs again whenever it is launched, long after the last drop of what it was captured with; so its blocks are
-/// [kept for it](crate::ReceivedBlock::keep_for), and given back when the last clone of this is dropped: after the
-/// graph itself is destroyed. Every stream that it is launched on is named with
-/// [`launched_on`](GraphBlocks::launched_on).
+/// A graph runs again whenever it is launched, long after the last drop of what it was captured
+/// with; so its blocks are [kept for it](crate::ReceivedBlock::keep_for), and given back when the
+/// last clone of this is dropped: after the graph itself is destroyed. Every stream that it is
+/// launched on is named with [`launched_on`](GraphBlocks::launched_on).
 ///
 /// # Examples
 ///
@@ -49,7 +49,10 @@ struct Graph {
 
 impl Default for Graph {
     fn default() -> Graph {
-        Graph { pid: std::process::id(), kept: Mutex::default() }
+        Graph {
+            pid: std::process::id(),
+            kept: Mutex::default(),
+        }
     }
 }
 
@@ -70,12 +73,19 @@ impl GraphBlocks {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for the per-thread default stream (handle 2): the thread that drops the list may be another.
+    /// [`Error::Invalid`] for the per-thread default stream (handle 2): the thread that drops the
+    /// list may be another.
     pub fn launched_on(&self, stream: &Stream) -> Result<()> {
         stream.refuse_per_thread()?;
-        let mut kept = self.kept().ok_or(Error::Forked { what: "this graph's blocks" })?;
+        let mut kept = self.kept().ok_or(Error::Forked {
+            what: "this graph's blocks",
+        })?;
         kept.leases.iter().for_each(|lease| lease.used_on(stream));
-        if !kept.launched_on.iter().any(|known| known.key() == stream.key()) {
+        if !kept
+            .launched_on
+            .iter()
+            .any(|known| known.key() == stream.key())
+        {
             kept.launched_on.push(stream.clone());
         }
         Ok(())
@@ -83,7 +93,9 @@ impl GraphBlocks {
 
     pub(crate) fn keep(&self, lease: Lease) {
         let Some(mut kept) = self.kept() else { return };
-        kept.launched_on.iter().for_each(|stream| lease.used_on(stream));
+        kept.launched_on
+            .iter()
+            .for_each(|stream| lease.used_on(stream));
         kept.leases.push(lease);
     }
 
@@ -95,6 +107,8 @@ impl GraphBlocks {
 
 impl fmt::Debug for GraphBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraphBlocks").field("blocks", &self.kept().map_or(0, |kept| kept.leases.len())).finish()
+        f.debug_struct("GraphBlocks")
+            .field("blocks", &self.kept().map_or(0, |kept| kept.leases.len()))
+            .finish()
     }
 }

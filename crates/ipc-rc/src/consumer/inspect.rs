@@ -36,12 +36,13 @@ pub struct SessionReport {
     pub stats: Stats,
 }
 
-/// Lists the sockets of the sessions of this user that are alive, in the runtime directory: the one that is named, or
-/// where sessions put theirs unless told otherwise.
+/// Lists the sockets of the sessions of this user that are alive, in the runtime directory: the one
+/// that is named, or where sessions put theirs unless told otherwise.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for a directory that others can write, [`Error::System`] when it cannot be read.
+/// [`Error::Invalid`] for a directory that others can write, [`Error::System`] when it cannot be
+/// read.
 pub fn sessions(runtime_dir: Option<&Path>) -> Result<Vec<PathBuf>> {
     let dir = socket::runtime_dir(runtime_dir)?;
     socket::sweep_stale(&dir)?;
@@ -52,8 +53,9 @@ pub fn sessions(runtime_dir: Option<&Path>) -> Result<Vec<PathBuf>> {
 ///
 /// # Errors
 ///
-/// [`Error::Connect`] when no process listens there, [`Error::Deadline`] when the session does not answer within
-/// `timeout` (its process hangs or is stopped), [`Error::Refused`] for a user that may not connect.
+/// [`Error::Connect`] when no process listens there, [`Error::Deadline`] when the session does not
+/// answer within `timeout` (its process hangs or is stopped), [`Error::Refused`] for a user that
+/// may not connect.
 ///
 /// # Examples
 ///
@@ -78,28 +80,43 @@ pub fn sessions(runtime_dir: Option<&Path>) -> Result<Vec<PathBuf>> {
 pub fn inspect(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<SessionReport> {
     let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
     let socket = socket::connect_within(path.as_ref(), deadline)?;
-    let seen = socket::peer_pidfd(socket.as_fd()).and_then(|pidfd| process::pid_of(pidfd.as_fd()).ok());
+    let seen =
+        socket::peer_pidfd(socket.as_fd()).and_then(|pidfd| process::pid_of(pidfd.as_fd()).ok());
     let mut asked = Questions::default();
     let mut report = None;
     let mut from = Some(0);
     while let Some(place) = from {
         let question = Interest::new(Key::Report(place), Question::Report);
-        let Answer::Report(page) = ask(&socket, &mut asked, question, "the session's report", deadline)? else { break };
+        let Answer::Report(page) = ask(
+            &socket,
+            &mut asked,
+            question,
+            "the session's report",
+            deadline,
+        )?
+        else {
+            break;
+        };
         // A session that always names a further page would keep us for ever.
         from = page.next.filter(|&next| next > place);
         let report = report.get_or_insert_with(|| report_of(&page, seen.filter(|&pid| pid != 0)));
-        report.stats.holders.extend(page.holders.into_iter().map(|row| Holder {
-            oldest: row.oldest(),
-            participant: row.participant,
-            pid: row.pid,
-            command: row.command,
-            leases: row.leases,
-            bytes: row.bytes,
-            mappings: row.mappings,
-            dying: row.dying,
-        }));
+        report
+            .stats
+            .holders
+            .extend(page.holders.into_iter().map(|row| Holder {
+                oldest: row.oldest(),
+                participant: row.participant,
+                pid: row.pid,
+                command: row.command,
+                leases: row.leases,
+                bytes: row.bytes,
+                mappings: row.mappings,
+                dying: row.dying,
+            }));
     }
-    report.ok_or(Error::Deadline { what: "the session's report" })
+    report.ok_or(Error::Deadline {
+        what: "the session's report",
+    })
 }
 
 fn report_of(page: &ReportPage, seen: Option<u32>) -> SessionReport {
@@ -114,33 +131,45 @@ fn report_of(page: &ReportPage, seen: Option<u32>) -> SessionReport {
     }
 }
 
-/// Asks a session what its source of regions looks like, without becoming a participant: the JSON object that
-/// [`RegionSource::snapshot`](gpu_api::RegionSource::snapshot) made. The session makes it on the thread that answers
-/// everybody.
+/// Asks a session what its source of regions looks like, without becoming a participant: the JSON
+/// object that [`RegionSource::snapshot`](gpu_api::RegionSource::snapshot) made. The session makes
+/// it on the thread that answers everybody.
 ///
-/// That it is text of at most 16 MiB which nobody can change any more has been checked, and nothing else: another
-/// process wrote it.
+/// That it is text of at most 16 MiB which nobody can change any more has been checked, and nothing
+/// else: another process wrote it.
 ///
 /// # Errors
 ///
-/// As [`inspect`]; [`Error::Refused`] also when the source has none; [`Error::Invalid`] when what came is not sealed,
-/// of another size than was said, or no text.
+/// As [`inspect`]; [`Error::Refused`] also when the source has none; [`Error::Invalid`] when what
+/// came is not sealed, of another size than was said, or no text.
 pub fn snapshot(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<String> {
     let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
     let socket = socket::connect_within(path.as_ref(), deadline)?;
     let question = Interest::new(Key::Snapshot, Question::Snapshot);
-    match ask(&socket, &mut Questions::default(), question, "the session's snapshot", deadline)? {
-        Answer::Snapshot { len, file: Some(file) } => snapshot_file::read(file, len),
+    match ask(
+        &socket,
+        &mut Questions::default(),
+        question,
+        "the session's snapshot",
+        deadline,
+    )? {
+        Answer::Snapshot {
+            len,
+            file: Some(file),
+        } => snapshot_file::read(file, len),
         _ => Err(refused("the snapshot came without its file")),
     }
 }
 
 fn refused(why: &str) -> Error {
-    Error::Refused { why: why.into(), remedy: "look at the producer's log" }
+    Error::Refused {
+        why: why.into(),
+        remedy: "look at the producer's log",
+    }
 }
 
-/// Asks a question by the rules of [`questions`](crate::consumer::connection::questions), and waits for what becomes of
-/// it.
+/// Asks a question by the rules of [`questions`](crate::consumer::connection::questions), and waits
+/// for what becomes of it.
 fn ask(
     socket: &OwnedFd,
     asked: &mut Questions,
@@ -152,7 +181,12 @@ fn ask(
     loop {
         match question.look(asked, Instant::now()) {
             Look::Take(answer) => return Ok(answer),
-            Look::Refused(no, _) => return Err(Error::Refused { why: no.why, remedy: no.code.remedy() }),
+            Look::Refused(no, _) => {
+                return Err(Error::Refused {
+                    why: no.why,
+                    remedy: no.code.remedy(),
+                });
+            }
             _ => {}
         }
         asked.send_due(Instant::now(), |message| {
@@ -168,13 +202,22 @@ fn ask(
             Ok(ReceiveOutcome::Packet(len)) => {
                 let (request, said) = match ToParticipant::decode(&bytes[..len], fds.len())? {
                     ToParticipant::Refused { code, why } => {
-                        return Err(Error::Refused { why, remedy: code.remedy() });
+                        return Err(Error::Refused {
+                            why,
+                            remedy: code.remedy(),
+                        });
                     }
                     ToParticipant::Report { request, page } => (request, Ok(Answer::Report(page))),
-                    ToParticipant::Snapshot { request, len } => {
-                        (request, Ok(Answer::Snapshot { len, file: fds.pop() }))
+                    ToParticipant::Snapshot { request, len } => (
+                        request,
+                        Ok(Answer::Snapshot {
+                            len,
+                            file: fds.pop(),
+                        }),
+                    ),
+                    ToParticipant::Declined { request, code, why } => {
+                        (request, Err(No { code, why }))
                     }
-                    ToParticipant::Declined { request, code, why } => (request, Err(No { code, why })),
                     _ => continue,
                 };
                 if let Some(key) = asked.key_of(request) {
@@ -208,7 +251,11 @@ mod tests {
     /// Asks a producer that answers with these packets, and closes the connection behind them.
     fn ask_one_that_says(answers: &[(ToParticipant, Option<BorrowedFd<'_>>)]) -> Result<String> {
         let dir = tempfile::tempdir().expect("a directory");
-        let listener = Listener::bind(&Endpoint::Path { path: dir.path().join("s"), others: false }).expect("bind");
+        let listener = Listener::bind(&Endpoint::Path {
+            path: dir.path().join("s"),
+            others: false,
+        })
+        .expect("bind");
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| snapshot(listener.path(), WATCHDOG));
             let socket = loop {
@@ -218,11 +265,17 @@ mod tests {
                 }
             };
             let (mut bytes, mut fds) = ([0; MOST_BYTES], Vec::new());
-            socket::wait_ready(socket.as_fd(), PollFlags::IN, "the question", None).expect("it asks");
-            let Ok(ReceiveOutcome::Packet(len)) = socket::receive(socket.as_fd(), &mut bytes, &mut fds) else {
+            socket::wait_ready(socket.as_fd(), PollFlags::IN, "the question", None)
+                .expect("it asks");
+            let Ok(ReceiveOutcome::Packet(len)) =
+                socket::receive(socket.as_fd(), &mut bytes, &mut fds)
+            else {
                 panic!("no question");
             };
-            assert_eq!(ToProducer::decode(&bytes[..len], 0), Ok(ToProducer::TakeSnapshot { request: 1 }));
+            assert_eq!(
+                ToProducer::decode(&bytes[..len], 0),
+                Ok(ToProducer::TakeSnapshot { request: 1 })
+            );
             for (answer, fd) in answers {
                 let len = answer.encode(&mut bytes);
                 let fds: Vec<_> = fd.iter().copied().collect();
@@ -241,8 +294,14 @@ mod tests {
         let len = text.len() as u64;
         let answers = [
             (ToParticipant::Closing {}, None),
-            (ToParticipant::Snapshot { request: 2, len }, Some(file.as_fd())),
-            (ToParticipant::Snapshot { request: 1, len }, Some(file.as_fd())),
+            (
+                ToParticipant::Snapshot { request: 2, len },
+                Some(file.as_fd()),
+            ),
+            (
+                ToParticipant::Snapshot { request: 1, len },
+                Some(file.as_fd()),
+            ),
         ];
         assert_eq!(ask_one_that_says(&answers).expect("a snapshot"), text);
     }
@@ -252,14 +311,32 @@ mod tests {
         let file = snapshot_file::create("{}").expect("a memfd");
         let open = std::fs::File::open("/dev/zero").expect("a file");
         let cases = [
-            (ToParticipant::Snapshot { request: 1, len: 3 }, Some(file.as_fd()), "the size of a snapshot"),
-            (ToParticipant::Snapshot { request: 1, len: 2 }, Some(open.as_fd()), "a snapshot's seals"),
-            (ToParticipant::Snapshot { request: 1, len: 2 }, None, "file descriptors"),
-            (ToParticipant::Closing {}, Some(file.as_fd()), "file descriptors"),
+            (
+                ToParticipant::Snapshot { request: 1, len: 3 },
+                Some(file.as_fd()),
+                "the size of a snapshot",
+            ),
+            (
+                ToParticipant::Snapshot { request: 1, len: 2 },
+                Some(open.as_fd()),
+                "a snapshot's seals",
+            ),
+            (
+                ToParticipant::Snapshot { request: 1, len: 2 },
+                None,
+                "file descriptors",
+            ),
+            (
+                ToParticipant::Closing {},
+                Some(file.as_fd()),
+                "file descriptors",
+            ),
             (ToParticipant::Closing {}, None, "it closed the connection"),
         ];
         for (answer, fd, expected) in cases {
-            let error = ask_one_that_says(&[(answer, fd)]).expect_err("harm").to_string();
+            let error = ask_one_that_says(&[(answer, fd)])
+                .expect_err("harm")
+                .to_string();
             assert!(error.contains(expected), "{error}");
         }
     }
@@ -267,10 +344,22 @@ mod tests {
     #[test]
     fn a_refusal_says_why_and_what_to_do() {
         let why = || "the session's source of regions has no snapshot".to_owned();
-        let declined = ToParticipant::Declined { request: 1, code: RefusalCode::Snapshot, why: why() };
-        let refused = ToParticipant::Refused { code: RefusalCode::User, why: "uid 7".into() };
-        for (answer, parts) in [(declined, [why().as_str(), "Arena"]), (refused, ["uid 7", "allow_uids"])] {
-            let error = ask_one_that_says(&[(answer, None)]).expect_err("a refusal").to_string();
+        let declined = ToParticipant::Declined {
+            request: 1,
+            code: RefusalCode::Snapshot,
+            why: why(),
+        };
+        let refused = ToParticipant::Refused {
+            code: RefusalCode::User,
+            why: "uid 7".into(),
+        };
+        for (answer, parts) in [
+            (declined, [why().as_str(), "Arena"]),
+            (refused, ["uid 7", "allow_uids"]),
+        ] {
+            let error = ask_one_that_says(&[(answer, None)])
+                .expect_err("a refusal")
+                .to_string();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         }
     }

@@ -21,8 +21,9 @@ use channel::wire::descriptor::SessionId;
 
 /// A consumer's connection to one producer's session.
 ///
-/// Cheap to clone; usable from several threads at once. When the last clone is dropped, the participant's
-/// thread goes on until every block that it received is dropped and its GPU work done; then it unmaps and says goodbye.
+/// Cheap to clone; usable from several threads at once. When the last clone is dropped, the
+/// participant's thread goes on until every block that it received is dropped and its GPU work
+/// done; then it unmaps and says goodbye.
 #[derive(Clone)]
 pub struct Participant(Arc<Handle>);
 
@@ -37,7 +38,9 @@ impl Participant {
     }
 
     pub(super) fn of(holdings: Arc<Holdings>) -> Participant {
-        Participant(Arc::new(Handle { holdings: ManuallyDrop::new(holdings) }))
+        Participant(Arc::new(Handle {
+            holdings: ManuallyDrop::new(holdings),
+        }))
     }
 
     fn holdings(&self) -> &Arc<Holdings> {
@@ -75,9 +78,9 @@ impl Participant {
 
     /// Claims what a descriptor grants.
     ///
-    /// Costs no system call when the block's region is mapped and the grant is addressed; a ticket, and a region that
-    /// is not mapped, ask the producer once each, and `timeout` bounds the wait (`None` waits for ever). When it passes
-    /// nothing is lost: the same claim can be made again.
+    /// Costs no system call when the block's region is mapped and the grant is addressed; a ticket,
+    /// and a region that is not mapped, ask the producer once each, and `timeout` bounds the wait
+    /// (`None` waits for ever). When it passes nothing is lost: the same claim can be made again.
     ///
     /// # Errors
     ///
@@ -111,14 +114,21 @@ impl Participant {
     /// assert!(matches!(participant.claim(&bytes, Wait::Host, None), Err(ClaimError::AlreadyClaimed)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn claim(&self, bytes: &[u8], wait: Wait<'_>, timeout: Option<Duration>) -> Result<ReceivedBlock, ClaimError> {
+    pub fn claim(
+        &self,
+        bytes: &[u8],
+        wait: Wait<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<ReceivedBlock, ClaimError> {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        self.holdings().claim(bytes, wait, Patience::until(deadline))
+        self.holdings()
+            .claim(bytes, wait, Patience::until(deadline))
     }
 
-    /// Claims what a descriptor grants if that needs no waiting. Otherwise it sends the questions that the claim needs,
-    /// which stay for 30 s or until they are [abandoned](Participant::abandon). When an answer may have come, the
-    /// participant's [`AsFd`] is readable and [`next_notice`](Participant::next_notice) gives [`Notice::TryAgain`].
+    /// Claims what a descriptor grants if that needs no waiting. Otherwise it sends the questions
+    /// that the claim needs, which stay for 30 s or until they are
+    /// [abandoned](Participant::abandon). When an answer may have come, the participant's [`AsFd`]
+    /// is readable and [`next_notice`](Participant::next_notice) gives [`Notice::TryAgain`].
     ///
     /// # Errors
     ///
@@ -166,8 +176,8 @@ impl Participant {
         }
     }
 
-    /// Claims several descriptors, with one question for up to 64 tickets among them. The results come in the same
-    /// order; one that fails does not touch the others.
+    /// Claims several descriptors, with one question for up to 64 tickets among them. The results
+    /// come in the same order; one that fails does not touch the others.
     ///
     /// # Examples
     ///
@@ -198,11 +208,15 @@ impl Participant {
         // What cannot be asked ahead is asked by its own claim, which tells why it cannot.
         let _ = self.link().prefetch(descriptors);
         let patience = Patience::until(deadline);
-        descriptors.iter().map(|bytes| self.holdings().claim(bytes.as_ref(), wait, patience)).collect()
+        descriptors
+            .iter()
+            .map(|bytes| self.holdings().claim(bytes.as_ref(), wait, patience))
+            .collect()
     }
 
-    /// Asks ahead for what the claims of these descriptors will need, and does not wait for the answers: a later
-    /// [`claim`](Participant::claim) within 30 s finds them there. Skips descriptors that are not tickets.
+    /// Asks ahead for what the claims of these descriptors will need, and does not wait for the
+    /// answers: a later [`claim`](Participant::claim) within 30 s finds them there. Skips
+    /// descriptors that are not tickets.
     ///
     /// # Errors
     ///
@@ -211,29 +225,34 @@ impl Participant {
         self.link().prefetch(descriptors)
     }
 
-    /// Gives up the questions of a [`try_claim`](Participant::try_claim) or [`prefetch`](Participant::prefetch) of this
-    /// descriptor. Without this they end by themselves when the claim was not tried again for 30 s. Nothing is lost:
-    /// the claim can be made later all the same.
+    /// Gives up the questions of a [`try_claim`](Participant::try_claim) or
+    /// [`prefetch`](Participant::prefetch) of this descriptor. Without this they end by themselves
+    /// when the claim was not tried again for 30 s. Nothing is lost: the claim can be made later
+    /// all the same.
     pub fn abandon(&self, descriptor: &[u8]) {
         self.holdings().abandon(descriptor);
     }
 
     /// Takes the oldest unread notice. While there is one, the participant's [`AsFd`] is readable.
     pub fn next_notice(&self) -> Option<Notice> {
-        if self.link().guard.is_child() { None } else { self.link().notices.take() }
+        if self.link().guard.is_child() {
+            None
+        } else {
+            self.link().notices.take()
+        }
     }
 
-    /// Ends the participant and waits until the producer has noted it: every block that it received is dropped and its
-    /// GPU work done, everything is unmapped, and goodbye is said and heard. Call it before the process ends, so that
-    /// the producer does not take the end for a death.
+    /// Ends the participant and waits until the producer has noted it: every block that it received
+    /// is dropped and its GPU work done, everything is unmapped, and goodbye is said and heard.
+    /// Call it before the process ends, so that the producer does not take the end for a death.
     ///
-    /// A drop does the same and does not wait: the goodbye goes out at once if no block is held, else from the
-    /// participant's thread.
+    /// A drop does the same and does not wait: the goodbye goes out at once if no block is held,
+    /// else from the participant's thread.
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] after `timeout` (`None` waits for ever), naming what is still held; the thread goes on.
-    /// [`Error::Forked`].
+    /// [`Error::Deadline`] after `timeout` (`None` waits for ever), naming what is still held; the
+    /// thread goes on. [`Error::Forked`].
     ///
     /// # Examples
     ///
@@ -252,25 +271,35 @@ impl Participant {
     /// ```
     pub fn close(self, timeout: Option<Duration>) -> Result<()> {
         if self.link().guard.is_child() {
-            return Err(Error::Forked { what: "this participant" });
+            return Err(Error::Forked {
+                what: "this participant",
+            });
         }
         let patience = Patience::until(timeout.and_then(|t| Instant::now().checked_add(t)));
         let holdings = Arc::clone(self.holdings());
         drop(self);
         let link = &holdings.link;
-        let left = || (link.farewell.load(Ordering::Relaxed) || link.is_gone()) && holdings.mappings.is_empty();
-        let done = link.wait_until(patience, |questions| (left() && questions.is_at_rest()).then_some(()));
+        let left = || {
+            (link.farewell.load(Ordering::Relaxed) || link.is_gone())
+                && holdings.mappings.is_empty()
+        };
+        let done = link.wait_until(patience, |questions| {
+            (left() && questions.is_at_rest()).then_some(())
+        });
         done.ok_or_else(|| Error::Deadline {
             what: match link.closing.load(Ordering::Relaxed) {
                 false => "the drop of the participant's other handles",
-                true if holdings.is_any_held() => "the drop of the participant's blocks and the end of their GPU work",
+                true if holdings.is_any_held() => {
+                    "the drop of the participant's blocks and the end of their GPU work"
+                }
                 true => "the producer to hear the goodbye",
             },
         })
     }
 
-    /// Counts the leases that are kept until this process ends, because the end of the work on their blocks could not
-    /// be observed: a driver's error, or a drop while a used stream was captured.
+    /// Counts the leases that are kept until this process ends, because the end of the work on
+    /// their blocks could not be observed: a driver's error, or a drop while a used stream was
+    /// captured.
     pub fn kept_leases(&self) -> u64 {
         self.holdings().queues.kept()
     }
@@ -307,7 +336,8 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let link = &self.holdings.link;
         if link.guard.is_child() {
-            // The parent's: its socket must stay open here, because that tells the producer that a copy lives.
+            // The parent's: its socket must stay open here, because that tells the producer that a
+            // copy lives.
             return;
         }
         link.closing.store(true, Ordering::Relaxed);
@@ -316,7 +346,8 @@ impl Drop for Handle {
         // At once, if nothing is held: at the end of `main` the thread gets no turn.
         self.holdings.say_goodbye();
         link.waker.wake();
-        // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's drop.
+        // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's
+        // drop.
         unsafe { ManuallyDrop::drop(&mut self.holdings) };
     }
 }

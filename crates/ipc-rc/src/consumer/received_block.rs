@@ -30,14 +30,17 @@ pub enum State {
     Ready,
     /// The contents are what the producer shared, and the producer is gone.
     ReadyProducerGone,
-    /// The producer died or broke before its work on the block was finished: the contents are garbage.
+    /// The producer died or broke before its work on the block was finished: the contents are
+    /// garbage.
     Poisoned,
 }
 
-/// A block that this process received: an address to read and write until the last clone is dropped.
+/// A block that this process received: an address to read and write until the last clone is
+/// dropped.
 ///
-/// Clones and [slices](ReceivedBlock::slice) share one lease. The drop of the last one never blocks: the lease ends
-/// when all work on the streams that were named with [`used_on`](ReceivedBlock::used_on) has finished.
+/// Clones and [slices](ReceivedBlock::slice) share one lease. The drop of the last one never
+/// blocks: the lease ends when all work on the streams that were named with
+/// [`used_on`](ReceivedBlock::used_on) has finished.
 #[derive(Clone)]
 pub struct ReceivedBlock {
     lease: Lease,
@@ -52,12 +55,13 @@ impl ReceivedBlock {
         ReceivedBlock { lease, ptr, len }
     }
 
-    /// Returns the address of the first byte, valid in this process while a clone of the block lives.
+    /// Returns the address of the first byte, valid in this process while a clone of the block
+    /// lives.
     ///
-    /// Every stream whose work touches the block must be named with [`used_on`](ReceivedBlock::used_on) before the
-    /// last clone is dropped (the one that the claim waited on is), and work that the CPU does must be over by then.
-    /// Otherwise the producer may use the bytes again while that work runs: undefined behaviour that no library can
-    /// see.
+    /// Every stream whose work touches the block must be named with
+    /// [`used_on`](ReceivedBlock::used_on) before the last clone is dropped (the one that the claim
+    /// waited on is), and work that the CPU does must be over by then. Otherwise the producer may
+    /// use the bytes again while that work runs: undefined behaviour that no library can see.
     ///
     /// The address means nothing in a forked child.
     pub fn device_ptr(&self) -> DevicePtr {
@@ -65,7 +69,10 @@ impl ReceivedBlock {
     }
 
     /// Returns the length in bytes.
-    #[allow(clippy::len_without_is_empty, reason = "a block is never empty; a slice of no bytes is refused")]
+    #[allow(
+        clippy::len_without_is_empty,
+        reason = "a block is never empty; a slice of no bytes is refused"
+    )]
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -76,8 +83,8 @@ impl ReceivedBlock {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](gpu_api::Error::Invalid) for the per-thread default stream (handle 2): the thread that drops
-    /// the block may be another.
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for the per-thread default stream (handle 2):
+    /// the thread that drops the block may be another.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
         self.link().guard.check("this block")?;
         stream.refuse_per_thread()?;
@@ -95,14 +102,16 @@ impl ReceivedBlock {
         self.lease.used_on(stream);
     }
 
-    /// Waits for the producer's work on the block after the claim: for one that was claimed with [`Wait::None`], or
-    /// that is used on a further stream. A stream counts as [used](ReceivedBlock::used_on).
+    /// Waits for the producer's work on the block after the claim: for one that was claimed with
+    /// [`Wait::None`], or that is used on a further stream. A stream counts as
+    /// [used](ReceivedBlock::used_on).
     ///
     /// # Errors
     ///
-    /// [`ClaimError::Capturing`] and a stream's [`Error::Mismatch`](gpu_api::Error::Mismatch) as of a claim,
-    /// [`ClaimError::Forked`], and [`Error::Deadline`](gpu_api::Error::Deadline) after `timeout` (`None` waits for
-    /// ever). The block stays held. The producer's death ends the wait: ask [`state`](ReceivedBlock::state).
+    /// [`ClaimError::Capturing`] and a stream's [`Error::Mismatch`](gpu_api::Error::Mismatch) as of
+    /// a claim, [`ClaimError::Forked`], and [`Error::Deadline`](gpu_api::Error::Deadline) after
+    /// `timeout` (`None` waits for ever). The block stays held. The producer's death ends the wait:
+    /// ask [`state`](ReceivedBlock::state).
     ///
     /// # Examples
     ///
@@ -133,21 +142,24 @@ impl ReceivedBlock {
         }
         link.check_stream(wait)?;
         if let Wait::Stream(stream) = wait {
-            // Before the wait is queued: it needs words that are registered while the block is held.
+            // Before the wait is queued: it needs words that are registered while the block is
+            // held.
             self.note_use(stream.ahead()?);
         }
-        let patience = Patience::until(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
+        let patience =
+            Patience::until(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
         match self.lease.fence() {
             Some(fence) => link.wait_after_claim(&fence, wait, patience),
             None => Ok(()),
         }
     }
 
-    /// Drops many blocks at the cost of a few: those that follow each other and were [used on](ReceivedBlock::used_on)
-    /// the same streams wait for one event on each, and one batch of stores ends them.
+    /// Drops many blocks at the cost of a few: those that follow each other and were [used
+    /// on](ReceivedBlock::used_on) the same streams wait for one event on each, and one batch of
+    /// stores ends them.
     ///
-    /// Means the same as dropping each, and never blocks. Sort the blocks by their streams if they were used on
-    /// several.
+    /// Means the same as dropping each, and never blocks. Sort the blocks by their streams if they
+    /// were used on several.
     ///
     /// # Examples
     ///
@@ -183,14 +195,20 @@ impl ReceivedBlock {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](gpu_api::Error::Invalid) for a range that is empty or does not lie in the block.
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for a range that is empty or does not lie in the
+    /// block.
     pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<ReceivedBlock> {
         let (offset, len) = part_of(self.len, &range)?;
-        Ok(ReceivedBlock { lease: self.lease.clone(), ptr: self.ptr.offset(offset), len })
+        Ok(ReceivedBlock {
+            lease: self.lease.clone(),
+            ptr: self.ptr.offset(offset),
+            len,
+        })
     }
 
-    /// Keeps the block for a graph that is captured with it, until the graph's list is dropped. Without this a drop
-    /// while a used stream is being captured keeps the lease until the process ends.
+    /// Keeps the block for a graph that is captured with it, until the graph's list is dropped.
+    /// Without this a drop while a used stream is being captured keeps the lease until the process
+    /// ends.
     pub fn keep_for(&self, graph: &GraphBlocks) {
         graph.keep(self.lease.clone());
     }
@@ -200,19 +218,21 @@ impl ReceivedBlock {
         self.lease.held().mapping.region()
     }
 
-    /// Asks the producer for a descriptor of this block, or slice, for another participant of the same session, or as a
-    /// ticket for the first that claims it. The new lease does not depend on this one.
+    /// Asks the producer for a descriptor of this block, or slice, for another participant of the
+    /// same session, or as a ticket for the first that claims it. The new lease does not depend on
+    /// this one.
     ///
-    /// Waits for the producer's work on the block first, then for its answer. Work of this process on the block must be
-    /// done: the receiver waits for none of it. The descriptor's user bytes are zero; [`Descriptor::with_user`] sets
-    /// them.
+    /// Waits for the producer's work on the block first, then for its answer. Work of this process
+    /// on the block must be done: the receiver waits for none of it. The descriptor's user bytes
+    /// are zero; [`Descriptor::with_user`] sets them.
     ///
     /// # Errors
     ///
-    /// [`ClaimError::Refused`] with the producer's reason, [`ClaimError::ProducerGone`], [`ClaimError::Forked`], and
-    /// [`ClaimError::Backend`] with [`Error::Deadline`](gpu_api::Error::Deadline) after `timeout` (`None` waits for
-    /// ever): what the producer may have granted by then lapses unclaimed. [`ClaimError::Stale`] for contents that were
-    /// [poisoned](State::Poisoned).
+    /// [`ClaimError::Refused`] with the producer's reason, [`ClaimError::ProducerGone`],
+    /// [`ClaimError::Forked`], and [`ClaimError::Backend`] with
+    /// [`Error::Deadline`](gpu_api::Error::Deadline) after `timeout` (`None` waits for ever): what
+    /// the producer may have granted by then lapses unclaimed. [`ClaimError::Stale`] for contents
+    /// that were [poisoned](State::Poisoned).
     ///
     /// # Examples
     ///
@@ -240,7 +260,8 @@ impl ReceivedBlock {
         if link.guard.is_child() {
             return Err(ClaimError::Forked);
         }
-        let patience = Patience::until(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
+        let patience =
+            Patience::until(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
         if let Some(fence) = self.lease.fence() {
             link.wait_on_host(&fence, patience)?;
         }
@@ -258,10 +279,14 @@ impl ReceivedBlock {
         Ok(descriptor.narrowed(offset, self.len))
     }
 
-    /// Says whether the contents are what was shared. After a wait on a stream, ask once the stream is synchronised.
+    /// Says whether the contents are what was shared. After a wait on a stream, ask once the stream
+    /// is synchronised.
     pub fn state(&self) -> State {
         let link = self.lease.held().link();
-        let seen = self.lease.fence().map_or(timeline::Fence::Reached, |fence| link.files.look(&fence));
+        let seen = self
+            .lease
+            .fence()
+            .map_or(timeline::Fence::Reached, |fence| link.files.look(&fence));
         match seen {
             timeline::Fence::Pending => State::Pending,
             timeline::Fence::Poisoned => State::Poisoned,

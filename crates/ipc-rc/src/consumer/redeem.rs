@@ -13,9 +13,13 @@ use channel::wire::lease_address::LeaseAddress;
 use channel::wire::message::{Granted, Heir, Outcome, TicketId};
 
 impl Link {
-    /// Returns the lease that a ticket gives this participant, and the interest in it: while that is kept, another try
-    /// finds the answer here.
-    pub fn redeem(&self, ticket: TicketId, patience: Patience) -> Result<(Granted, Asking<'_>), ClaimError> {
+    /// Returns the lease that a ticket gives this participant, and the interest in it: while that
+    /// is kept, another try finds the answer here.
+    pub fn redeem(
+        &self,
+        ticket: TicketId,
+        patience: Patience,
+    ) -> Result<(Granted, Asking<'_>), ClaimError> {
         trace_point!("ask");
         let mut asking = Asking::new(self, Key::Ticket(ticket), Question::Ticket, patience);
         let outcome = self.wait_for_answer(patience, |questions| match asking.look(questions) {
@@ -23,7 +27,10 @@ impl Link {
             _ => self.is_gone().then_some(Err(ClaimError::ProducerGone)),
         });
         let Some(outcome) = outcome.transpose()? else {
-            return Err(Error::Deadline { what: "the producer's answer about a ticket" }.into());
+            return Err(Error::Deadline {
+                what: "the producer's answer about a ticket",
+            }
+            .into());
         };
         let refused = match outcome {
             Outcome::Granted(granted) => return Ok((granted, asking)),
@@ -53,12 +60,29 @@ impl Link {
     ) -> Result<Descriptor, ClaimError> {
         trace_point!("forward");
         let key = self.table().forward_key();
-        let mut asking = Asking::new(self, key, Question::Forward { lease, heir, user: Box::new(user) }, patience);
+        let mut asking = Asking::new(
+            self,
+            key,
+            Question::Forward {
+                lease,
+                heir,
+                user: Box::new(user),
+            },
+            patience,
+        );
         let answer = self.wait_for_answer(patience, |questions| match asking.look(questions) {
             Look::Take(Answer::Forwarded(descriptor)) => Some(Ok(*descriptor)),
-            Look::Refused(no, _) => Some(Err(ClaimError::Refused { why: no.why, remedy: no.code.remedy() })),
+            Look::Refused(no, _) => Some(Err(ClaimError::Refused {
+                why: no.why,
+                remedy: no.code.remedy(),
+            })),
             _ => self.is_gone().then_some(Err(ClaimError::ProducerGone)),
         });
-        answer.unwrap_or_else(|| Err(Error::Deadline { what: "the producer's answer to a wish to forward" }.into()))
+        answer.unwrap_or_else(|| {
+            Err(Error::Deadline {
+                what: "the producer's answer to a wish to forward",
+            }
+            .into())
+        })
     }
 }

@@ -1,5 +1,5 @@
-//! The participant's own thread: the producer's messages and death, ends that a release queue could not queue, and
-//! unmapping.
+//! The participant's own thread: the producer's messages and death, ends that a release queue could
+//! not queue, and unmapping.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use channel::trace_point;
 
 /// The shortest and the longest time between two looks at what the kernel does not announce.
 const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
-/// How often the words are poisoned again after the producer's death, and for how long after its socket's end: a write
-/// of its GPU may come late.
+/// How often the words are poisoned again after the producer's death, and for how long after its
+/// socket's end: a write of its GPU may come late.
 const POISONING: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
 /// Packets read before other things get their turn.
@@ -45,7 +45,8 @@ impl Service {
     pub fn new(holdings: Arc<Holdings>) -> Result<Service> {
         let link = &holdings.link;
         link.poller.add(link.socket.as_fd(), SOCKET)?;
-        link.poller.add(link.facts.producer_pidfd.as_fd(), PRODUCER)?;
+        link.poller
+            .add(link.facts.producer_pidfd.as_fd(), PRODUCER)?;
         link.poller.add(link.waker.fd(), WAKER)?;
         Ok(Service {
             holdings,
@@ -88,13 +89,18 @@ impl Service {
         self.unmap_idle();
         self.holdings.say_goodbye();
         self.blocking.retry();
-        self.poll = if ready.is_empty() { (self.poll * 2).min(POLL.1) } else { POLL.0 };
+        self.poll = if ready.is_empty() {
+            (self.poll * 2).min(POLL.1)
+        } else {
+            POLL.0
+        };
     }
 
-    /// Says after what time there may be something to do that no descriptor tells of; `None` for never.
+    /// Says after what time there may be something to do that no descriptor tells of; `None` for
+    /// never.
     fn time_to_sleep(&mut self) -> Option<Duration> {
-        // The second look of `doze`: a thread that left a mapping, or asked for one, while this one was awake did not
-        // wake it.
+        // The second look of `doze`: a thread that left a mapping, or asked for one, while this one
+        // was awake did not wake it.
         self.unmap_idle();
         if self.poisoning {
             return Some(POISONING.0);
@@ -104,7 +110,10 @@ impl Service {
         let watched = link.look_at_watched();
         let poll = (queues.poll() || unmapping || watched).then_some(self.poll);
         let retry = self.blocking.is_waiting().then_some(POLL.1);
-        let due = link.table().plan().map(|due| due.saturating_duration_since(Instant::now()));
+        let due = link
+            .table()
+            .plan()
+            .map(|due| due.saturating_duration_since(Instant::now()));
         [poll, retry, due].into_iter().flatten().min()
     }
 
@@ -112,7 +121,8 @@ impl Service {
         self.holdings.is_left() && !self.blocking.is_waiting()
     }
 
-    /// Ends the connection: nothing is held or mapped any more, and the producer has noted that, or is gone.
+    /// Ends the connection: nothing is held or mapped any more, and the producer has noted that, or
+    /// is gone.
     fn end(&mut self) {
         let holdings = self.holdings.clone();
         holdings.queues.close();
@@ -120,8 +130,8 @@ impl Service {
             let link = &holdings.link;
             holdings.mappings.ranges.release(&link.facts.gpu);
             // SAFETY: `unregister` asks for
-            // - no unfinished operation on their words: every lease has ended, and the queues were dry; a wait for a
-            //   fence was on a stream that its block's lease waited for;
+            // - no unfinished operation on their words: every lease has ended, and the queues were
+            //   dry; a wait for a fence was on a stream that its block's lease waited for;
             // - one call: this runs once.
             if let Err(error) = unsafe { link.files.unregister(&link.facts.gpu) } {
                 tracing::warn!(%error, "a counter file stays registered, and so mapped");
@@ -138,14 +148,18 @@ impl Service {
         let holdings = self.holdings.clone();
         let link = &holdings.link;
         // Somebody who waits for an answer reads; after that the socket is watched again.
-        let Ok(mut turn) = link.hearing.try_lock() else { return };
+        let Ok(mut turn) = link.hearing.try_lock() else {
+            return;
+        };
         // What comes on top is told again.
         for _ in 0..PACKETS_A_TURN {
             match link.hear() {
                 Heard::Message => {}
                 Heard::Nothing => return,
                 Heard::Nonsense => {
-                    tracing::warn!("the producer has shut its end, or speaks nonsense; nothing more of it is read");
+                    tracing::warn!(
+                        "the producer has shut its end, or speaks nonsense; nothing more of it is read"
+                    );
                     turn.is_over = true;
                     link.poller.pause(link.socket.as_fd(), SOCKET);
                     self.lose_producer();
@@ -186,7 +200,10 @@ impl Service {
     fn poison(&mut self) {
         if self.poisoning {
             self.link().files.poison();
-            if self.hung_up.is_some_and(|at| Tick::now() >= at.after(POISONING.1)) {
+            if self
+                .hung_up
+                .is_some_and(|at| Tick::now() >= at.after(POISONING.1))
+            {
                 self.poisoning = false;
             }
         }
@@ -207,7 +224,8 @@ impl Service {
             let unwanted = all || link.is_asked(mapping.region());
             !(unwanted && unmap_if_idle(&holdings, &mut self.blocking, mapping))
         });
-        // Idle first, and of those the ones that nobody has entered for longest, to within one look.
+        // Idle first, and of those the ones that nobody has entered for longest, to within one
+        // look.
         if holdings.mappings.is_exceeded() {
             let kept = holdings.mappings.before_what_is_asked(link);
             for untouched in [true, false] {
@@ -230,11 +248,15 @@ impl Service {
             link.announce_change();
         }
         if !all {
-            // Before the looks: a wish that comes after them sets the flag again. Acquire, so that a wish whose flag is
-            // wiped here is seen.
+            // Before the looks: a wish that comes after them sets the flag again. Acquire, so that
+            // a wish whose flag is wiped here is seen.
             link.wants_idle.swap(false, Ordering::Acquire);
             if link.closing.load(Ordering::Relaxed)
-                || link.is_asked_for_any(|region| mappings_now().iter().any(|mapping| mapping.region() == region))
+                || link.is_asked_for_any(|region| {
+                    mappings_now()
+                        .iter()
+                        .any(|mapping| mapping.region() == region)
+                })
                 || holdings.mappings.is_exceeded()
             {
                 link.wants_idle.store(true, Ordering::Relaxed);
@@ -246,7 +268,11 @@ impl Service {
 }
 
 /// Begins to unmap an unused region, and says whether it did.
-fn unmap_if_idle(holdings: &Arc<Holdings>, blocking: &mut Blocking, mapping: &Arc<Mapping<Holdings>>) -> bool {
+fn unmap_if_idle(
+    holdings: &Arc<Holdings>,
+    blocking: &mut Blocking,
+    mapping: &Arc<Mapping<Holdings>>,
+) -> bool {
     if !mapping.is_idle() || !holdings.mappings.begin_unmap(&holdings.link, mapping) {
         return false;
     }

@@ -20,9 +20,10 @@ pub enum Wait<'a> {
     None,
     /// On this thread, under the claim's deadline.
     Host,
-    /// On this stream of the participant's device, which counts as [used](crate::ReceivedBlock::used_on): nothing is
-    /// queued if the CPU sees that the work is done. The calling thread's default stream (handle 2) waits, but does not
-    /// count: its later work has to be over before the block is dropped.
+    /// On this stream of the participant's device, which counts as
+    /// [used](crate::ReceivedBlock::used_on): nothing is queued if the CPU sees that the work is
+    /// done. The calling thread's default stream (handle 2) waits, but does not count: its later
+    /// work has to be over before the block is dropped.
     Stream(&'a Stream),
 }
 
@@ -49,7 +50,10 @@ impl Link {
             }
             if patience.is_over() {
                 self.watch_fence(*fence);
-                return Err(Error::Deadline { what: "the producer's work on the block" }.into());
+                return Err(Error::Deadline {
+                    what: "the producer's work on the block",
+                }
+                .into());
             }
             if turn < 100 {
                 std::hint::spin_loop();
@@ -66,13 +70,21 @@ impl Link {
     pub(crate) fn waits_on_host(&self, fence: &Fence, wait: Wait<'_>) -> bool {
         let cannot_queue = || {
             !self.facts.gpu.caps().stream_waits
-                || self.files.get(fence.file).is_none_or(|file| file.registered.is_none())
+                || self
+                    .files
+                    .get(fence.file)
+                    .is_none_or(|file| file.registered.is_none())
         };
         matches!(wait, Wait::Host) || (matches!(wait, Wait::Stream(_)) && cannot_queue())
     }
 
     /// Waits for the producer's work on a block that is held.
-    pub(crate) fn wait_after_claim(&self, fence: &Fence, wait: Wait<'_>, patience: Patience) -> Result<(), ClaimError> {
+    pub(crate) fn wait_after_claim(
+        &self,
+        fence: &Fence,
+        wait: Wait<'_>,
+        patience: Patience,
+    ) -> Result<(), ClaimError> {
         if self.waits_on_host(fence, wait) {
             return self.wait_on_host(fence, patience);
         }
@@ -87,13 +99,21 @@ impl Link {
     }
 
     pub(crate) fn queue_wait(&self, stream: &Stream, fence: &Fence) -> Result<(), ClaimError> {
-        let Some(base) = self.files.get(fence.file).and_then(|file| file.registered) else { return Ok(()) };
+        let Some(base) = self.files.get(fence.file).and_then(|file| file.registered) else {
+            return Ok(());
+        };
         let word = base.word(timeline_word(fence.word));
-        // SAFETY: `stream_batch` asks for a live stream, which the caller keeps, and for a word in a registration that
-        // outlives the operation: the block counts as used on the stream, so the link's files stay registered until
-        // the wait is over.
+        // SAFETY: `stream_batch` asks for a live stream, which the caller keeps, and for a word in
+        // a registration that outlives the operation: the block counts as used on the stream, so
+        // the link's files stay registered until the wait is over.
         unsafe {
-            self.facts.gpu.backend().stream_batch(stream.raw(), &[StreamOp::WaitGeq { word, value: fence.value }])
+            self.facts.gpu.backend().stream_batch(
+                stream.raw(),
+                &[StreamOp::WaitGeq {
+                    word,
+                    value: fence.value,
+                }],
+            )
         }?;
         Ok(())
     }

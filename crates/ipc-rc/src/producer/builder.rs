@@ -15,8 +15,8 @@ use channel::os::clock::Tick;
 use channel::os::socket::{self, Endpoint, Listener};
 use channel::wire::descriptor::SessionId;
 
-/// Default bytes of a region: a few hold thousands of small blocks, and a participant maps one in well under a
-/// millisecond.
+/// Default bytes of a region: a few hold thousands of small blocks, and a participant maps one in
+/// well under a millisecond.
 const REGION_BYTES: u64 = 32 << 20;
 
 /// Where blocks come from.
@@ -82,16 +82,16 @@ impl SessionBuilder {
         }
     }
 
-    /// Listens on this path instead of one in the runtime directory, so that containers which share only a mounted
-    /// directory find it.
+    /// Listens on this path instead of one in the runtime directory, so that containers which share
+    /// only a mounted directory find it.
     #[must_use]
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.socket = Some(path.into());
         self
     }
 
-    /// Listens on this socket, which is already bound and listening (`SOCK_SEQPACKET`, as a service manager passes it
-    /// on). Its maker removes its name.
+    /// Listens on this socket, which is already bound and listening (`SOCK_SEQPACKET`, as a service
+    /// manager passes it on). Its maker removes its name.
     #[must_use]
     pub fn listener(mut self, socket: impl Into<OwnedFd>) -> Self {
         self.listener = Some(socket.into());
@@ -105,15 +105,17 @@ impl SessionBuilder {
         self
     }
 
-    /// Lets these users connect, besides this process' own. The socket's directory must let them reach it.
+    /// Lets these users connect, besides this process' own. The socket's directory must let them
+    /// reach it.
     #[must_use]
     pub fn allow_uids(mut self, uids: impl IntoIterator<Item = u32>) -> Self {
         self.uids.extend(uids);
         self
     }
 
-    /// Allocates blocks from this arena, which other sessions and the allocators of a process may share, instead of
-    /// from one of the session's own. The arena asks the session for memory when it has no room.
+    /// Allocates blocks from this arena, which other sessions and the allocators of a process may
+    /// share, instead of from one of the session's own. The arena asks the session for memory when
+    /// it has no room.
     ///
     /// # Examples
     ///
@@ -138,47 +140,50 @@ impl SessionBuilder {
         self
     }
 
-    /// Allocates blocks from an allocator of the application's. The session collects when it has no room.
+    /// Allocates blocks from an allocator of the application's. The session collects when it has no
+    /// room.
     #[must_use]
     pub fn source(mut self, source: Arc<dyn RegionSource>) -> Self {
         self.source = Some(Source::Other(source));
         self
     }
 
-    /// Sets the bytes of a region of the session's own arena: 32 MiB by default. A block above half of that has
-    /// a region of its own.
+    /// Sets the bytes of a region of the session's own arena: 32 MiB by default. A block above half
+    /// of that has a region of its own.
     #[must_use]
     pub fn region_bytes(mut self, bytes: u64) -> Self {
         self.region_bytes = bytes;
         self
     }
 
-    /// Limits the bytes that the session's own arena takes from the device; there is no limit by default. What leases
-    /// keep counts; [`alloc_within`](Session::alloc_within) waits for it.
+    /// Limits the bytes that the session's own arena takes from the device; there is no limit by
+    /// default. What leases keep counts; [`alloc_within`](Session::alloc_within) waits for it.
     #[must_use]
     pub fn limit(mut self, bytes: u64) -> Self {
         self.limit = Some(bytes);
         self
     }
 
-    /// Chooses how regions of the session's own arena are shared: by default by file descriptor where the device can.
+    /// Chooses how regions of the session's own arena are shared: by default by file descriptor
+    /// where the device can.
     #[must_use]
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = Some(sharing);
         self
     }
 
-    /// Has the session's own arena [grow in place](ArenaOptions::grows_in_place) where the device can: regions are
-    /// pieces of one range of addresses, and blocks lie across them.
+    /// Has the session's own arena [grow in place](ArenaOptions::grows_in_place) where the device
+    /// can: regions are pieces of one range of addresses, and blocks lie across them.
     #[must_use]
     pub fn grows_in_place(mut self, grows: bool) -> Self {
         self.grows_in_place = grows;
         self
     }
 
-    /// Sets how long after the proof of a participant's death its blocks are kept from reuse. The default is what
-    /// the device's driver needs ([`GpuDevices::quarantine`](gpu_api::GpuDevices::quarantine)): 100 ms, and 5 s on an
-    /// AMD GPU whose kernel does not show when a dead process' queues are gone.
+    /// Sets how long after the proof of a participant's death its blocks are kept from reuse. The
+    /// default is what the device's driver needs
+    /// ([`GpuDevices::quarantine`](gpu_api::GpuDevices::quarantine)): 100 ms, and 5 s on an AMD GPU
+    /// whose kernel does not show when a dead process' queues are gone.
     #[must_use]
     pub fn quarantine(mut self, time: Duration) -> Self {
         self.quarantine = Some(time);
@@ -192,8 +197,9 @@ impl SessionBuilder {
         self
     }
 
-    /// Sets how many leases one participant may have outstanding: 2,097,152 by default. Rounded down to what whole
-    /// counter files give, of which the first has 8,192 and each doubles up to 65,536.
+    /// Sets how many leases one participant may have outstanding: 2,097,152 by default. Rounded
+    /// down to what whole counter files give, of which the first has 8,192 and each doubles up to
+    /// 65,536.
     #[must_use]
     pub fn max_slots(mut self, slots: u64) -> Self {
         self.max_slots = slots;
@@ -204,9 +210,10 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] when a living process listens on the path, when the path is too long, no socket, or in no
-    /// directory, or for a runtime directory that others can enter or that cannot be made; [`Error::Unsupported`] on a
-    /// device that shares no memory; [`Error::System`] for what the kernel refuses.
+    /// [`Error::Invalid`] when a living process listens on the path, when the path is too long, no
+    /// socket, or in no directory, or for a runtime directory that others can enter or that cannot
+    /// be made; [`Error::Unsupported`] on a device that shares no memory; [`Error::System`] for
+    /// what the kernel refuses.
     pub fn open(mut self) -> Result<Session> {
         let mut id = [0; 16];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
@@ -222,7 +229,10 @@ impl SessionBuilder {
         };
         let listener = match (self.listener, self.socket) {
             (Some(socket), _) => Listener::inherited(socket)?,
-            (None, Some(path)) => Listener::bind(&Endpoint::Path { path, others: !self.uids.is_empty() })?,
+            (None, Some(path)) => Listener::bind(&Endpoint::Path {
+                path,
+                others: !self.uids.is_empty(),
+            })?,
             (None, None) => {
                 let dir = socket::runtime_dir(self.runtime_dir.as_deref())?;
                 if let Err(error) = socket::sweep_stale(&dir) {
@@ -232,7 +242,9 @@ impl SessionBuilder {
             }
         };
         let path = listener.path().to_owned();
-        let quarantine = self.quarantine.unwrap_or_else(|| self.gpu.backend().quarantine());
+        let quarantine = self
+            .quarantine
+            .unwrap_or_else(|| self.gpu.backend().quarantine());
         let facts = Facts {
             id,
             backend: self.gpu.kind(),
@@ -256,7 +268,11 @@ impl SessionBuilder {
     /// Makes the arena of a session that was given no source.
     fn own_arena(&self) -> Result<Arc<Arena>> {
         if self.region_bytes == 0 {
-            return Err(Error::Invalid { what: "region size", got: "0 bytes".into(), must: "at least 1 byte" });
+            return Err(Error::Invalid {
+                what: "region size",
+                got: "0 bytes".into(),
+                must: "at least 1 byte",
+            });
         }
         let mut options = ArenaOptions::default().growth(Growth::Fixed(self.region_bytes));
         options = options.grows_in_place(self.grows_in_place);

@@ -14,15 +14,20 @@ use crate::shard::own_shard;
 use channel::os::clock::Tick;
 use channel::trace_point;
 
-/// Every 4th drop checks 4 dirty words. Reading words that are in no near cache costs a drop as much as all else.
+/// Every 4th drop checks 4 dirty words. Reading words that are in no near cache costs a drop as
+/// much as all else.
 const GLANCES: usize = 4;
 const GLANCE: usize = 4;
 
 impl Core {
-    /// Looks for ended leases and finished work everywhere; the blocks found are given back if these were the last.
+    /// Looks for ended leases and finished work everywhere; the blocks found are given back if
+    /// these were the last.
     pub fn collect(&self, effort: Effort) -> Reclaimed {
         let mut out = ReclaimedBlocks::new();
-        self.roster.ledgers.all().for_each(|ledger| ledger.collect(effort, &mut out));
+        self.roster
+            .ledgers
+            .all()
+            .for_each(|ledger| ledger.collect(effort, &mut out));
         self.pending.poll(&mut out);
         // What was proven just now may be what the thread waits for.
         if self.settles.load(Ordering::Relaxed) {
@@ -34,8 +39,8 @@ impl Core {
         self.retire(&mut out)
     }
 
-    /// What every drop does for the blocks in limbo: looks at a few of them, and has the thread look at all, in a
-    /// while.
+    /// What every drop does for the blocks in limbo: looks at a few of them, and has the thread
+    /// look at all, in a while.
     #[inline]
     pub fn look_on_drop(&self) {
         self.glance();
@@ -57,13 +62,16 @@ impl Core {
             return;
         }
         let turn = drops / GLANCES;
-        let Some(ledger) = self.roster.ledgers.get(turn % places) else { return };
+        let Some(ledger) = self.roster.ledgers.get(turn % places) else {
+            return;
+        };
         let mut out = ReclaimedBlocks::new();
         ledger.glance(own.wrapping_add(turn / places), GLANCE, &mut out);
         self.retire(&mut out);
     }
 
-    /// Drops what ledgers gave back, with no lock held, and counts the blocks of which these were the last.
+    /// Drops what ledgers gave back, with no lock held, and counts the blocks of which these were
+    /// the last.
     pub fn retire(&self, out: &mut ReclaimedBlocks<Arc<Block>>) -> Reclaimed {
         let mut reclaimed = Reclaimed::default();
         let found = !out.is_empty();
@@ -79,19 +87,21 @@ impl Core {
         reclaimed
     }
 
-    /// Takes the tokens of adopted blocks that nothing holds any more and that nobody maps, and asks for the unmapping
-    /// of the others.
+    /// Takes the tokens of adopted blocks that nothing holds any more and that nobody maps, and
+    /// asks for the unmapping of the others.
     #[cold]
     pub fn take_tokens(&self) -> Vec<AdoptToken> {
         let tokens = self.memory.tokens.take(&self.notices);
         let kept = self.memory.tokens.regions();
         if !kept.is_empty() {
-            self.roster.ask_to_unmap(|region| kept.binary_search(&region).is_ok());
+            self.roster
+                .ask_to_unmap(|region| kept.binary_search(&region).is_ok());
         }
         tokens
     }
 
-    /// Says whether something is out that only polling can find: leases, or the producer's own work.
+    /// Says whether something is out that only polling can find: leases, or the producer's own
+    /// work.
     pub fn has_leases(&self) -> bool {
         self.pending.waiting() > 0
             || self.tickets.live() > 0
@@ -101,7 +111,11 @@ impl Core {
 
 impl Reclaim for Core {
     fn collect_all(&self) -> Reclaimed {
-        if self.is_child() { Reclaimed::default() } else { self.collect(Effort::Everything) }
+        if self.is_child() {
+            Reclaimed::default()
+        } else {
+            self.collect(Effort::Everything)
+        }
     }
 
     fn ask_to_unmap(&self) -> usize {
@@ -117,7 +131,12 @@ impl Reclaim for Core {
             return Vec::new();
         }
         let now = Tick::now();
-        self.roster.peers().iter().flatten().map(|peer| peer.holder(now)).collect()
+        self.roster
+            .peers()
+            .iter()
+            .flatten()
+            .map(|peer| peer.holder(now))
+            .collect()
     }
 
     fn limbo_bytes(&self) -> u64 {
@@ -133,7 +152,12 @@ impl Reclaim for Core {
             peer.ledger.each(|block| {
                 if lent.len() < most {
                     let (ptr, len, limbo) = (block.ptr(), block.len(), block.is_in_limbo());
-                    lent.push(Lent { ptr, len, participant: peer.id, limbo });
+                    lent.push(Lent {
+                        ptr,
+                        len,
+                        participant: peer.id,
+                        limbo,
+                    });
                 }
             });
         }

@@ -38,8 +38,8 @@ pub(crate) struct Facts {
     pub start: Tick,
 }
 
-/// A session's state. The handles of the user, every [`SentBlock`](crate::SentBlock), and the session's thread each
-/// hold one [`Arc`] of it.
+/// A session's state. The handles of the user, every [`SentBlock`](crate::SentBlock), and the
+/// session's thread each hold one [`Arc`] of it.
 pub(crate) struct Core {
     pub facts: Facts,
     /// What the drop of a block needs.
@@ -136,7 +136,11 @@ impl Core {
     #[inline]
     pub fn check_open(&self) -> Result<()> {
         self.check_fork()?;
-        if self.life.is_closing() { Err(self.why_closed()) } else { Ok(()) }
+        if self.life.is_closing() {
+            Err(self.why_closed())
+        } else {
+            Ok(())
+        }
     }
 
     #[cold]
@@ -145,7 +149,11 @@ impl Core {
             return Error::Closing;
         }
         let panicked = std::io::Error::other("it panicked");
-        Error::system("the session's thread", "look for its panic in the log, and open another session", panicked)
+        Error::system(
+            "the session's thread",
+            "look for its panic in the log, and open another session",
+            panicked,
+        )
     }
 
     /// Begins the end: nothing more is shared, and the thread ends when nothing is held.
@@ -160,7 +168,8 @@ impl Core {
         self.life.closing.store(true, Ordering::Relaxed);
     }
 
-    /// Sees to it that the thread looks when a grant lapses. Called after the grant was written down.
+    /// Sees to it that the thread looks when a grant lapses. Called after the grant was written
+    /// down.
     #[inline]
     pub fn watch_lapse(&self, lapses: Tick) {
         if self.next_lapse.note(lapses) {
@@ -171,6 +180,8 @@ impl Core {
 
 impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Core").field("id", &self.facts.id).finish_non_exhaustive()
+        f.debug_struct("Core")
+            .field("id", &self.facts.id)
+            .finish_non_exhaustive()
     }
 }

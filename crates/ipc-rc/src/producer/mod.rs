@@ -1,4 +1,5 @@
-//! The producer's side. Its folders are parts with one job each; what lies beside them puts them together.
+//! The producer's side. Its folders are parts with one job each; what lies beside them puts them
+//! together.
 //!
 //! A block's life:
 //!

@@ -18,17 +18,23 @@ pub enum SessionNotice {
         /// Its number.
         participant: ParticipantId,
     },
-    /// The session's own thread panicked: see the log. Participants are told that the producer is gone, nothing more
-    /// can be shared, and what they still hold stays taken until this process ends.
+    /// The session's own thread panicked: see the log. Participants are told that the producer is
+    /// gone, nothing more can be shared, and what they still hold stays taken until this process
+    /// ends.
     Failed,
-    /// A block is released of which a [`wait_released`](crate::SentBlock::wait_released) said that it was not.
+    /// A block is released of which a [`wait_released`](crate::SentBlock::wait_released) said that
+    /// it was not.
     TryAgain,
-    /// A [`collect`](crate::Session::collect) returns tokens of adopted memory that no process holds or maps.
+    /// A [`collect`](crate::Session::collect) returns tokens of adopted memory that no process
+    /// holds or maps.
     TokensReturned,
 }
 
 impl Vital for SessionNotice {
     fn is_vital(&self) -> bool {
-        !matches!(self, SessionNotice::Joined { .. } | SessionNotice::Left { .. })
+        !matches!(
+            self,
+            SessionNotice::Joined { .. } | SessionNotice::Left { .. }
+        )
     }
 }

@@ -11,8 +11,8 @@ use crate::producer::grants::ledger::Tally;
 use channel::os::clock::Tick;
 use channel::wire::message::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, ToParticipant};
 
-/// A session at one moment. Numbers are of blocks unless they say bytes; a sum taken while others work is a picture
-/// of that moment, not a transaction.
+/// A session at one moment. Numbers are of blocks unless they say bytes; a sum taken while others
+/// work is a picture of that moment, not a transaction.
 ///
 /// # Examples
 ///
@@ -43,7 +43,8 @@ pub struct Stats {
     pub limbo_blocks: u64,
     /// Their bytes.
     pub limbo_bytes: u64,
-    /// Of those, blocks that wait for streams on which no event could be recorded: a thread synchronises these.
+    /// Of those, blocks that wait for streams on which no event could be recorded: a thread
+    /// synchronises these.
     pub unmarked_blocks: u64,
     /// Leases granted and not claimed.
     pub in_flight: u64,
@@ -55,8 +56,8 @@ pub struct Stats {
     pub quarantined_bytes: u64,
     /// Leases whose slot holds an invalid word: their blocks are barred until the holder's death.
     pub poisoned: u64,
-    /// Blocks that are never used again, because the end of the work on them cannot be observed. They stay live, and in
-    /// limbo once the producer dropped them.
+    /// Blocks that are never used again, because the end of the work on them cannot be observed.
+    /// They stay live, and in limbo once the producer dropped them.
     pub leaked_blocks: u64,
     /// Their bytes.
     pub leaked_bytes: u64,
@@ -88,7 +89,8 @@ pub struct ShutdownReport {
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Of those, blocks that this process itself has: their [`SentBlock`](crate::SentBlock) is not dropped.
+    /// Of those, blocks that this process itself has: their [`SentBlock`](crate::SentBlock) is not
+    /// dropped.
     pub own_blocks: u64,
     /// Participants that hold leases or mappings.
     pub holders: Vec<Holder>,
@@ -103,8 +105,19 @@ impl fmt::Display for ShutdownReport {
         if self.own_blocks > 0 {
             write!(f, "; {} by this process itself: drop them", self.own_blocks)?;
         }
-        for Holder { participant, pid, command, leases, mappings, .. } in &self.holders {
-            write!(f, "; {participant} ({command}, process {pid}) has {leases} leases and {mappings} mappings")?;
+        for Holder {
+            participant,
+            pid,
+            command,
+            leases,
+            mappings,
+            ..
+        } in &self.holders
+        {
+            write!(
+                f,
+                "; {participant} ({command}, process {pid}) has {leases} leases and {mappings} mappings"
+            )?;
         }
         Ok(())
     }
@@ -142,12 +155,17 @@ impl Stats {
     /// Reads what [`each`](Stats::each) listed.
     pub(crate) fn from_numbers(numbers: &[u64; NUMBERS]) -> Stats {
         let mut stats = Stats::default();
-        stats.each().into_iter().zip(numbers).for_each(|(field, number)| *field = *number);
+        stats
+            .each()
+            .into_iter()
+            .zip(numbers)
+            .for_each(|(field, number)| *field = *number);
         stats
     }
 }
 
-/// The blocks in limbo from which on a session warns: PyTorch's number (`CUDA_IPC_WARN_AFTER_X_BLOCKS_IN_LIMBO`).
+/// The blocks in limbo from which on a session warns: PyTorch's number
+/// (`CUDA_IPC_WARN_AFTER_X_BLOCKS_IN_LIMBO`).
 const MANY_IN_LIMBO: u64 = 1000;
 /// The most holders that a warning names.
 const NAMED: usize = 8;
@@ -157,17 +175,28 @@ impl Core {
     pub fn warn_of_limbo(&self, limbo: Amount) {
         if limbo.blocks >= MANY_IN_LIMBO && !self.warned_of_limbo.swap(true, Ordering::Relaxed) {
             let (blocks, bytes, holders) = (limbo.blocks, limbo.bytes, self.name_holders());
-            tracing::warn!(blocks, bytes, holders, "very many blocks were dropped and are still held");
+            tracing::warn!(
+                blocks,
+                bytes,
+                holders,
+                "very many blocks were dropped and are still held"
+            );
         }
     }
 
-    /// Warns that the last handle of the session goes while blocks are held: they stay until their holders let go.
+    /// Warns that the last handle of the session goes while blocks are held: they stay until their
+    /// holders let go.
     pub fn warn_of_end(&self) {
         let live = self.memory.live.sum();
         let leases: u64 = self.holders().iter().map(|holder| holder.leases).sum();
         if leases > 0 {
             let (blocks, bytes, holders) = (live.blocks, live.bytes, self.name_holders());
-            tracing::warn!(blocks, bytes, holders, "a session ends while others hold blocks of it");
+            tracing::warn!(
+                blocks,
+                bytes,
+                holders,
+                "a session ends while others hold blocks of it"
+            );
         }
     }
 
@@ -176,7 +205,10 @@ impl Core {
         holders.retain(|holder| holder.leases > 0);
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
         let name = |holder: &Holder| {
-            format!("process {} ({}): {} leases, {} bytes", holder.pid, holder.command, holder.leases, holder.bytes)
+            format!(
+                "process {} ({}): {} leases, {} bytes",
+                holder.pid, holder.command, holder.leases, holder.bytes
+            )
         };
         let mut named: Vec<String> = holders.iter().take(NAMED).map(name).collect();
         if holders.len() > NAMED {
@@ -188,7 +220,10 @@ impl Core {
 
 impl Core {
     pub(crate) fn stats(&self) -> Stats {
-        Stats { holders: self.holders(), ..self.sums() }
+        Stats {
+            holders: self.holders(),
+            ..self.sums()
+        }
     }
 
     /// Answers an inspection of the session, with its holders from an index on.
@@ -225,7 +260,10 @@ impl Core {
             next,
             holders,
         };
-        ToParticipant::Report { request, page: Box::new(page) }
+        ToParticipant::Report {
+            request,
+            page: Box::new(page),
+        }
     }
 
     fn sums(&self) -> Stats {
@@ -246,12 +284,20 @@ impl Core {
             deaths: tallies.deaths.load(Ordering::Relaxed),
             corrupt_words: tallies.corrupt_words.load(Ordering::Relaxed),
             tickets: self.tickets.live() as u64,
-            source: memory.ask_source(|source| source.usage()).unwrap_or_default(),
+            source: memory
+                .ask_source(|source| source.usage())
+                .unwrap_or_default(),
             ..Stats::default()
         };
         for peer in self.roster.peers().iter().flatten() {
             stats.participants += 1;
-            let Tally { in_flight, held, corrupt, bytes, .. } = peer.ledger.tally(now, |block| block.len());
+            let Tally {
+                in_flight,
+                held,
+                corrupt,
+                bytes,
+                ..
+            } = peer.ledger.tally(now, |block| block.len());
             stats.in_flight += in_flight;
             stats.held += held;
             stats.poisoned += corrupt;
@@ -266,8 +312,11 @@ impl Core {
 
     pub(crate) fn shutdown_report(&self) -> ShutdownReport {
         let live = self.memory.live.sum();
-        let holders: Vec<Holder> =
-            self.holders().into_iter().filter(|holder| holder.leases > 0 || holder.mappings > 0).collect();
+        let holders: Vec<Holder> = self
+            .holders()
+            .into_iter()
+            .filter(|holder| holder.leases > 0 || holder.mappings > 0)
+            .collect();
         ShutdownReport {
             clean: live.blocks == 0 && holders.is_empty(),
             blocks: live.blocks,
@@ -288,7 +337,18 @@ mod tests {
         let numbers: [u64; NUMBERS] = std::array::from_fn(|n| n as u64 + 100);
         let mut stats = Stats::from_numbers(&numbers);
         assert_eq!(stats.each().map(|number| *number), numbers);
-        assert_eq!((stats.live_blocks, stats.unmarked_blocks, stats.held, stats.revoked), (100, 104, 106, 112));
-        assert_eq!((stats.expired, stats.participants, stats.source.pinned), (113, 117, 121));
+        assert_eq!(
+            (
+                stats.live_blocks,
+                stats.unmarked_blocks,
+                stats.held,
+                stats.revoked
+            ),
+            (100, 104, 106, 112)
+        );
+        assert_eq!(
+            (stats.expired, stats.participants, stats.source.pinned),
+            (113, 117, 121)
+        );
     }
 }

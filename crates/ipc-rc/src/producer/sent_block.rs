@@ -19,8 +19,8 @@ use channel::wire::descriptor::Descriptor;
 
 /// A block that this process produces: allocate, [`share`](SentBlock::share), drop.
 ///
-/// The drop never blocks. While another process holds the block, or the producer's own queued work may touch it, the
-/// block is in limbo; a later collect frees it.
+/// The drop never blocks. While another process holds the block, or the producer's own queued work
+/// may touch it, the block is in limbo; a later collect frees it.
 pub struct SentBlock {
     core: ManuallyDrop<Arc<Core>>,
     block: ManuallyDrop<Arc<Block>>,
@@ -29,7 +29,10 @@ pub struct SentBlock {
 impl SentBlock {
     pub(crate) fn new(core: &Arc<Core>, piece: Piece, origin: Origin) -> SentBlock {
         let block = Block::new(&core.memory, piece, origin);
-        SentBlock { core: ManuallyDrop::new(core.clone()), block: ManuallyDrop::new(block) }
+        SentBlock {
+            core: ManuallyDrop::new(core.clone()),
+            block: ManuallyDrop::new(block),
+        }
     }
 
     /// Returns its session.
@@ -45,7 +48,8 @@ impl SentBlock {
     /// Returns the address of the first byte, in this process.
     ///
     /// Work that is queued on a stream and touches the block must have its stream named with
-    /// [`used_on`](SentBlock::used_on) before the drop, unless the block was shared after that stream.
+    /// [`used_on`](SentBlock::used_on) before the drop, unless the block was shared after that
+    /// stream.
     pub fn device_ptr(&self) -> DevicePtr {
         self.block.ptr()
     }
@@ -56,8 +60,8 @@ impl SentBlock {
         self.block.len()
     }
 
-    /// Lists the regions that the block lies in, in the order of their addresses: one, or of an arena that grows in
-    /// place several. Empty if the session's source of regions failed to say.
+    /// Lists the regions that the block lies in, in the order of their addresses: one, or of an
+    /// arena that grows in place several. Empty if the session's source of regions failed to say.
     pub fn regions(&self) -> Vec<Arc<Region>> {
         self.core.memory.regions(self.block.piece())
     }
@@ -66,9 +70,10 @@ impl SentBlock {
     ///
     /// # Errors
     ///
-    /// [`Error::ParticipantGone`], [`Error::Closing`], [`Error::Forked`], [`Error::Capturing`] for a stream that is
-    /// being captured, [`Error::Exhausted`] when the participant's quota of leases is used up or too many tickets are
-    /// live, and the driver's error. After an error nothing was granted.
+    /// [`Error::ParticipantGone`], [`Error::Closing`], [`Error::Forked`], [`Error::Capturing`] for
+    /// a stream that is being captured, [`Error::Exhausted`] when the participant's quota of leases
+    /// is used up or too many tickets are live, and the driver's error. After an error nothing was
+    /// granted.
     ///
     /// # Examples
     ///
@@ -84,18 +89,24 @@ impl SentBlock {
     ///
     /// As `share`.
     #[inline]
-    pub fn share_with(&self, to: To, after: After<'_>, options: &ShareOptions) -> Result<Descriptor> {
+    pub fn share_with(
+        &self,
+        to: To,
+        after: After<'_>,
+        options: &ShareOptions,
+    ) -> Result<Descriptor> {
         self.core.share(&self.block, to, after, options)
     }
 
-    /// Makes a block of some of this one's bytes, for an allocator that hands out parts of it. The part is the
-    /// allocator's again when [`collect`](crate::Session::collect) returns `token`: when it was dropped and its last
-    /// lease has ended. It counts as outstanding on this block, which it keeps.
+    /// Makes a block of some of this one's bytes, for an allocator that hands out parts of it. The
+    /// part is the allocator's again when [`collect`](crate::Session::collect) returns `token`:
+    /// when it was dropped and its last lease has ended. It counts as outstanding on this block,
+    /// which it keeps.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a range that is empty or does not lie in the block, [`Error::Closing`],
-    /// [`Error::Forked`].
+    /// [`Error::Invalid`] for a range that is empty or does not lie in the block,
+    /// [`Error::Closing`], [`Error::Forked`].
     ///
     /// # Examples
     ///
@@ -125,22 +136,35 @@ impl SentBlock {
                 must: "inside the block, and not empty",
             });
         }
-        let mut piece = Piece { region: whole.region().clone(), offset: whole.offset() + offset, len };
+        let mut piece = Piece {
+            region: whole.region().clone(),
+            offset: whole.offset() + offset,
+            len,
+        };
         if piece.offset >= piece.region.len() {
             // It begins in a region behind.
             let start = piece.ptr().0;
             let regions = core.memory.regions(whole.piece());
-            let begins = |region: &Arc<Region>| region.base().0 <= start && start - region.base().0 < region.len();
+            let begins = |region: &Arc<Region>| {
+                region.base().0 <= start && start - region.base().0 < region.len()
+            };
             if let Some(region) = regions.into_iter().find(begins) {
                 piece.offset = start - region.base().0;
                 piece.region = region;
             }
         }
-        Ok(SentBlock::new(core, piece, Origin::Part { token, _whole: whole.clone() }))
+        Ok(SentBlock::new(
+            core,
+            piece,
+            Origin::Part {
+                token,
+                _whole: whole.clone(),
+            },
+        ))
     }
 
-    /// Revokes a grant that is not claimed yet, and says whether it did. A claim of it then gives `Revoked`. A ticket
-    /// is ended before its last claim; leases that it gave stay.
+    /// Revokes a grant that is not claimed yet, and says whether it did. A claim of it then gives
+    /// `Revoked`. A ticket is ended before its last claim; leases that it gave stay.
     ///
     /// # Errors
     ///
@@ -149,13 +173,13 @@ impl SentBlock {
         self.core.cancel(&self.block, descriptor)
     }
 
-    /// Names a stream of this process, of any device and vendor, whose queued work touches the block: the block is not
-    /// reused before that work is done.
+    /// Names a stream of this process, of any device and vendor, whose queued work touches the
+    /// block: the block is not reused before that work is done.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for the per-thread default stream (handle 2): the thread that drops the block may be another;
-    /// [`Error::Forked`].
+    /// [`Error::Invalid`] for the per-thread default stream (handle 2): the thread that drops the
+    /// block may be another; [`Error::Forked`].
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
         self.core.check_fork()?;
         stream.refuse_per_thread()?;
@@ -163,20 +187,23 @@ impl SentBlock {
         Ok(())
     }
 
-    /// Counts the leases that are granted or held; a ticket that can still be claimed counts as one, an unlimited
-    /// ticket as none.
+    /// Counts the leases that are granted or held; a ticket that can still be claimed counts as
+    /// one, an unlimited ticket as none.
     pub fn outstanding(&self) -> usize {
         Arc::strong_count(&self.block) - 1
     }
 
-    /// Waits until no lease on the block is outstanding: backpressure for a producer that writes into it again.
+    /// Waits until no lease on the block is outstanding: backpressure for a producer that writes
+    /// into it again.
     ///
-    /// With a timeout of zero it does not wait: [`SessionNotice::TryAgain`](crate::SessionNotice::TryAgain) then tells
-    /// an event loop when to ask again.
+    /// With a timeout of zero it does not wait:
+    /// [`SessionNotice::TryAgain`](crate::SessionNotice::TryAgain) then tells an event loop when to
+    /// ask again.
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] when some still are after `timeout` (`None` waits for ever), [`Error::Forked`].
+    /// [`Error::Deadline`] when some still are after `timeout` (`None` waits for ever),
+    /// [`Error::Forked`].
     ///
     /// # Examples
     ///
@@ -205,19 +232,22 @@ impl SentBlock {
         let released = || {
             core.collect(Effort::Marked);
             let is_released = self.outstanding() == 0;
-            // The count is read without an ordering, and each lease's end lowered it with Release: what the consumers
-            // did comes before what the producer does next.
+            // The count is read without an ordering, and each lease's end lowered it with Release:
+            // what the consumers did comes before what the producer does next.
             fence(Ordering::Acquire);
             is_released.then_some(())
         };
         core.wakeups.wait_until(deadline, released).ok_or_else(|| {
             core.releases.watch(&self.block);
             core.wakeups.thread.nudge();
-            Error::Deadline { what: "the consumers of a block" }
+            Error::Deadline {
+                what: "the consumers of a block",
+            }
         })
     }
 
-    /// Returns the region that it lies in and the offset there, in bytes, as a [snapshot](crate::snapshot) shows them.
+    /// Returns the region that it lies in and the offset there, in bytes, as a
+    /// [snapshot](crate::snapshot) shows them.
     pub fn place(&self) -> (gpu_api::RegionId, u64) {
         (self.block.region().id(), self.block.offset())
     }
@@ -226,7 +256,12 @@ impl SentBlock {
 impl fmt::Debug for SentBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (region, offset) = self.place();
-        write!(f, "SentBlock {{ {} bytes of region {} at {offset} }}", self.len(), region.0)
+        write!(
+            f,
+            "SentBlock {{ {} bytes of region {} at {offset} }}",
+            self.len(),
+            region.0
+        )
     }
 }
 
@@ -236,7 +271,8 @@ impl Drop for SentBlock {
             // The parent's block: nothing of it may change, its count least of all.
             return;
         }
-        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's drop.
+        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's
+        // drop.
         let core = unsafe { ManuallyDrop::take(&mut self.core) };
         // SAFETY: as above.
         let block = unsafe { ManuallyDrop::take(&mut self.block) };
@@ -267,7 +303,11 @@ const ALIGN: u64 = 256;
 /// Allocates a block from the session's source.
 pub(crate) fn alloc(core: &Arc<Core>, len: u64) -> Result<SentBlock> {
     if len == 0 {
-        return Err(Error::Invalid { what: "the length of a block", got: "0".into(), must: "at least 1 byte" });
+        return Err(Error::Invalid {
+            what: "the length of a block",
+            got: "0".into(),
+            must: "at least 1 byte",
+        });
     }
     let piece = RegionSource::take(&*core.memory.source, len, ALIGN)?;
     // The source may round up; the block is what was asked for, and the piece goes back whole.

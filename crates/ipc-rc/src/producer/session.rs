@@ -25,8 +25,8 @@ use channel::wire::descriptor::{Descriptor, SessionId};
 
 /// A producer's session: its blocks, their leases, and the moment when each is free.
 ///
-/// Cheap to clone; usable from several threads at once. When the last clone is dropped the socket closes; the session's
-/// thread goes on until nothing of the session is held, or the process ends.
+/// Cheap to clone; usable from several threads at once. When the last clone is dropped the socket
+/// closes; the session's thread goes on until nothing of the session is held, or the process ends.
 ///
 /// # Examples
 ///
@@ -89,7 +89,11 @@ impl Session {
     }
 
     pub(super) fn of(core: Arc<Core>, path: PathBuf) -> Session {
-        Session(Arc::new(Handle { core: ManuallyDrop::new(core), path, adopted: Adopted::new() }))
+        Session(Arc::new(Handle {
+            core: ManuallyDrop::new(core),
+            path,
+            adopted: Adopted::new(),
+        }))
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -114,14 +118,18 @@ impl Session {
     /// Takes the oldest unread notice. While there is one, the session's [`AsFd`] is readable.
     pub fn next_notice(&self) -> Option<SessionNotice> {
         let core = self.core();
-        if core.is_child() { None } else { core.notices.take() }
+        if core.is_child() {
+            None
+        } else {
+            core.notices.take()
+        }
     }
 
-    /// Accepts a connection that did not come through the session's socket: passed on by another process, or one end
-    /// of a socket pair (`SOCK_SEQPACKET`). It is admitted when it says hello.
+    /// Accepts a connection that did not come through the session's socket: passed on by another
+    /// process, or one end of a socket pair (`SOCK_SEQPACKET`). It is admitted when it says hello.
     ///
-    /// Every other process must have closed its copy of the other end: while one is open, the participant's death is
-    /// not proven.
+    /// Every other process must have closed its copy of the other end: while one is open, the
+    /// participant's death is not proven.
     ///
     /// # Errors
     ///
@@ -131,21 +139,24 @@ impl Session {
         core.check_open()?;
         let connection = connection.into();
         socket::take_over(&connection)?;
-        core.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        core.arrivals
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(connection);
         core.wakeups.thread.wake();
         Ok(())
     }
 
     /// Allocates a block of `len` bytes, aligned to 256.
     ///
-    /// Ended leases are collected before the device is asked for more. When the device has no more, participants are
-    /// asked to unmap idle regions, and waited for as long as the arena's
+    /// Ended leases are collected before the device is asked for more. When the device has no more,
+    /// participants are asked to unmap idle regions, and waited for as long as the arena's
     /// [`patience`](allocators::ArenaOptions::patience): 100 ms for the session's own.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`] when there is no room after that, with the holders; [`Error::Invalid`] for zero
-    /// bytes, [`Error::Closing`], [`Error::Forked`].
+    /// [`Error::OutOfMemory`] when there is no room after that, with the holders;
+    /// [`Error::Invalid`] for zero bytes, [`Error::Closing`], [`Error::Forked`].
     pub fn alloc(&self, len: u64) -> Result<SentBlock> {
         let core = self.core();
         core.check_open()?;
@@ -158,13 +169,15 @@ impl Session {
         }
     }
 
-    /// Allocates a block as [`alloc`](Session::alloc) does, and waits for room: for leases to end, and for participants
-    /// to unmap what they do not use, so that whole regions can go back to the driver. They are asked again as long as
-    /// it waits, because each can only unmap what it does not use at that moment.
+    /// Allocates a block as [`alloc`](Session::alloc) does, and waits for room: for leases to end,
+    /// and for participants to unmap what they do not use, so that whole regions can go back to the
+    /// driver. They are asked again as long as it waits, because each can only unmap what it does
+    /// not use at that moment.
     ///
     /// # Errors
     ///
-    /// As `alloc`; [`Error::OutOfMemory`] when there is no room after `timeout` and the arena's patience.
+    /// As `alloc`; [`Error::OutOfMemory`] when there is no room after `timeout` and the arena's
+    /// patience.
     pub fn alloc_within(&self, len: u64, timeout: Duration) -> Result<SentBlock> {
         let core = self.core();
         let start = Instant::now();
@@ -185,12 +198,15 @@ impl Session {
         };
         match core.wakeups.wait_until(start.checked_add(timeout), room) {
             Some(done) => done,
-            None => Err(last.unwrap_or(Error::Deadline { what: "room for a block" })),
+            None => Err(last.unwrap_or(Error::Deadline {
+                what: "room for a block",
+            })),
         }
     }
 
-    /// Shares several blocks after the same work, each with the participant that it names: one fence for each
-    /// participant, in one call of the driver. The descriptors come in the order of `grants`.
+    /// Shares several blocks after the same work, each with the participant that it names: one
+    /// fence for each participant, in one call of the driver. The descriptors come in the order of
+    /// `grants`.
     ///
     /// # Errors
     ///
@@ -221,7 +237,10 @@ impl Session {
         after: After<'_>,
         options: &ShareOptions,
     ) -> Result<Vec<Descriptor>> {
-        if let Some((block, _)) = grants.iter().find(|(block, _)| !Arc::ptr_eq(block.core(), self.core())) {
+        if let Some((block, _)) = grants
+            .iter()
+            .find(|(block, _)| !Arc::ptr_eq(block.core(), self.core()))
+        {
             return Err(Error::Mismatch {
                 what: "the block's session",
                 theirs: block.core().facts.id.to_string(),
@@ -229,12 +248,15 @@ impl Session {
                 remedy: "share blocks with the session that allocated them",
             });
         }
-        let grants: Vec<_> = grants.iter().map(|(block, to)| (block.shared(), *to)).collect();
+        let grants: Vec<_> = grants
+            .iter()
+            .map(|(block, to)| (block.shared(), *to))
+            .collect();
         self.core().share_many(&grants, after, options)
     }
 
-    /// Takes in memory that other code allocated, so that it can be shared. Its owner keeps it until
-    /// [`collect`](Session::collect) returns `token`.
+    /// Takes in memory that other code allocated, so that it can be shared. Its owner keeps it
+    /// until [`collect`](Session::collect) returns `token`.
     ///
     /// # Errors
     ///
@@ -243,7 +265,8 @@ impl Session {
     ///
     /// # Safety
     ///
-    /// - The range stays allocated until a collect of this session returned `token`, or the process ends.
+    /// - The range stays allocated until a collect of this session returned `token`, or the process
+    ///   ends.
     /// - No other block of any session overlaps it.
     ///
     /// # Examples
@@ -278,12 +301,20 @@ impl Session {
     /// Lists the connected participants.
     pub fn participants(&self) -> Vec<ParticipantId> {
         let peers = self.core().roster.peers();
-        peers.iter().flatten().filter(|peer| !peer.gone.load(Ordering::Relaxed)).map(|peer| peer.id).collect()
+        peers
+            .iter()
+            .flatten()
+            .filter(|peer| !peer.gone.load(Ordering::Relaxed))
+            .map(|peer| peer.id)
+            .collect()
     }
 
     /// Returns a connected participant's name, or else its command.
     pub fn participant_name(&self, participant: ParticipantId) -> Option<String> {
-        self.core().roster.find(participant).map(|peer| peer.name.clone())
+        self.core()
+            .roster
+            .find(participant)
+            .map(|peer| peer.name.clone())
     }
 
     /// Waits until at least `count` participants are connected, and lists them.
@@ -291,26 +322,43 @@ impl Session {
     /// # Errors
     ///
     /// [`Error::Deadline`] when fewer are connected after `timeout`, [`Error::Forked`].
-    pub fn wait_for_participants(&self, count: usize, timeout: Option<Duration>) -> Result<Vec<ParticipantId>> {
+    pub fn wait_for_participants(
+        &self,
+        count: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<ParticipantId>> {
         self.core().check_fork()?;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let enough = || Some(self.participants()).filter(|connected| connected.len() >= count);
-        self.core().wakeups.wait_until(deadline, enough).ok_or(Error::Deadline { what: "participants to connect" })
+        self.core()
+            .wakeups
+            .wait_until(deadline, enough)
+            .ok_or(Error::Deadline {
+                what: "participants to connect",
+            })
     }
 
-    /// Finds leases that have ended, frees blocks without holders, and returns the tokens of adopted memory that its
-    /// owner has back.
+    /// Finds leases that have ended, frees blocks without holders, and returns the tokens of
+    /// adopted memory that its owner has back.
     ///
-    /// The cost follows what was released since the last collect, not what is held. The session's thread collects too;
-    /// call this to get the tokens, or the memory at once.
+    /// The cost follows what was released since the last collect, not what is held. The session's
+    /// thread collects too; call this to get the tokens, or the memory at once.
     pub fn collect(&self) -> Collected {
         let core = self.core();
         if core.is_child() {
             return Collected::default();
         }
         let reclaimed = core.collect(Effort::Marked);
-        let tokens = if core.memory.tokens.is_any() { core.take_tokens() } else { Vec::new() };
-        Collected { blocks: reclaimed.blocks, bytes: reclaimed.bytes, tokens }
+        let tokens = if core.memory.tokens.is_any() {
+            core.take_tokens()
+        } else {
+            Vec::new()
+        };
+        Collected {
+            blocks: reclaimed.blocks,
+            bytes: reclaimed.bytes,
+            tokens,
+        }
     }
 
     /// Returns unused, unmapped regions to the driver, and says how many bytes. May block.
@@ -327,7 +375,11 @@ impl Session {
     /// Returns the session's statistics and holders; in a forked child, of an empty session.
     pub fn stats(&self) -> Stats {
         let core = self.core();
-        if core.is_child() { Stats::default() } else { core.stats() }
+        if core.is_child() {
+            Stats::default()
+        } else {
+            core.stats()
+        }
     }
 
     /// Returns the session as a source of memory that an allocator asks when memory is short.
@@ -336,11 +388,12 @@ impl Session {
         Arc::downgrade(&core)
     }
 
-    /// Shares nothing more, closes the socket, and waits until nothing is held or `timeout` has passed.
+    /// Shares nothing more, closes the socket, and waits until nothing is held or `timeout` has
+    /// passed.
     ///
-    /// What the report lists as held stays safe: the session's thread goes on until it ends. Blocks that the
-    /// caller itself has not dropped are held too, and the report counts them apart. In a forked child nothing is done,
-    /// and the report is not clean.
+    /// What the report lists as held stays safe: the session's thread goes on until it ends. Blocks
+    /// that the caller itself has not dropped are held too, and the report counts them apart. In a
+    /// forked child nothing is done, and the report is not clean.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         if core.is_child() {
@@ -351,7 +404,8 @@ impl Session {
         core.wakeups.wait_until(deadline, || {
             core.collect(Effort::Everything);
             // The thread removes the socket's name first of all.
-            (core.life.is_unlinked.load(Ordering::Relaxed) && core.shutdown_report().clean).then_some(())
+            (core.life.is_unlinked.load(Ordering::Relaxed) && core.shutdown_report().clean)
+                .then_some(())
         });
         core.shutdown_report()
     }
@@ -359,7 +413,10 @@ impl Session {
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session").field("id", &self.id()).field("path", &self.0.path).finish_non_exhaustive()
+        f.debug_struct("Session")
+            .field("id", &self.id())
+            .field("path", &self.0.path)
+            .finish_non_exhaustive()
     }
 }
 
@@ -382,12 +439,14 @@ impl AsFd for Session {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.core.is_child() {
-            // The parent's: its socket must stay open here, because that tells its peers that a copy lives.
+            // The parent's: its socket must stay open here, because that tells its peers that a
+            // copy lives.
             return;
         }
         self.core.warn_of_end();
         self.core.close();
-        // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's drop.
+        // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's
+        // drop.
         unsafe { ManuallyDrop::drop(&mut self.core) };
     }
 }

@@ -29,10 +29,11 @@ use channel::wire::message::{TicketId, ToParticipant};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum To {
-    /// A connected participant: no other can claim the lease, and its claim is one atomic operation.
+    /// A connected participant: no other can claim the lease, and its claim is one atomic
+    /// operation.
     Participant(ParticipantId),
-    /// The session's participants that claim first, up to a number of claims: for queues and broadcasts whose readers
-    /// are not known. Each claim asks the producer.
+    /// The session's participants that claim first, up to a number of claims: for queues and
+    /// broadcasts whose readers are not known. Each claim asks the producer.
     Ticket(Claims),
 }
 
@@ -42,8 +43,8 @@ pub enum To {
 pub enum After<'a> {
     /// All of it is done: nothing is queued.
     Done,
-    /// The work queued on this stream of the session's device at this moment; for the default stream of each thread
-    /// (handle 2) on the calling thread's.
+    /// The work queued on this stream of the session's device at this moment; for the default
+    /// stream of each thread (handle 2) on the calling thread's.
     Stream(&'a Stream),
 }
 
@@ -77,20 +78,24 @@ pub struct ShareOptions {
 
 impl Default for ShareOptions {
     fn default() -> ShareOptions {
-        ShareOptions { user: [0; 64], time_to_live: None }
+        ShareOptions {
+            user: [0; 64],
+            time_to_live: None,
+        }
     }
 }
 
 impl ShareOptions {
-    /// Puts 64 user bytes into the descriptor: shape, dtype, frame number. [`Descriptor::user`] reads them.
+    /// Puts 64 user bytes into the descriptor: shape, dtype, frame number. [`Descriptor::user`]
+    /// reads them.
     #[must_use]
     pub fn user(mut self, bytes: [u8; 64]) -> ShareOptions {
         self.user = bytes;
         self
     }
 
-    /// Takes the grant back if it is unclaimed after this time; `None` never does. Without this call the
-    /// session's own time to live holds.
+    /// Takes the grant back if it is unclaimed after this time; `None` never does. Without this
+    /// call the session's own time to live holds.
     #[must_use]
     pub fn time_to_live(mut self, time: Option<Duration>) -> ShareOptions {
         self.time_to_live = Some(time);
@@ -119,8 +124,11 @@ impl Core {
                         let peer = self.roster.addressee(id)?;
                         let stream = stream.behind().map_err(|error| advise(error, UNCAPTURED))?;
                         block.note_use(stream, &self.fences);
-                        let fence = self.fences.queue(&self.facts.gpu, stream, id, &peer.words)?;
-                        // The thread has to notice when the context breaks before the value is written.
+                        let fence = self
+                            .fences
+                            .queue(&self.facts.gpu, stream, id, &peer.words)?;
+                        // The thread has to notice when the context breaks before the value is
+                        // written.
                         self.wakeups.thread.remind();
                         Some(fence)
                     }
@@ -137,7 +145,10 @@ impl Core {
                         Some(Arc::new(TicketEvent::mark(&self.facts.gpu, stream)?))
                     }
                 };
-                Named::Ticket(self.tickets.issue(block, claims, point, now, time_to_live)?)
+                Named::Ticket(
+                    self.tickets
+                        .issue(block, claims, point, now, time_to_live)?,
+                )
             }
         };
         if let Some(time) = time_to_live {
@@ -161,7 +172,9 @@ impl Core {
         let mut fences = None;
         if let After::Stream(stream) = after {
             let stream = stream.behind().map_err(|error| advise(error, UNCAPTURED))?;
-            grants.iter().for_each(|(block, _)| block.note_use(stream, &self.fences));
+            grants
+                .iter()
+                .for_each(|(block, _)| block.note_use(stream, &self.fences));
             if grants.iter().any(|(_, to)| matches!(to, To::Ticket(_))) {
                 point = Some(Arc::new(TicketEvent::mark(&self.facts.gpu, stream)?));
             }
@@ -176,7 +189,8 @@ impl Core {
                     let place = place_of(id);
                     let fence = fences.as_ref().and_then(|fences| fences[place]);
                     let ledger = begun.get_mut(place).and_then(Option::as_mut);
-                    let lease = ledger.and_then(|ledger| ledger.grant(id, block, now, time_to_live).ok());
+                    let lease =
+                        ledger.and_then(|ledger| ledger.grant(id, block, now, time_to_live).ok());
                     let lease = lease.map_or_else(
                         || {
                             // This waits for locks, and the tickets' table below too.
@@ -189,13 +203,16 @@ impl Core {
                 }
                 To::Ticket(claims) => {
                     begun.clear();
-                    self.tickets.issue(block, claims, point.clone(), now, time_to_live).map(Named::Ticket)
+                    self.tickets
+                        .issue(block, claims, point.clone(), now, time_to_live)
+                        .map(Named::Ticket)
                 }
             };
             match named {
                 Ok(named) => descriptors.push(self.describe(block, named, &options.user)),
                 Err(error) => {
-                    // All or nothing. What somebody could have claimed meanwhile nobody has a descriptor of.
+                    // All or nothing. What somebody could have claimed meanwhile nobody has a
+                    // descriptor of.
                     for ((block, _), descriptor) in grants.iter().zip(&descriptors) {
                         let _ = self.cancel(block, descriptor);
                     }
@@ -211,12 +228,16 @@ impl Core {
         Ok(descriptors)
     }
 
-    /// Locks a shard of each addressee's ledger, by place, as far as they are free, and reads what the first grant in
-    /// each touches.
+    /// Locks a shard of each addressee's ledger, by place, as far as they are free, and reads what
+    /// the first grant in each touches.
     ///
-    /// An atomic operation waits for all loads before it. So what is in no near cache would come line by line while
-    /// grants lock and unlock in turn; read in a loop without such operations it comes for all ledgers at once.
-    fn begin_grants(&self, grants: &[(&Arc<Block>, To)]) -> Vec<Option<Granting<'_, Arc<Block>, CounterFile>>> {
+    /// An atomic operation waits for all loads before it. So what is in no near cache would come
+    /// line by line while grants lock and unlock in turn; read in a loop without such operations it
+    /// comes for all ledgers at once.
+    fn begin_grants(
+        &self,
+        grants: &[(&Arc<Block>, To)],
+    ) -> Vec<Option<Granting<'_, Arc<Block>, CounterFile>>> {
         let ledgers = &self.roster.ledgers;
         let mut begun = Vec::new();
         begun.resize_with(ledgers.used(), || None);
@@ -232,7 +253,11 @@ impl Core {
     }
 
     /// Queues one value for every participant among the grants, and returns the fences by place.
-    fn fence_all(&self, grants: &[(&Arc<Block>, To)], stream: &Stream) -> Result<Vec<Option<Fence>>> {
+    fn fence_all(
+        &self,
+        grants: &[(&Arc<Block>, To)],
+        stream: &Stream,
+    ) -> Result<Vec<Option<Fence>>> {
         let mut peers = self.roster.peers();
         let known = |peers: &[Option<Arc<Peer>>], to: &To| match to {
             To::Participant(id) => find(peers, *id).is_some(),
@@ -248,32 +273,57 @@ impl Core {
             let To::Participant(id) = *to else { continue };
             let peer = seated(&peers, id)?;
             if !std::mem::replace(&mut seen[place_of(id)], true) {
-                addressees.push(Addressee { id, words: &peer.words, fence: None });
+                addressees.push(Addressee {
+                    id,
+                    words: &peer.words,
+                    fence: None,
+                });
             }
         }
-        self.fences.queue_many(&self.facts.gpu, stream, &mut addressees)?;
+        self.fences
+            .queue_many(&self.facts.gpu, stream, &mut addressees)?;
         let mut fences = vec![None; peers.len()];
-        addressees.into_iter().for_each(|to| fences[place_of(to.id)] = to.fence);
+        addressees
+            .into_iter()
+            .for_each(|to| fences[place_of(to.id)] = to.fence);
         Ok(fences)
     }
 
-    /// Grants what a participant forwards, to the recipient that it names. Called by the session's thread alone.
+    /// Grants what a participant forwards, to the recipient that it names. Called by the session's
+    /// thread alone.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] when the participant has no such lease, and as [`share`](Core::share).
-    pub(crate) fn forward(&self, from: &Peer, lease: LeaseAddress, to: To, user: [u8; 64]) -> Result<Descriptor> {
-        let block = from.ledger.with_block(lease, Arc::clone).ok_or(Error::Invalid {
-            what: "the lease to forward",
-            got: "none of yours".into(),
-            must: "a lease that is held",
-        })?;
+    pub(crate) fn forward(
+        &self,
+        from: &Peer,
+        lease: LeaseAddress,
+        to: To,
+        user: [u8; 64],
+    ) -> Result<Descriptor> {
+        let block = from
+            .ledger
+            .with_block(lease, Arc::clone)
+            .ok_or(Error::Invalid {
+                what: "the lease to forward",
+                got: "none of yours".into(),
+                must: "a lease that is held",
+            })?;
         // The forwarder has waited for the producer's work, and says that its own is done.
-        self.share(&block, to, After::Done, &ShareOptions { user, time_to_live: None })
+        self.share(
+            &block,
+            to,
+            After::Done,
+            &ShareOptions {
+                user,
+                time_to_live: None,
+            },
+        )
     }
 
-    /// Grants a lease to the participant of this number. The ledger's lock alone is taken, unless its slots are all in
-    /// use.
+    /// Grants a lease to the participant of this number. The ledger's lock alone is taken, unless
+    /// its slots are all in use.
     #[inline]
     fn grant_to(
         &self,
@@ -286,7 +336,9 @@ impl Core {
         let ledger = self.roster.ledgers.get(place_of(id)).ok_or_else(gone)?;
         match ledger.grant(id, block, now, time_to_live) {
             Ok(lease) => Ok(lease),
-            Err(Refusal::Gone | Refusal::Full) => self.grant(&self.roster.addressee(id)?, block, now, time_to_live),
+            Err(Refusal::Gone | Refusal::Full) => {
+                self.grant(&self.roster.addressee(id)?, block, now, time_to_live)
+            }
         }
     }
 
@@ -309,10 +361,22 @@ impl Core {
     #[inline]
     fn describe(&self, block: &Block, named: Named, user: &[u8; 64]) -> Descriptor {
         let (kind, participant, file, slot, generation, fence) = match named {
-            Named::Lease(id, lease, fence) => {
-                (GrantKind::Addressed, id, lease.file, lease.slot, lease.generation, fence)
-            }
-            Named::Ticket(ticket) => (GrantKind::Ticket, ParticipantId(0), 0, ticket.number, ticket.generation, None),
+            Named::Lease(id, lease, fence) => (
+                GrantKind::Addressed,
+                id,
+                lease.file,
+                lease.slot,
+                lease.generation,
+                fence,
+            ),
+            Named::Ticket(ticket) => (
+                GrantKind::Ticket,
+                ParticipantId(0),
+                0,
+                ticket.number,
+                ticket.generation,
+                None,
+            ),
         };
         let fields = Fields {
             backend: self.facts.backend,
@@ -341,15 +405,26 @@ impl Core {
             remedy: "cancel with the block and the session that the descriptor was made by",
         };
         if fields.session != self.facts.id {
-            return Err(foreign("the descriptor's session", fields.session.to_string(), self.facts.id.to_string()));
+            return Err(foreign(
+                "the descriptor's session",
+                fields.session.to_string(),
+                self.facts.id.to_string(),
+            ));
         }
-        let Some(generation) = Generation::new(fields.generation) else { return Ok(false) };
+        let Some(generation) = Generation::new(fields.generation) else {
+            return Ok(false);
+        };
         let place = |b: &Block| format!("region {} offset {}", b.region().id().0, b.offset());
         if fields.kind == GrantKind::Ticket {
-            let ticket = TicketId { number: fields.slot, generation };
+            let ticket = TicketId {
+                number: fields.slot,
+                generation,
+            };
             return match self.tickets.cancel(block, ticket) {
                 Ok(live) => {
-                    self.tallies.revoked.fetch_add(u64::from(live), Ordering::Relaxed);
+                    self.tallies
+                        .revoked
+                        .fetch_add(u64::from(live), Ordering::Relaxed);
                     Ok(live)
                 }
                 Err(of) => {
@@ -359,11 +434,21 @@ impl Core {
             };
         }
         let peers = self.roster.peers();
-        let Some(peer) = find(&peers, fields.participant) else { return Ok(false) };
-        let entry = LeaseAddress { file: fields.file, slot: fields.slot, generation };
-        match peer.ledger.with_block(entry, |leased| (!Arc::ptr_eq(leased, block)).then(|| place(leased))) {
+        let Some(peer) = find(&peers, fields.participant) else {
+            return Ok(false);
+        };
+        let entry = LeaseAddress {
+            file: fields.file,
+            slot: fields.slot,
+            generation,
+        };
+        match peer.ledger.with_block(entry, |leased| {
+            (!Arc::ptr_eq(leased, block)).then(|| place(leased))
+        }) {
             None => return Ok(false),
-            Some(Some(other)) => return Err(foreign("the descriptor's block", other, place(block))),
+            Some(Some(other)) => {
+                return Err(foreign("the descriptor's block", other, place(block)));
+            }
             Some(None) => {}
         }
         let taken = peer.ledger.revoke(entry);

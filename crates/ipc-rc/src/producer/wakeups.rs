@@ -34,10 +34,16 @@ impl Wakeups {
     /// [`Error::System`](gpu_api::Error::System) when the process has no descriptor left.
     pub fn new() -> Result<Wakeups> {
         let (waiters, changes, changed) = (AtomicUsize::new(0), Mutex::default(), Condvar::new());
-        Ok(Wakeups { thread: Waker::new()?, waiters, changes, changed })
+        Ok(Wakeups {
+            thread: Waker::new()?,
+            waiters,
+            changes,
+            changed,
+        })
     }
 
-    /// Says whether a caller waits. One that begins at this very moment and is not seen looks again within 100 ms.
+    /// Says whether a caller waits. One that begins at this very moment and is not seen looks again
+    /// within 100 ms.
     pub fn has_waiters(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) > 0
     }
@@ -55,15 +61,24 @@ impl Wakeups {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `done` gives something, looking again at every change; `None` after the deadline.
-    pub fn wait_until<T>(&self, deadline: Option<Instant>, done: impl FnMut() -> Option<T>) -> Option<T> {
+    /// Waits until `done` gives something, looking again at every change; `None` after the
+    /// deadline.
+    pub fn wait_until<T>(
+        &self,
+        deadline: Option<Instant>,
+        done: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
         self.waiters.fetch_add(1, Ordering::Relaxed);
         let value = self.wait_as_waiter(deadline, done);
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         value
     }
 
-    fn wait_as_waiter<T>(&self, deadline: Option<Instant>, mut done: impl FnMut() -> Option<T>) -> Option<T> {
+    fn wait_as_waiter<T>(
+        &self,
+        deadline: Option<Instant>,
+        mut done: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
         loop {
             let seen = self.changes().count;
             if let Some(value) = done() {
@@ -71,8 +86,11 @@ impl Wakeups {
             }
             self.thread.nudge();
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            // The thread announces what it finds; the bound here is for a change that only the caller could find.
-            let wait = left.unwrap_or(Duration::MAX).min(Duration::from_millis(100));
+            // The thread announces what it finds; the bound here is for a change that only the
+            // caller could find.
+            let wait = left
+                .unwrap_or(Duration::MAX)
+                .min(Duration::from_millis(100));
             let mut changes = self.changes();
             if changes.count != seen {
                 continue;
@@ -81,7 +99,10 @@ impl Wakeups {
                 return None;
             }
             changes.waiting += 1;
-            let (mut changes, _) = self.changed.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner);
+            let (mut changes, _) = self
+                .changed
+                .wait_timeout(changes, wait)
+                .unwrap_or_else(PoisonError::into_inner);
             changes.waiting -= 1;
         }
     }

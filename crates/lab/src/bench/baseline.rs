@@ -1,8 +1,9 @@
-//! The way of counting that PyTorch has, in our own words: what a release and a drop cost without a ledger.
+//! The way of counting that PyTorch has, in our own words: what a release and a drop cost without a
+//! ledger.
 //!
-//! A counter for each send lies in a file that is known by name. The consumer opens it by name at every release, maps
-//! it, takes one off, and unmaps it. The producer puts what is still counted into limbo, and looks through all of limbo
-//! at every drop.
+//! A counter for each send lies in a file that is known by name. The consumer opens it by name at
+//! every release, maps it, takes one off, and unmaps it. The producer puts what is still counted
+//! into limbo, and looks through all of limbo at every drop.
 
 use std::fs::{self, File};
 use std::io;
@@ -42,16 +43,27 @@ pub struct Baseline {
 impl Counters {
     fn create(number: usize) -> io::Result<Counters> {
         // Shared memory by name, as `shm_open` has it.
-        let path = PathBuf::from(format!("/dev/shm/gpu-ipc-bench-{}-{number}", std::process::id()));
-        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+        let path = PathBuf::from(format!(
+            "/dev/shm/gpu-ipc-bench-{}-{number}",
+            std::process::id()
+        ));
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)?;
         file.set_len(BYTES as u64)?;
-        Ok(Counters { start: map(&file)?, path })
+        Ok(Counters {
+            start: map(&file)?,
+            path,
+        })
     }
 
     fn counter(&self, index: usize) -> &AtomicI64 {
         // SAFETY: `add` asks for an index inside the mapping: `share` counts to `COUNTERS`.
         let counter = unsafe { self.start.add(index) };
-        // SAFETY: the mapping is aligned, zeroed at first, and lives as long as `self`; all reach it by atomics.
+        // SAFETY: the mapping is aligned, zeroed at first, and lives as long as `self`; all reach
+        // it by atomics.
         unsafe { &*counter }
     }
 }
@@ -59,7 +71,16 @@ impl Counters {
 fn map(file: impl std::os::fd::AsFd) -> io::Result<*mut AtomicI64> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: `mmap` of a null address takes free addresses only.
-    let start = unsafe { mmap(ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0) }?;
+    let start = unsafe {
+        mmap(
+            ptr::null_mut(),
+            BYTES,
+            protection,
+            MapFlags::SHARED,
+            file,
+            0,
+        )
+    }?;
     Ok(start.cast())
 }
 
@@ -67,7 +88,8 @@ impl Drop for Counters {
     fn drop(&mut self) {
         // What cannot be removed stays until the next start of the machine.
         let _ = fs::remove_file(&self.path);
-        // SAFETY: `munmap` asks for a mapping that nothing uses: its counters are borrowed from `self`.
+        // SAFETY: `munmap` asks for a mapping that nothing uses: its counters are borrowed from
+        // `self`.
         let _ = unsafe { munmap(self.start.cast(), BYTES) };
     }
 }
@@ -75,31 +97,43 @@ impl Drop for Counters {
 impl Baseline {
     /// Begins with nothing sent.
     pub fn new() -> Baseline {
-        Baseline { files: Vec::new(), next: 0, limbo: Vec::new() }
+        Baseline {
+            files: Vec::new(),
+            next: 0,
+            limbo: Vec::new(),
+        }
     }
 
     /// Counts one send.
     pub fn share(&mut self) -> Result<Sent, String> {
         let (file, counter) = (self.next / COUNTERS, self.next % COUNTERS);
         if file == self.files.len() {
-            self.files.push(Counters::create(file).map_err(|e| format!("a counter file: {e}"))?);
+            self.files
+                .push(Counters::create(file).map_err(|e| format!("a counter file: {e}"))?);
         }
         self.next += 1;
-        self.files[file].counter(counter).store(1, Ordering::Relaxed);
+        self.files[file]
+            .counter(counter)
+            .store(1, Ordering::Relaxed);
         Ok(Sent { file, counter })
     }
 
     /// Ends what was received, as another process does it: by the file's name.
     pub fn release(&self, sent: Sent) -> Result<(), String> {
         let path = &self.files[sent.file].path;
-        let file = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|e| format!("open: {e}"))?;
+        let file = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| format!("open: {e}"))?;
         let start = map(&file).map_err(|e| format!("mmap: {e}"))?;
-        let mapped = Counters { path: PathBuf::new(), start };
+        let mapped = Counters {
+            path: PathBuf::new(),
+            start,
+        };
         mapped.counter(sent.counter).fetch_sub(1, Ordering::AcqRel);
         Ok(())
     }
 
-    /// Drops what was sent: into limbo, if it is still counted. Then all of limbo is looked through.
+    /// Drops what was sent: into limbo, if it is still counted. Then all of limbo is looked
+    /// through.
     pub fn drop_sent(&mut self, sent: Sent) {
         if self.is_held(sent) {
             self.limbo.push(sent);
@@ -117,11 +151,19 @@ impl Baseline {
     /// Looks through limbo.
     pub fn collect(&mut self) {
         let files = &self.files;
-        self.limbo.retain(|sent| files[sent.file].counter(sent.counter).load(Ordering::Acquire) > 0);
+        self.limbo.retain(|sent| {
+            files[sent.file]
+                .counter(sent.counter)
+                .load(Ordering::Acquire)
+                > 0
+        });
     }
 
     fn is_held(&self, sent: Sent) -> bool {
-        self.files[sent.file].counter(sent.counter).load(Ordering::Acquire) > 0
+        self.files[sent.file]
+            .counter(sent.counter)
+            .load(Ordering::Acquire)
+            > 0
     }
 
     /// Counts what is in limbo.
@@ -138,7 +180,9 @@ mod tests {
     #[test]
     fn what_is_held_stays_in_limbo_until_it_is_released() {
         let mut baseline = Baseline::new();
-        let sent: Vec<Sent> = (0..3).map(|_| baseline.share().expect("there is shared memory")).collect();
+        let sent: Vec<Sent> = (0..3)
+            .map(|_| baseline.share().expect("there is shared memory"))
+            .collect();
         baseline.release(sent[0]).expect("its file is there");
         sent.iter().for_each(|&sent| baseline.drop_sent(sent));
         assert_eq!(baseline.in_limbo(), 2);

@@ -1,4 +1,5 @@
-//! A consumer of the benchmark: claims and drops what it is told, and times both beside their floor.
+//! A consumer of the benchmark: claims and drops what it is told, and times both beside their
+//! floor.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -41,13 +42,23 @@ fn serve(options: &BenchConsumerOptions) -> Result<(), String> {
     if options.forgetful {
         builder = builder.mapping_cache(0, 0);
     }
-    let participant = builder.connect(&options.consumer.socket).map_err(|e| explain(&e))?;
+    let participant = builder
+        .connect(&options.consumer.socket)
+        .map_err(|e| explain(&e))?;
     let stream = Stream::create(&gpu).map_err(|e| explain(&e))?;
     let channel = options.channel.map(inherited);
     child::reply(&participant.id().0)?;
     let naked = Naked::new(&gpu, &*floor)?;
-    let mut consumer =
-        Consumer { gpu, floor: &*floor, naked, participant, stream, channel, held: VecDeque::new(), turns: 0 };
+    let mut consumer = Consumer {
+        gpu,
+        floor: &*floor,
+        naked,
+        participant,
+        stream,
+        channel,
+        held: VecDeque::new(),
+        turns: 0,
+    };
     while let Some(told) = child::next()? {
         child::reply(&consumer.obey(told)?)?;
     }
@@ -56,8 +67,8 @@ fn serve(options: &BenchConsumerOptions) -> Result<(), String> {
 
 /// Takes a descriptor that the parent left open for this process.
 pub fn inherited(number: RawFd) -> OwnedFd {
-    // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: the parent left it open for this process
-    // and named it, and nothing else here knows its number.
+    // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: the parent left it
+    // open for this process and named it, and nothing else here knows its number.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
@@ -77,7 +88,8 @@ impl Consumer<'_> {
         match told {
             Told::Hold(descriptors) => {
                 for bytes in descriptors {
-                    self.held.push_back(claim(&self.participant, &bytes, Wait::None)?);
+                    self.held
+                        .push_back(claim(&self.participant, &bytes, Wait::None)?);
                 }
                 Ok(Vec::new())
             }
@@ -93,9 +105,10 @@ impl Consumer<'_> {
             Told::Stretch { bytes, steps } => self.stretch(bytes, steps),
             Told::Redeem(descriptors) => self.redeem(&descriptors),
             // Not closed: the next command names it again.
-            Told::Map(descriptor, Exported::Fd(fd, len)) => {
-                self.map(&descriptor, &ManuallyDrop::new(Foreign::Fd(inherited(fd), len)))
-            }
+            Told::Map(descriptor, Exported::Fd(fd, len)) => self.map(
+                &descriptor,
+                &ManuallyDrop::new(Foreign::Fd(inherited(fd), len)),
+            ),
             Told::Map(descriptor, Exported::Handle(handle)) => {
                 let bytes = handle.try_into().map_err(|_| "no handle")?;
                 self.map(&descriptor, &Foreign::Handle(MemHandle(bytes)))
@@ -111,7 +124,8 @@ impl Consumer<'_> {
         for _ in 0..descriptors.len() / CALLS {
             let ours = || {
                 let bytes = left.next().ok_or("no descriptor is left")?;
-                self.held.push_back(claim(&self.participant, bytes, Wait::Stream(&self.stream))?);
+                self.held
+                    .push_back(claim(&self.participant, bytes, Wait::Stream(&self.stream))?);
                 Ok(())
             };
             pairs.sample(ours, || self.naked.wait())?;
@@ -158,16 +172,24 @@ impl Consumer<'_> {
     fn stretch(&mut self, bytes: u64, steps: u64) -> Result<Vec<u64>, String> {
         let backend = self.gpu.backend().clone();
         let sharing = self.gpu.default_sharing().map_err(|e| explain(&e))?;
-        let memory = backend.alloc(self.gpu.device(), bytes, sharing).map_err(|e| explain(&e))?.base;
+        let memory = backend
+            .alloc(self.gpu.device(), bytes, sharing)
+            .map_err(|e| explain(&e))?
+            .base;
         let numbers = self.stretch_over(memory, bytes, steps);
         self.settle()?;
-        // SAFETY: `free` asks for memory that came from `alloc`, is not freed, and that nobody uses: the stream is
-        // settled.
+        // SAFETY: `free` asks for memory that came from `alloc`, is not freed, and that nobody
+        // uses: the stream is settled.
         unsafe { backend.free(memory) }.map_err(|e| explain(&e))?;
         numbers
     }
 
-    fn stretch_over(&mut self, memory: DevicePtr, bytes: u64, steps: u64) -> Result<Vec<u64>, String> {
+    fn stretch_over(
+        &mut self,
+        memory: DevicePtr,
+        bytes: u64,
+        steps: u64,
+    ) -> Result<Vec<u64>, String> {
         let stream = self.stream.raw();
         let floor = self.floor;
         let mut pairs = Pairs::new(1);
@@ -186,7 +208,11 @@ impl Consumer<'_> {
                 }
                 Ok(())
             })?;
-            if ours { pairs.ours.push(nanos) } else { pairs.floor.push(nanos) }
+            if ours {
+                pairs.ours.push(nanos)
+            } else {
+                pairs.floor.push(nanos)
+            }
         }
         self.held.clear();
         Ok(pairs.numbers())
@@ -204,8 +230,10 @@ impl Consumer<'_> {
                 Ok(())
             };
             let floor = || {
-                send(channel, &[0; QUESTION], SendFlags::empty()).map_err(|e| format!("send: {e}"))?;
-                recv(channel, &mut [0; ANSWER], RecvFlags::empty()).map_err(|e| format!("recv: {e}"))?;
+                send(channel, &[0; QUESTION], SendFlags::empty())
+                    .map_err(|e| format!("send: {e}"))?;
+                recv(channel, &mut [0; ANSWER], RecvFlags::empty())
+                    .map_err(|e| format!("recv: {e}"))?;
                 Ok(())
             };
             pairs.sample(ours, floor)?;
@@ -227,7 +255,9 @@ impl Consumer<'_> {
                 pairs.ours.push(time(1, &mut map)?);
                 drop(block);
                 // The next claim is to map again.
-                within(UNMAPPING, "the region to be unmapped", || self.participant.mappings() == 0)?;
+                within(UNMAPPING, "the region to be unmapped", || {
+                    self.participant.mappings() == 0
+                })?;
             } else {
                 let mut opened = None;
                 let mut open = || {
@@ -245,7 +275,8 @@ impl Consumer<'_> {
         let channel = self.channel.as_ref().ok_or("there is no channel")?;
         let mut packet = [0; 256];
         loop {
-            let (len, _) = recv(channel, &mut packet, RecvFlags::empty()).map_err(|e| format!("recv: {e}"))?;
+            let (len, _) =
+                recv(channel, &mut packet, RecvFlags::empty()).map_err(|e| format!("recv: {e}"))?;
             match len {
                 0 | 1 => return Ok(Vec::new()),
                 BARE => {}
@@ -269,5 +300,7 @@ impl Consumer<'_> {
 
 /// Claims; a claim that waits longer than anybody would is an error.
 fn claim(participant: &Participant, bytes: &[u8], wait: Wait<'_>) -> Result<ReceivedBlock, String> {
-    participant.claim(bytes, wait, Some(PATIENCE)).map_err(|error| error.to_string())
+    participant
+        .claim(bytes, wait, Some(PATIENCE))
+        .map_err(|error| error.to_string())
 }

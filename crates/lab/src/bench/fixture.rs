@@ -32,7 +32,12 @@ pub struct Stage {
 impl Stage {
     /// Sets the stage, for use on this thread alone.
     pub fn new(gpu: Gpu, quick: bool) -> Result<Stage, String> {
-        Ok(Stage { floor: floor::of(&gpu)?, gpu, quick, spoil: false })
+        Ok(Stage {
+            floor: floor::of(&gpu)?,
+            gpu,
+            quick,
+            spoil: false,
+        })
     }
 
     /// Chooses between the whole and the quick run's number.
@@ -67,9 +72,19 @@ impl Stage {
         self.start_as("bench-consumer", session, more)
     }
 
-    fn start_as<T>(&self, role: &str, session: &Session, more: &[String]) -> Result<Starting<T>, String> {
-        let (device, socket) = (self.gpu.uuid().to_string(), session.socket_path().to_string_lossy().into_owned());
-        let mut args = [role, "--backend", self.gpu.kind().name(), "--device"].map(str::to_owned).to_vec();
+    fn start_as<T>(
+        &self,
+        role: &str,
+        session: &Session,
+        more: &[String],
+    ) -> Result<Starting<T>, String> {
+        let (device, socket) = (
+            self.gpu.uuid().to_string(),
+            session.socket_path().to_string_lossy().into_owned(),
+        );
+        let mut args = [role, "--backend", self.gpu.kind().name(), "--device"]
+            .map(str::to_owned)
+            .to_vec();
         args.extend([device, "--socket".into(), socket]);
         args.extend_from_slice(more);
         Ok(Starting(Child::start(args, PATIENCE)?))
@@ -86,27 +101,53 @@ impl Stage {
     }
 
     /// Starts the process at the other end of a job, in the same way.
-    pub(crate) fn worker(&self, session: &Session) -> Result<(Consumer<job::Told>, OwnedFd), String> {
+    pub(crate) fn worker(
+        &self,
+        session: &Session,
+    ) -> Result<(Consumer<job::Told>, OwnedFd), String> {
         self.by_socket("bench-worker", session)
     }
 
-    fn by_socket<T>(&self, role: &str, session: &Session) -> Result<(Consumer<T>, OwnedFd), String> {
+    fn by_socket<T>(
+        &self,
+        role: &str,
+        session: &Session,
+    ) -> Result<(Consumer<T>, OwnedFd), String> {
         // Without CLOEXEC: the consumer is to inherit its end.
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::empty(), None)
-            .map_err(|e| format!("socketpair: {e}"))?;
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::empty(),
+            None,
+        )
+        .map_err(|e| format!("socketpair: {e}"))?;
         fcntl_setfd(&ours, FdFlags::CLOEXEC).map_err(|e| format!("fcntl: {e}"))?;
         let number = theirs.as_raw_fd().to_string();
-        let consumer = self.start_as(role, session, &["--channel".into(), number])?.up()?;
+        let consumer = self
+            .start_as(role, session, &["--channel".into(), number])?
+            .up()?;
         Ok((consumer, ours))
     }
 
-    /// Takes the stage down: consumers say goodbye, then nothing of the session is left to disturb the next rows.
-    pub fn end(&self, session: Session, consumers: impl IntoIterator<Item = Consumer>) -> Result<(), String> {
+    /// Takes the stage down: consumers say goodbye, then nothing of the session is left to disturb
+    /// the next rows.
+    pub fn end(
+        &self,
+        session: Session,
+        consumers: impl IntoIterator<Item = Consumer>,
+    ) -> Result<(), String> {
         for mut consumer in consumers {
             consumer.child.wait()?;
         }
         let report = session.shutdown(PATIENCE);
-        if report.clean { Ok(()) } else { Err(format!("{} blocks are still held at the end", report.blocks)) }
+        if report.clean {
+            Ok(())
+        } else {
+            Err(format!(
+                "{} blocks are still held at the end",
+                report.blocks
+            ))
+        }
     }
 }
 
@@ -137,12 +178,19 @@ impl Consumer {
         what: fn(Vec<Vec<u8>>) -> Told,
         descriptors: impl IntoIterator<Item = &'a Descriptor>,
     ) -> Result<Vec<u64>, String> {
-        self.child.ask(&what(descriptors.into_iter().map(|descriptor| descriptor.as_bytes().to_vec()).collect()))
+        self.child.ask(&what(
+            descriptors
+                .into_iter()
+                .map(|descriptor| descriptor.as_bytes().to_vec())
+                .collect(),
+        ))
     }
 
     /// Has it claim and hold many blocks.
     pub fn hold(&mut self, descriptors: &[Descriptor]) -> Result<(), String> {
-        descriptors.chunks(MESSAGE).try_for_each(|some| self.ask(Told::Hold, some).map(drop))
+        descriptors
+            .chunks(MESSAGE)
+            .try_for_each(|some| self.ask(Told::Hold, some).map(drop))
     }
 }
 

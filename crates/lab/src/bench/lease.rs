@@ -18,7 +18,9 @@ const ROUND: usize = 64;
 const MANY: usize = 64;
 /// Steps of a stretch of work, a drop after each.
 const STEPS: usize = 96;
-const _: () = assert!(MANY.is_multiple_of(CALLS) && STEPS.is_multiple_of(CALLS) && ROUND.is_multiple_of(CALLS));
+const _: () = assert!(
+    MANY.is_multiple_of(CALLS) && STEPS.is_multiple_of(CALLS) && ROUND.is_multiple_of(CALLS)
+);
 
 /// Share, claim and drop, each beside its raw calls, and the sum of them.
 pub fn cycle(stage: &Stage) -> Result<Vec<Row>, String> {
@@ -35,7 +37,11 @@ pub fn cycle(stage: &Stage) -> Result<Vec<Row>, String> {
         let mut shared = Pairs::new(CALLS);
         for _ in 0..ROUND / CALLS {
             let ours = || {
-                descriptors.push(block.share(to, After::Stream(&stream)).map_err(|e| explain(&e))?);
+                descriptors.push(
+                    block
+                        .share(to, After::Stream(&stream))
+                        .map_err(|e| explain(&e))?,
+                );
                 Ok(())
             };
             shared.sample(ours, || naked.write())?;
@@ -63,20 +69,47 @@ pub fn cycle(stage: &Stage) -> Result<Vec<Row>, String> {
     }
     drop(block);
     stage.end(session, [consumer])?;
-    let aim = |row: Row| if is_gpu(stage) { row.goal(Goal::Times(1.3, 300.0)) } else { row };
+    let aim = |row: Row| {
+        if is_gpu(stage) {
+            row.goal(Goal::Times(1.3, 300.0))
+        } else {
+            row
+        }
+    };
     let share = aim(Row::new("share", "share after a stream", "one stream write").measured(share));
-    let claim =
-        aim(Row::new("claim", "claim of a mapped block, with a queued wait", "one stream wait").measured(claim));
+    let claim = aim(Row::new(
+        "claim",
+        "claim of a mapped block, with a queued wait",
+        "one stream wait",
+    )
+    .measured(claim));
     let what = "drop at the consumer, of a block that was used on a stream";
-    let end = aim(Row::new("drop", what, "event record, stream wait, a batch of 2 writes").measured(end));
+    let end = aim(Row::new(
+        "drop",
+        what,
+        "event record, stream wait, a batch of 2 writes",
+    )
+    .measured(end));
     let sum = |of: fn(&Row) -> Option<Figures>| {
         let parts = [of(&share)?, of(&claim)?, of(&end)?];
         let add = |part: fn(&Figures) -> f64| parts.iter().map(part).sum();
-        Some(Figures { median: add(|f| f.median), p99: add(|f| f.p99), ..parts[0] })
+        Some(Figures {
+            median: add(|f| f.median),
+            p99: add(|f| f.p99),
+            ..parts[0]
+        })
     };
-    let cycle = Row::new("cycle", "share, claim and drop, summed up", "their raw calls, summed up")
-        .figures(sum(|row| row.ours), sum(|row| row.floor));
-    let cycle = if is_gpu(stage) { cycle.goal(Goal::Times(1.35, 0.0)) } else { cycle };
+    let cycle = Row::new(
+        "cycle",
+        "share, claim and drop, summed up",
+        "their raw calls, summed up",
+    )
+    .figures(sum(|row| row.ours), sum(|row| row.floor));
+    let cycle = if is_gpu(stage) {
+        cycle.goal(Goal::Times(1.35, 0.0))
+    } else {
+        cycle
+    };
     Ok(vec![share, claim, end, cycle])
 }
 
@@ -85,15 +118,22 @@ pub fn share_many(stage: &Stage) -> Result<Vec<Row>, String> {
     let session = stage.session()?;
     let mut consumer = stage.consumer(&session)?;
     let stream = stage.stream()?;
-    let blocks = (0..MANY).map(|_| alloc(&session)).collect::<Result<Vec<_>, _>>()?;
-    let grants: Vec<(&SentBlock, To)> = blocks.iter().map(|block| (block, To::Participant(consumer.id))).collect();
+    let blocks = (0..MANY)
+        .map(|_| alloc(&session))
+        .collect::<Result<Vec<_>, _>>()?;
+    let grants: Vec<(&SentBlock, To)> = blocks
+        .iter()
+        .map(|block| (block, To::Participant(consumer.id)))
+        .collect();
     let mut naked = Naked::new(&stage.gpu, &*stage.floor)?;
     let mut pairs = Pairs::new(1);
     for _ in 0..stage.choose(300, 10) {
         let mut descriptors = Vec::new();
         let ours = || {
             let options = ShareOptions::default();
-            descriptors = session.share_many(&grants, After::Stream(&stream), &options).map_err(|e| explain(&e))?;
+            descriptors = session
+                .share_many(&grants, After::Stream(&stream), &options)
+                .map_err(|e| explain(&e))?;
             Ok(())
         };
         pairs.sample(ours, || naked.write())?;
@@ -107,8 +147,15 @@ pub fn share_many(stage: &Stage) -> Result<Vec<Row>, String> {
     stage.end(session, [consumer])?;
     let (ours, floor) = pairs.figures();
     let each = |figures: Option<Figures>| figures.map(|figures| figures.divided_by(MANY as f64));
-    let row = Row::new("share-many", "share_many of 64 blocks, for each", "one stream write, for each of 64");
-    Ok(vec![row.figures(each(ours), each(floor)).goal(Goal::Beyond(150.0))])
+    let row = Row::new(
+        "share-many",
+        "share_many of 64 blocks, for each",
+        "one stream write, for each of 64",
+    );
+    Ok(vec![
+        row.figures(each(ours), each(floor))
+            .goal(Goal::Beyond(150.0)),
+    ])
 }
 
 /// Many blocks dropped at once, for each.
@@ -127,9 +174,17 @@ pub fn drop_many(stage: &Stage) -> Result<Vec<Row>, String> {
     let (ours, floor) = pairs.figures();
     let each = |figures: Option<Figures>| figures.map(|figures| figures.divided_by(MANY as f64));
     let floor_is = "event record, stream wait, a batch of 128 writes, for each of 64";
-    let row = Row::new("drop-many", "drop_many of 64 blocks at the consumer, for each", floor_is)
-        .figures(each(ours), each(floor));
-    Ok(vec![if is_gpu(stage) { row.goal(Goal::AtMost(400.0)) } else { row }])
+    let row = Row::new(
+        "drop-many",
+        "drop_many of 64 blocks at the consumer, for each",
+        floor_is,
+    )
+    .figures(each(ours), each(floor));
+    Ok(vec![if is_gpu(stage) {
+        row.goal(Goal::AtMost(400.0))
+    } else {
+        row
+    }])
 }
 
 /// What a drop adds to the stream that the block was used on.
@@ -142,14 +197,21 @@ pub fn stretch(stage: &Stage) -> Result<Vec<Row>, String> {
     let mut pairs = Pairs::new(STEPS);
     for _ in 0..stage.choose(20, 4) {
         lease(&mut consumer, &block, STEPS)?;
-        pairs.add(&consumer.child.ask::<Vec<u64>>(&Told::Stretch { bytes, steps: STEPS as u64 })?);
+        pairs.add(&consumer.child.ask::<Vec<u64>>(&Told::Stretch {
+            bytes,
+            steps: STEPS as u64,
+        })?);
         until_released(&session, &block)?;
     }
     drop(block);
     stage.end(session, [consumer])?;
     let what = "a step of a stream's work with a drop behind it";
     let row = Row::new("drop-stream", what, "the same step without the drop").measured(pairs);
-    Ok(vec![if is_gpu(stage) { row.goal(Goal::Beyond(200.0)) } else { row }])
+    Ok(vec![if is_gpu(stage) {
+        row.goal(Goal::Beyond(200.0))
+    } else {
+        row
+    }])
 }
 
 /// Has a consumer hold `count` leases that count as used on its stream.
@@ -158,8 +220,15 @@ fn lease(consumer: &mut Consumer, block: &SentBlock, count: usize) -> Result<(),
     consumer.ask(Told::Lease, &descriptors).map(drop)
 }
 
-fn share_some(block: &SentBlock, to: To, after: After<'_>, count: usize) -> Result<Vec<Descriptor>, String> {
-    (0..count).map(|_| block.share(to, after).map_err(|e| explain(&e))).collect()
+fn share_some(
+    block: &SentBlock,
+    to: To,
+    after: After<'_>,
+    count: usize,
+) -> Result<Vec<Descriptor>, String> {
+    (0..count)
+        .map(|_| block.share(to, after).map_err(|e| explain(&e)))
+        .collect()
 }
 
 fn alloc(session: &Session) -> Result<SentBlock, String> {

@@ -71,14 +71,24 @@ pub fn drops(stage: &Stage) -> Result<Vec<Row>, String> {
             returns.sample(&mut back, &mut back_alone)?;
             drop((some, none));
         }
-        let floor_is = if limbo > 0 { "the same with none in limbo" } else { "two atomic additions" };
-        let row = Row::new("limbo", "drop at the producer of a block that is held", floor_is).at(limbo as u64, shown);
+        let floor_is = if limbo > 0 {
+            "the same with none in limbo"
+        } else {
+            "two atomic additions"
+        };
+        let row = Row::new(
+            "limbo",
+            "drop at the producer of a block that is held",
+            floor_is,
+        )
+        .at(limbo as u64, shown);
         let other = baseline_drops(stage, &mut baseline)?;
         let row = row.measured(pairs).baseline(other);
         rows.push(match (limbo, row.ours, other) {
             (0, _, _) => row,
             (100_000, Some(ours), Some(other)) => {
-                let met = ours.median * 100.0 <= other.median && row.ratio.is_some_and(|ratio| ratio <= 1.2);
+                let met = ours.median * 100.0 <= other.median
+                    && row.ratio.is_some_and(|ratio| ratio <= 1.2);
                 row.judged("at most 1.2 x floor, and 1/100 of the baseline", Some(met))
             }
             _ => row.goal(Goal::Times(1.2, 0.0)),
@@ -86,10 +96,15 @@ pub fn drops(stage: &Stage) -> Result<Vec<Row>, String> {
         // With none in limbo both are the same.
         if limbo > 0 {
             let (ours, floor) = returns.figures();
-            let each = |figures: Option<Figures>| figures.map(|figures| figures.divided_by(CALLS as f64));
+            let each =
+                |figures: Option<Figures>| figures.map(|figures| figures.divided_by(CALLS as f64));
             let what = "release and return of a block in limbo, for each of 64";
-            let row = Row::new("limbo-return", what, "the same with no others in limbo").at(limbo as u64, shown);
-            rows.push(row.figures(each(ours), each(floor)).goal(Goal::Times(1.2, 0.0)));
+            let row = Row::new("limbo-return", what, "the same with no others in limbo")
+                .at(limbo as u64, shown);
+            rows.push(
+                row.figures(each(ours), each(floor))
+                    .goal(Goal::Times(1.2, 0.0)),
+            );
         }
     }
     drop(held);
@@ -100,8 +115,13 @@ pub fn drops(stage: &Stage) -> Result<Vec<Row>, String> {
 
 /// Blocks that are held, and who holds them.
 fn leased(pair: &Pair) -> Result<(Vec<SentBlock>, Vec<ReceivedBlock>), String> {
-    let blocks = (0..CALLS).map(|_| pair.alloc()).collect::<Result<Vec<_>, _>>()?;
-    let held = blocks.iter().map(|block| pair.lease(block)).collect::<Result<Vec<_>, _>>()?;
+    let blocks = (0..CALLS)
+        .map(|_| pair.alloc())
+        .collect::<Result<Vec<_>, _>>()?;
+    let held = blocks
+        .iter()
+        .map(|block| pair.lease(block))
+        .collect::<Result<Vec<_>, _>>()?;
     Ok((blocks, held))
 }
 
@@ -109,14 +129,20 @@ fn baseline_drops(stage: &Stage, baseline: &mut Baseline) -> Result<Option<Figur
     const DROPS: usize = 8;
     let mut samples = Vec::new();
     for _ in 0..stage.choose(20, 3) {
-        let mut sent: Vec<Sent> = (0..DROPS).map(|_| baseline.share()).collect::<Result<_, _>>()?;
+        let mut sent: Vec<Sent> = (0..DROPS)
+            .map(|_| baseline.share())
+            .collect::<Result<_, _>>()?;
         let released = sent.clone();
         let mut one = || {
-            sent.pop().into_iter().for_each(|sent| baseline.drop_sent(sent));
+            sent.pop()
+                .into_iter()
+                .for_each(|sent| baseline.drop_sent(sent));
             Ok(())
         };
         samples.push(time(DROPS, &mut one)?);
-        released.into_iter().try_for_each(|sent| baseline.release(sent))?;
+        released
+            .into_iter()
+            .try_for_each(|sent| baseline.release(sent))?;
         baseline.collect();
     }
     Ok(Figures::of(samples, DROPS))
@@ -149,8 +175,16 @@ pub fn collect(stage: &Stage) -> Result<Vec<Row>, String> {
             };
             pairs.sample(ours, floor)?;
         }
-        let floor_is = if count > 0 { "the same with none held" } else { "one atomic swap" };
-        let row = Row::new("collect-held", "collect with N held and none released", floor_is);
+        let floor_is = if count > 0 {
+            "the same with none held"
+        } else {
+            "one atomic swap"
+        };
+        let row = Row::new(
+            "collect-held",
+            "collect with N held and none released",
+            floor_is,
+        );
         rows.push(row.at(count as u64, shown).measured(pairs));
     }
     drop((held, block));
@@ -196,6 +230,13 @@ fn released(stage: &Stage) -> Result<Row, String> {
     }
     pair.end(stage)?;
     let what = "collect of blocks whose leases were released, for each";
-    let row = Row::new("collect-released", what, "an atomic swap and a store for each").measured(pairs);
-    Ok(row.note(format!("{taken_by_thread} samples left out: the session's thread was first")))
+    let row = Row::new(
+        "collect-released",
+        what,
+        "an atomic swap and a store for each",
+    )
+    .measured(pairs);
+    Ok(row.note(format!(
+        "{taken_by_thread} samples left out: the session's thread was first"
+    )))
 }

@@ -20,19 +20,28 @@ const SIZES: [u64; 6] = [2 << 20, 64 << 20, 512 << 20, 2 << 30, 8 << 30, 32 << 3
 pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
     let caps = *stage.gpu.caps();
     let mut rows = Vec::new();
-    for (name, sharing, possible) in
-        [("first-map-fd", Sharing::Fd, caps.fd), ("first-map-handle", Sharing::Handle, caps.handle)]
-    {
-        for bytes in SIZES.into_iter().take(stage.choose(SIZES.len(), 2)).filter(|_| possible) {
+    for (name, sharing, possible) in [
+        ("first-map-fd", Sharing::Fd, caps.fd),
+        ("first-map-handle", Sharing::Handle, caps.handle),
+    ] {
+        for bytes in SIZES
+            .into_iter()
+            .take(stage.choose(SIZES.len(), 2))
+            .filter(|_| possible)
+        {
             if fits(stage, bytes)? {
                 let shown = size::show(bytes).replace(' ', "");
                 let measured = row(stage, name, sharing, bytes, &shown).or_else(|first| {
                     // Once more, with all anew; the note says that it had to be.
                     let again = row(stage, name, sharing, bytes, &shown)?;
-                    Ok::<Row, String>(again.note(format!("measured at the second try; the first: {first}")))
+                    Ok::<Row, String>(
+                        again.note(format!("measured at the second try; the first: {first}")),
+                    )
                 });
                 // What one size cannot have the next may.
-                rows.push(measured.unwrap_or_else(|why| Row::failed(&format!("{name}/{shown}"), why)));
+                rows.push(
+                    measured.unwrap_or_else(|why| Row::failed(&format!("{name}/{shown}"), why)),
+                );
             }
         }
     }
@@ -41,9 +50,17 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
 
 /// Says whether two regions of this size fit: ours and the bare program's.
 fn fits(stage: &Stage, bytes: u64) -> Result<bool, String> {
-    let memory = stage.gpu.backend().memory_info(stage.gpu.device()).map_err(|e| explain(&e))?;
+    let memory = stage
+        .gpu
+        .backend()
+        .memory_info(stage.gpu.device())
+        .map_err(|e| explain(&e))?;
     // Shared memory is everybody's, and its pages are made by who touches them: nobody does.
-    let most = if stage.gpu.kind() == BackendKind::Host { 2 << 30 } else { u64::MAX };
+    let most = if stage.gpu.kind() == BackendKind::Host {
+        2 << 30
+    } else {
+        u64::MAX
+    };
     Ok(bytes <= most && memory.free_bytes / 10 * 9 >= 2 * bytes)
 }
 
@@ -52,17 +69,30 @@ struct Bare(Gpu, gpu_ipc::backend::DevicePtr);
 
 impl Drop for Bare {
     fn drop(&mut self) {
-        // SAFETY: `free` asks for memory that came from `alloc`, is not freed, and that nobody has open: the consumer
-        // has closed it, or ended. An error leaks it until this process ends.
+        // SAFETY: `free` asks for memory that came from `alloc`, is not freed, and that nobody has
+        // open: the consumer has closed it, or ended. An error leaks it until this process ends.
         let _ = unsafe { self.0.backend().free(self.1) };
     }
 }
 
-fn row(stage: &Stage, name: &str, sharing: Sharing, bytes: u64, shown: &str) -> Result<Row, String> {
-    let session = stage.builder().sharing(sharing).region_bytes(bytes).open().map_err(|e| explain(&e))?;
+fn row(
+    stage: &Stage,
+    name: &str,
+    sharing: Sharing,
+    bytes: u64,
+    shown: &str,
+) -> Result<Row, String> {
+    let session = stage
+        .builder()
+        .sharing(sharing)
+        .region_bytes(bytes)
+        .open()
+        .map_err(|e| explain(&e))?;
     let block = session.alloc(bytes).map_err(|e| explain(&e))?;
     let backend = stage.gpu.backend();
-    let memory = backend.alloc(stage.gpu.device(), bytes, sharing).map_err(|e| explain(&e))?;
+    let memory = backend
+        .alloc(stage.gpu.device(), bytes, sharing)
+        .map_err(|e| explain(&e))?;
     let bare = Bare(stage.gpu.clone(), memory.base);
     let mut fd = None;
     let exported = if sharing == Sharing::Fd {
@@ -71,14 +101,24 @@ fn row(stage: &Stage, name: &str, sharing: Sharing, bytes: u64, shown: &str) -> 
         fcntl_setfd(&exported, FdFlags::empty()).map_err(|e| format!("fcntl: {e}"))?;
         Exported::Fd(fd.insert(exported).as_raw_fd(), memory.len)
     } else {
-        Exported::Handle(backend.export_handle(memory.base).map_err(|e| explain(&e))?.0.to_vec())
+        Exported::Handle(
+            backend
+                .export_handle(memory.base)
+                .map_err(|e| explain(&e))?
+                .0
+                .to_vec(),
+        )
     };
     let mut consumer = stage.start(&session, &["--forgetful".into()])?.up()?;
     drop(fd);
     let mut pairs = Pairs::new(1);
     for round in 0..=stage.choose(12, 3) {
-        let descriptor = block.share(To::Participant(consumer.id), After::Done).map_err(|e| explain(&e))?;
-        let nanos: Vec<u64> = consumer.child.ask(&Told::Map(descriptor.as_bytes().to_vec(), exported.clone()))?;
+        let descriptor = block
+            .share(To::Participant(consumer.id), After::Done)
+            .map_err(|e| explain(&e))?;
+        let nanos: Vec<u64> = consumer
+            .child
+            .ask(&Told::Map(descriptor.as_bytes().to_vec(), exported.clone()))?;
         until_released(&session, &block)?;
         // The first round of a process also makes what all later ones share.
         if round > 0 {
@@ -89,7 +129,17 @@ fn row(stage: &Stage, name: &str, sharing: Sharing, bytes: u64, shown: &str) -> 
     drop((block, bare));
     stage.end(session, [])?;
     let what = "claim of a block whose region is not mapped";
-    let floor_is = if sharing == Sharing::Fd { "raw import and map" } else { "raw open of the handle" };
-    let row = Row::new(name, what, floor_is).at(bytes, shown).measured(pairs);
-    Ok(if stage.gpu.kind() == BackendKind::Host { row } else { row.goal(Goal::Times(1.3, 100_000.0)) })
+    let floor_is = if sharing == Sharing::Fd {
+        "raw import and map"
+    } else {
+        "raw open of the handle"
+    };
+    let row = Row::new(name, what, floor_is)
+        .at(bytes, shown)
+        .measured(pairs);
+    Ok(if stage.gpu.kind() == BackendKind::Host {
+        row
+    } else {
+        row.goal(Goal::Times(1.3, 100_000.0))
+    })
 }

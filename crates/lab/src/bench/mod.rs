@@ -1,11 +1,13 @@
-//! The benchmark: what our calls cost, each beside the raw calls that it cannot do without, in one run.
+//! The benchmark: what our calls cost, each beside the raw calls that it cannot do without, in one
+//! run.
 //!
-//! 1. `sample`, `row`: times taken in turns, and what is made of them; `report`, `chart`: how they are shown.
+//! 1. `sample`, `row`: times taken in turns, and what is made of them; `report`, `chart`: how they
+//!    are shown.
 //! 2. `floor`, `raw_calls`, `words`: the raw calls, and a program that makes no others.
 //! 3. `fixture`, `consumer`: sessions, and consumers in processes of their own.
 //! 4. `jobs`: what people do, beside what they do it with today.
-//! 5. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`, `objects`: the rows;
-//!    `baseline`: another way of counting.
+//! 5. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`,
+//!    `objects`: the rows; `baseline`: another way of counting.
 
 mod baseline;
 mod chart;
@@ -93,11 +95,20 @@ pub fn run(options: &BenchOptions) -> Outcome {
         Ok(gpu) => gpu,
         Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
-    let groups: Vec<Group> = Group::value_variants().iter().copied().filter(|group| options.has(*group)).collect();
+    let groups: Vec<Group> = Group::value_variants()
+        .iter()
+        .copied()
+        .filter(|group| options.has(*group))
+        .collect();
     let mut place = Machine::of(&gpu, options.quick);
-    place.jobs = groups.iter().all(|group| group.is_job() || *group == Group::Objects);
+    place.jobs = groups
+        .iter()
+        .all(|group| group.is_job() || *group == Group::Objects);
     let stage = match Stage::new(gpu, options.quick) {
-        Ok(stage) => Stage { spoil: options.spoil, ..stage },
+        Ok(stage) => Stage {
+            spoil: options.spoil,
+            ..stage
+        },
         Err(why) => return output::fail(&why, options.json, Outcome::Finding),
     };
     let rows: Arc<Mutex<Vec<Row>>> = Arc::default();
@@ -105,7 +116,9 @@ pub fn run(options: &BenchOptions) -> Outcome {
     for group in groups {
         watch.begin(group);
         let measured = measure(&stage, group);
-        rows.lock().unwrap_or_else(PoisonError::into_inner).extend(measured);
+        rows.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(measured);
     }
     watch.end();
     let rows = std::mem::take(&mut *rows.lock().unwrap_or_else(PoisonError::into_inner));
@@ -119,7 +132,10 @@ fn measure(stage: &Stage, group: Group) -> Vec<Row> {
         Ok(Ok(rows)) => return rows,
         Ok(Err(why)) => why,
         Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            let text = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or(panic.downcast_ref::<&str>().copied());
             format!("it panicked: {}", text.unwrap_or("without a word"))
         }
     };
@@ -129,15 +145,28 @@ fn measure(stage: &Stage, group: Group) -> Vec<Row> {
 
 /// Shows what there is. A goal that is missed is not an error; a row without numbers is.
 fn conclude(options: &BenchOptions, report: &Report) -> Outcome {
-    let mut outcome = if report.ok { Outcome::Good } else { Outcome::Finding };
+    let mut outcome = if report.ok {
+        Outcome::Good
+    } else {
+        Outcome::Finding
+    };
     if let Some(file) = &options.svg
         && let Err(why) = chart::draw(report, file)
     {
         output::complain(&format!("{}: {why}", file.display()));
         outcome = Outcome::Finding;
     }
-    let width = rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col.max(80));
-    output::conclude(&if options.json { report.json() } else { report.text(width) }, outcome)
+    let width = rustix::termios::tcgetwinsize(io::stdout())
+        .ok()
+        .map(|size| size.ws_col.max(80));
+    output::conclude(
+        &if options.json {
+            report.json()
+        } else {
+            report.text(width)
+        },
+        outcome,
+    )
 }
 
 /// A thread that tells of each group, and that ends the program with what there is when one hangs.
@@ -157,9 +186,14 @@ impl Watch {
                         running = Some(group);
                     }
                     Err(RecvTimeoutError::Timeout) => {
-                        let mut rows = std::mem::take(&mut *rows.lock().unwrap_or_else(PoisonError::into_inner));
+                        let mut rows = std::mem::take(
+                            &mut *rows.lock().unwrap_or_else(PoisonError::into_inner),
+                        );
                         let name = running.map_or_else(String::new, Group::name);
-                        rows.push(Row::failed(&name, format!("it hangs: more than {} s", LIMIT.as_secs())));
+                        rows.push(Row::failed(
+                            &name,
+                            format!("it hangs: more than {} s", LIMIT.as_secs()),
+                        ));
                         let outcome = conclude(&options, &Report::new(place, rows));
                         std::process::exit(outcome as i32);
                     }

@@ -1,4 +1,5 @@
-//! Rows of the protocol alone: grant, claim, release and retire in one process, without work on a GPU.
+//! Rows of the protocol alone: grant, claim, release and retire in one process, without work on a
+//! GPU.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -15,7 +16,8 @@ use crate::device::explain;
 
 /// Calls in one sample.
 const CALLS: usize = 500;
-/// Leases of one thread that a collect retires: one that every lease paid for would be the threads' common bottleneck.
+/// Leases of one thread that a collect retires: one that every lease paid for would be the threads'
+/// common bottleneck.
 const RETIRED: usize = 64;
 /// Threads that the goal of many producers speaks of.
 const PRODUCERS: usize = 8;
@@ -31,7 +33,10 @@ impl Pair {
     /// Opens a session and joins it.
     pub fn new(stage: &Stage) -> Result<Pair, String> {
         let (session, participant) = stage.pair()?;
-        Ok(Pair { session, participant })
+        Ok(Pair {
+            session,
+            participant,
+        })
     }
 
     /// Allocates a small block.
@@ -43,7 +48,9 @@ impl Pair {
     pub fn lease(&self, block: &SentBlock) -> Result<ReceivedBlock, String> {
         let to = To::Participant(self.participant.id());
         let descriptor = block.share(to, After::Done).map_err(|e| explain(&e))?;
-        self.participant.claim(descriptor.as_bytes(), Wait::None, None).map_err(|e| e.to_string())
+        self.participant
+            .claim(descriptor.as_bytes(), Wait::None, None)
+            .map_err(|e| e.to_string())
     }
 
     fn cycle(&self, block: &SentBlock) -> Result<(), String> {
@@ -95,7 +102,12 @@ pub fn protocol(stage: &Stage) -> Result<Vec<Row>, String> {
     }
     let what = "grant, claim, release and retire, one process, nothing queued";
     let row = Row::new("protocol", what, "store, compare and swap, store, swap");
-    rows.insert(0, row.measured(pairs).baseline(Figures::of(other, 50)).goal(Goal::AtMost(100.0)));
+    rows.insert(
+        0,
+        row.measured(pairs)
+            .baseline(Figures::of(other, 50))
+            .goal(Goal::AtMost(100.0)),
+    );
     Ok(rows)
 }
 
@@ -110,7 +122,9 @@ fn steps(stage: &Stage, pair: &Pair, block: &SentBlock) -> Result<Vec<Row>, Stri
         let [grant, claim, release, retire] = &mut all;
         // The first round is not counted.
         if round == 1 {
-            [&mut *grant, claim, release, retire].into_iter().for_each(|pairs| *pairs = Pairs::new(LEASES));
+            [&mut *grant, claim, release, retire]
+                .into_iter()
+                .for_each(|pairs| *pairs = Pairs::new(LEASES));
         }
         let granting = || {
             descriptors.push(block.share(to, After::Done).map_err(|e| explain(&e))?);
@@ -120,7 +134,11 @@ fn steps(stage: &Stage, pair: &Pair, block: &SentBlock) -> Result<Vec<Row>, Stri
         let mut left = descriptors.iter();
         let claiming = || {
             let bytes = left.next().ok_or("no descriptor is left")?.as_bytes();
-            held.push(pair.participant.claim(bytes, Wait::None, None).map_err(|e| e.to_string())?);
+            held.push(
+                pair.participant
+                    .claim(bytes, Wait::None, None)
+                    .map_err(|e| e.to_string())?,
+            );
             Ok(())
         };
         claim.sample(claiming, || exchange(&word))?;
@@ -131,17 +149,29 @@ fn steps(stage: &Stage, pair: &Pair, block: &SentBlock) -> Result<Vec<Row>, Stri
         release.sample(releasing, || store(&word))?;
         let start = Instant::now();
         black_box(pair.session.collect());
-        retire.ours.push(start.elapsed().as_nanos() as f64 / LEASES as f64);
+        retire
+            .ours
+            .push(start.elapsed().as_nanos() as f64 / LEASES as f64);
         retire.floor.push(time(LEASES, &mut || exchange(&word))?);
     }
     let names = [
         ("grant", "share without a stream", "one store"),
         ("claim-done", "claim without a wait", "one compare and swap"),
-        ("release", "drop of a block that was used on no stream", "one store"),
-        ("retire", "a collect of 64 released leases, for each", "one compare and swap"),
+        (
+            "release",
+            "drop of a block that was used on no stream",
+            "one store",
+        ),
+        (
+            "retire",
+            "a collect of 64 released leases, for each",
+            "one compare and swap",
+        ),
     ];
     let rows = names.into_iter().zip(all);
-    Ok(rows.map(|((name, what, floor_is), pairs)| Row::new(name, what, floor_is).measured(pairs)).collect())
+    Ok(rows
+        .map(|((name, what, floor_is), pairs)| Row::new(name, what, floor_is).measured(pairs))
+        .collect())
 }
 
 fn store(word: &AtomicU64) -> Result<(), String> {
@@ -168,7 +198,12 @@ pub fn scale(stage: &Stage) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     let steps: &[(usize, &str)] = match stage.quick {
         true => &[(1_000, "1k")],
-        false => &[(1_000, "1k"), (10_000, "10k"), (100_000, "100k"), (1_000_000, "1M")],
+        false => &[
+            (1_000, "1k"),
+            (10_000, "10k"),
+            (100_000, "100k"),
+            (1_000_000, "1M"),
+        ],
     };
     for &(leases, shown) in steps {
         while held.len() < leases {
@@ -181,7 +216,8 @@ pub fn scale(stage: &Stage) -> Result<Vec<Row>, String> {
             pairs.sample_whole([ours, floor], [&|| collect(&pair), &|| collect(&idle)])?;
         }
         let what = "grant, claim, release and retire with N outstanding";
-        let row = Row::new("leases", what, "the same with none outstanding").at(leases as u64, shown);
+        let row =
+            Row::new("leases", what, "the same with none outstanding").at(leases as u64, shown);
         rows.push(row.measured(pairs).goal(Goal::Times(1.2, 0.0)));
     }
     drop((block, idle_block));
@@ -191,7 +227,8 @@ pub fn scale(stage: &Stage) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-/// The same with many participants connected, of which one is shared with; and a drop at the producer among them.
+/// The same with many participants connected, of which one is shared with; and a drop at the
+/// producer among them.
 pub fn participants(stage: &Stage) -> Result<Vec<Row>, String> {
     let (pair, alone) = (Pair::new(stage)?, Pair::new(stage)?);
     let mut others = Vec::new();
@@ -205,7 +242,11 @@ pub fn participants(stage: &Stage) -> Result<Vec<Row>, String> {
         const DROPS: usize = 64;
         let mut pairs = Pairs::new(DROPS);
         for _ in 0..stage.choose(200, 10) {
-            let blocks = |pair: &Pair| (0..DROPS).map(|_| pair.alloc()).collect::<Result<Vec<_>, _>>();
+            let blocks = |pair: &Pair| {
+                (0..DROPS)
+                    .map(|_| pair.alloc())
+                    .collect::<Result<Vec<_>, _>>()
+            };
             let (mut some, mut none) = (blocks(&pair)?, blocks(&alone)?);
             let life = |pair: &Pair, blocks: &mut Vec<SentBlock>| {
                 let block = blocks.pop().ok_or("no block is left")?;
@@ -216,7 +257,8 @@ pub fn participants(stage: &Stage) -> Result<Vec<Row>, String> {
             pairs.sample_whole([ours, floor], [&|| collect(&pair), &|| collect(&alone)])?;
         }
         let what = "a block's lease, release, drop and return with N participants connected";
-        let row = Row::new("participants", what, "the same with one").at(count as u64, &count.to_string());
+        let row = Row::new("participants", what, "the same with one")
+            .at(count as u64, &count.to_string());
         rows.push(row.measured(pairs).goal(Goal::Times(1.2, 0.0)));
     }
     drop(others);
@@ -230,7 +272,9 @@ pub fn producers(stage: &Stage) -> Result<Vec<Row>, String> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(PRODUCERS);
     let pair = Pair::new(stage)?;
-    let blocks = (0..threads).map(|_| pair.alloc()).collect::<Result<Vec<_>, _>>()?;
+    let blocks = (0..threads)
+        .map(|_| pair.alloc())
+        .collect::<Result<Vec<_>, _>>()?;
     let cycles = stage.choose(20_000, 500);
     let mut pairs = Pairs::new(cycles);
     for round in 0..stage.choose(21, 3) {
@@ -244,17 +288,20 @@ pub fn producers(stage: &Stage) -> Result<Vec<Row>, String> {
     drop(blocks);
     pair.end(stage)?;
     let what = "a lease's life on N threads at once, for each lease";
-    let row = Row::new("producers", what, "the same with one thread").at(threads as u64, &threads.to_string());
+    let row = Row::new("producers", what, "the same with one thread")
+        .at(threads as u64, &threads.to_string());
     let row = row.measured(pairs).goal(Goal::Times(0.25, 0.0));
     Ok(vec![match cores < PRODUCERS {
-        true => Row { met: None, ..row }.note(format!("the goal is of 8 threads, this machine runs {cores}")),
+        true => Row { met: None, ..row }.note(format!(
+            "the goal is of 8 threads, this machine runs {cores}"
+        )),
         false => row,
     }])
 }
 
-/// Runs cycles on a thread for each block, and returns the nanoseconds of each cycle of all of them: from the first
-/// thread's beginning to the last one's end, by their own clocks, because the thread that waits for them may sleep
-/// through both.
+/// Runs cycles on a thread for each block, and returns the nanoseconds of each cycle of all of
+/// them: from the first thread's beginning to the last one's end, by their own clocks, because the
+/// thread that waits for them may sleep through both.
 fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64, String> {
     let barrier = Barrier::new(blocks.len());
     let run = |block: &SentBlock| {
@@ -269,13 +316,21 @@ fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64, Stri
         Ok::<_, String>((begun, Instant::now()))
     };
     let ran = std::thread::scope(|scope| {
-        let running: Vec<_> = blocks.iter().map(|block| scope.spawn(|| run(block))).collect();
-        let joined =
-            running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())));
+        let running: Vec<_> = blocks
+            .iter()
+            .map(|block| scope.spawn(|| run(block)))
+            .collect();
+        let joined = running.into_iter().map(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|_| Err("a thread panicked".into()))
+        });
         joined.collect::<Result<Vec<(Instant, Instant)>, String>>()
     })?;
     let first = ran.iter().map(|(begun, _)| *begun).min();
     let last = ran.iter().map(|(_, ended)| *ended).max();
-    let nanos = first.zip(last).map_or(0, |(first, last)| last.duration_since(first).as_nanos());
+    let nanos = first
+        .zip(last)
+        .map_or(0, |(first, last)| last.duration_since(first).as_nanos());
     Ok(nanos as f64 / (cycles * blocks.len()) as f64)
 }

@@ -1,4 +1,5 @@
-//! A program without this library: two streams, an event and a few words, and the raw calls on them.
+//! A program without this library: two streams, an event and a few words, and the raw calls on
+//! them.
 
 use gpu_ipc::backend::{EventKind, RawEvent};
 use gpu_ipc::{Gpu, Stream};
@@ -27,7 +28,10 @@ impl<'a> Naked<'a> {
         Ok(Naked {
             floor,
             streams: (stream()?, stream()?),
-            event: gpu.backend().create_event(gpu.device(), EventKind::Local).map_err(|e| explain(&e))?,
+            event: gpu
+                .backend()
+                .create_event(gpu.device(), EventKind::Local)
+                .map_err(|e| explain(&e))?,
             value: 0,
             words: Words::new(gpu)?,
             hold: Hold::new(gpu)?,
@@ -38,13 +42,15 @@ impl<'a> Naked<'a> {
     /// Queues one write of a word: what tells a consumer that work is done.
     pub fn write(&mut self) -> Result<(), String> {
         self.value += 1;
-        self.floor.write(self.streams.0.raw(), self.words.word(0), self.value)
+        self.floor
+            .write(self.streams.0.raw(), self.words.word(0), self.value)
     }
 
     /// Queues this many in one batch.
     pub fn writes(&mut self, count: usize) -> Result<(), String> {
         self.value += 1;
-        self.floor.writes(self.streams.0.raw(), self.words.word(0), self.value, count)
+        self.floor
+            .writes(self.streams.0.raw(), self.words.word(0), self.value, count)
     }
 
     /// Begins waits that are not over at once.
@@ -64,13 +70,15 @@ impl<'a> Naked<'a> {
         self.settle()
     }
 
-    /// Queues what ends a lease: an event behind the caller's work, a wait for it elsewhere, and the writes there.
+    /// Queues what ends a lease: an event behind the caller's work, a wait for it elsewhere, and
+    /// the writes there.
     pub fn end(&mut self, writes: usize) -> Result<(), String> {
         self.value += 1;
         let (caller, own) = (self.streams.0.raw(), self.streams.1.raw());
         self.floor.record(self.event, caller)?;
         self.floor.wait_event(own, self.event)?;
-        self.floor.writes(own, self.words.word(1), self.value, writes)
+        self.floor
+            .writes(own, self.words.word(1), self.value, writes)
     }
 
     /// Waits until all of it is done.
@@ -85,7 +93,8 @@ impl Drop for Naked<'_> {
         self.hold.let_go();
         // An error here was reported before, by the call that caused it.
         let _ = self.settle();
-        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this was its owner.
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this was its
+        // owner.
         let _ = unsafe { self.gpu.backend().destroy_event(self.event) };
     }
 }

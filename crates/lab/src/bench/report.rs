@@ -32,7 +32,8 @@ pub struct Machine {
     /// Jobs that people do, beside what they use today.
     #[serde(default)]
     pub jobs: bool,
-    /// Cargo's profile that the program was built with; empty in reports of programs that did not say.
+    /// Cargo's profile that the program was built with; empty in reports of programs that did not
+    /// say.
     #[serde(default)]
     pub profile: String,
 }
@@ -69,8 +70,9 @@ fn driver(kind: BackendKind) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();
     // NVIDIA's line is a sentence with the version in it.
-    let version =
-        line.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'));
+    let version = line
+        .split_whitespace()
+        .find(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'));
     version.unwrap_or(line.trim()).to_owned()
 }
 
@@ -79,7 +81,10 @@ fn commit() -> Option<String> {
     let named = std::env::var("GPU_IPC_COMMIT").ok();
     let beside = || fs::read_to_string(std::env::current_exe().ok()?.with_file_name("COMMIT")).ok();
     let text = named.or_else(beside)?;
-    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
+    text.lines()
+        .next()
+        .map(|line| line.trim().to_owned())
+        .filter(|line| !line.is_empty())
 }
 
 /// What a run measured.
@@ -97,7 +102,11 @@ pub struct Report {
 impl Report {
     /// Puts one together.
     pub fn new(place: Machine, rows: Vec<Row>) -> Report {
-        Report { ok: !rows.is_empty() && rows.iter().all(|row| row.error.is_none()), place, rows }
+        Report {
+            ok: !rows.is_empty() && rows.iter().all(|row| row.error.is_none()),
+            place,
+            rows,
+        }
     }
 
     /// Reads what an earlier run wrote.
@@ -110,14 +119,18 @@ impl Report {
 
     /// Makes one JSON object.
     pub fn json(&self) -> String {
-        serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"ok\":false,\"error\":\"{error}\"}}"))
+        serde_json::to_string(self)
+            .unwrap_or_else(|error| format!("{{\"ok\":false,\"error\":\"{error}\"}}"))
     }
 
     /// Makes what people read.
     pub fn text(&self, width: Option<u16>) -> String {
         let place = &self.place;
         let mut text = format!("{}, {}", place.device, place.backend);
-        for (what, value) in [("driver", Some(&place.driver)), ("commit", place.commit.as_ref())] {
+        for (what, value) in [
+            ("driver", Some(&place.driver)),
+            ("commit", place.commit.as_ref()),
+        ] {
             if let Some(value) = value.filter(|value| !value.is_empty()) {
                 text += &format!(", {what} {value}");
             }
@@ -164,8 +177,12 @@ impl Report {
 
     /// Says what is slower than what people use today, the worst first.
     fn slower(&self) -> String {
-        let mut slower: Vec<(f64, &Row)> =
-            self.rows.iter().filter_map(|row| Some((row.ratio?, row))).filter(|(ratio, _)| *ratio > 1.0).collect();
+        let mut slower: Vec<(f64, &Row)> = self
+            .rows
+            .iter()
+            .filter_map(|row| Some((row.ratio?, row)))
+            .filter(|(ratio, _)| *ratio > 1.0)
+            .collect();
         slower.sort_by(|a, b| b.0.total_cmp(&a.0));
         if self.rows.iter().all(|row| row.ratio.is_none()) {
             return "nothing was compared\n".to_owned();
@@ -173,19 +190,33 @@ impl Report {
         if slower.is_empty() {
             return "nothing is slower or larger than what it is beside\n".to_owned();
         }
-        let names: Vec<String> =
-            slower.iter().map(|(ratio, row)| format!("{} {} x", row.row, digits(*ratio))).collect();
-        format!("slower or larger than what it is beside: {}\n", names.join(", "))
+        let names: Vec<String> = slower
+            .iter()
+            .map(|(ratio, row)| format!("{} {} x", row.row, digits(*ratio)))
+            .collect();
+        format!(
+            "slower or larger than what it is beside: {}\n",
+            names.join(", ")
+        )
     }
 
     fn table(&self, width: Option<u16>) -> Table {
         let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+        table
+            .load_style(UTF8_FULL_CONDENSED)
+            .set_content_arrangement(ContentArrangement::Dynamic);
         table.set_width(width.unwrap_or(132));
-        let [floor, baseline] = if self.place.jobs { ["raw calls", "today"] } else { ["floor", "baseline"] };
-        table.set_header(["row", "median", "p99", floor, "ratio", baseline, "samples", "goal", "met"]);
+        let [floor, baseline] = if self.place.jobs {
+            ["raw calls", "today"]
+        } else {
+            ["floor", "baseline"]
+        };
+        table.set_header([
+            "row", "median", "p99", floor, "ratio", baseline, "samples", "goal", "met",
+        ]);
         for row in &self.rows {
-            let number = |value: Option<f64>| value.map_or_else(String::new, |value| show(value, row.unit));
+            let number =
+                |value: Option<f64>| value.map_or_else(String::new, |value| show(value, row.unit));
             table.add_row([
                 row.row.clone(),
                 number(row.ours.map(|f| f.median)),
@@ -193,7 +224,8 @@ impl Report {
                 number(row.floor.map(|f| f.median)),
                 row.ratio.map_or_else(String::new, fraction),
                 number(row.baseline.map(|f| f.median)),
-                row.ours.map_or_else(String::new, |f| format!("{} x {}", f.samples, f.calls)),
+                row.ours
+                    .map_or_else(String::new, |f| format!("{} x {}", f.samples, f.calls)),
                 row.goal.clone().unwrap_or_default(),
                 match (&row.error, row.met) {
                     (Some(_), _) => "failed",

@@ -35,14 +35,18 @@ pub fn ticket(stage: &Stage) -> Result<Vec<Row>, String> {
         });
         // Its end of the channel ends the thread.
         let waited = consumer.child.wait();
-        let answered = answering.join().unwrap_or_else(|_| Err("the answering thread panicked".into()));
+        let answered = answering
+            .join()
+            .unwrap_or_else(|_| Err("the answering thread panicked".into()));
         measured.and(waited).and(answered)
     });
     measured?;
     drop(block);
     stage.end(session, [])?;
     let floor_is = "a bare question and answer over a socket pair";
-    Ok(vec![Row::new("ticket", "claim of a ticket, its region mapped", floor_is).measured(pairs)])
+    Ok(vec![
+        Row::new("ticket", "claim of a ticket, its region mapped", floor_is).measured(pairs),
+    ])
 }
 
 fn answer(channel: BorrowedFd<'_>) -> Result<(), String> {
@@ -73,7 +77,8 @@ pub fn round_trip(stage: &Stage) -> Result<Vec<Row>, String> {
     };
     // The first one maps.
     let measured = share().and_then(|()| {
-        (0..stage.choose(2000, 50)).try_for_each(|_| pairs.sample(&mut share, || exchange(&channel, &[0; BARE])))
+        (0..stage.choose(2000, 50))
+            .try_for_each(|_| pairs.sample(&mut share, || exchange(&channel, &[0; BARE])))
     });
     // One byte ends it.
     let ended = send(&channel, &[0], SendFlags::NOSIGNAL).map_err(|e| format!("send: {e}"));
@@ -82,7 +87,9 @@ pub fn round_trip(stage: &Stage) -> Result<Vec<Row>, String> {
     drop(block);
     stage.end(session, [consumer])?;
     let what = "share, send, claim, drop, and an answer, between two processes";
-    Ok(vec![Row::new("round-trip", what, "the message and the answer alone").measured(pairs)])
+    Ok(vec![
+        Row::new("round-trip", what, "the message and the answer alone").measured(pairs),
+    ])
 }
 
 fn exchange(channel: &OwnedFd, message: &[u8]) -> Result<(), String> {

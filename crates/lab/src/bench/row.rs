@@ -79,7 +79,10 @@ impl Row {
 
     /// Makes a row of something that failed.
     pub fn failed(name: &str, why: String) -> Row {
-        Row { error: Some(why), ..Row::new(name, "", "") }
+        Row {
+            error: Some(why),
+            ..Row::new(name, "", "")
+        }
     }
 
     /// Says which of several rows of one name it is.
@@ -133,7 +136,10 @@ impl Row {
 
     /// Compares with what is aimed at.
     pub fn goal(self, goal: Goal) -> Row {
-        let (Some(ours), floor) = (self.ours.map(|f| f.median), self.floor.map(|f| f.median)) else { return self };
+        let (Some(ours), floor) = (self.ours.map(|f| f.median), self.floor.map(|f| f.median))
+        else {
+            return self;
+        };
         let limit = match (goal, floor) {
             (Goal::AtMost(most), _) => Some(most),
             (Goal::Times(times, more), Some(floor)) => Some(times * floor + more),
@@ -168,7 +174,12 @@ impl Row {
 pub fn show(number: f64, unit: Unit) -> String {
     let units: &[(&str, f64)] = match unit {
         Unit::Nanoseconds => &[("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0)],
-        Unit::Bytes => &[("GiB", 1_073_741_824.0), ("MiB", 1_048_576.0), ("KiB", 1024.0), ("B", 1.0)],
+        Unit::Bytes => &[
+            ("GiB", 1_073_741_824.0),
+            ("MiB", 1_048_576.0),
+            ("KiB", 1024.0),
+            ("B", 1.0),
+        ],
     };
     let found = units.iter().find(|(_, size)| number.abs() >= *size);
     let (name, size) = found.copied().unwrap_or(units[units.len() - 1]);
@@ -177,7 +188,11 @@ pub fn show(number: f64, unit: Unit) -> String {
 
 /// Writes a ratio; a small one as a fraction, of which three digits say more.
 pub fn fraction(ratio: f64) -> String {
-    if ratio > 0.0 && ratio < 0.1 { format!("1/{}", digits(1.0 / ratio)) } else { digits(ratio) }
+    if ratio > 0.0 && ratio < 0.1 {
+        format!("1/{}", digits(1.0 / ratio))
+    } else {
+        digits(ratio)
+    }
 }
 
 /// Writes a number with about three digits.
@@ -188,7 +203,11 @@ pub fn digits(number: f64) -> String {
         _ => 2,
     };
     let text = format!("{number:.places$}");
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
 }
 
 #[cfg(test)]
@@ -206,7 +225,10 @@ mod tests {
         assert_eq!(met(431.0, Goal::Times(1.3, 300.0)), Some(false));
         assert_eq!(met(250.0, Goal::Beyond(150.0)), Some(true));
         assert_eq!(met(251.0, Goal::Beyond(150.0)), Some(false));
-        assert_eq!((met(99.0, Goal::AtMost(99.0)), met(99.5, Goal::AtMost(99.0))), (Some(true), Some(false)));
+        assert_eq!(
+            (met(99.0, Goal::AtMost(99.0)), met(99.5, Goal::AtMost(99.0))),
+            (Some(true), Some(false))
+        );
         let goal = row(1.0, 2.0).goal(Goal::Times(1.3, 300.0)).goal;
         assert_eq!(goal.as_deref(), Some("at most 1.3 x floor + 300 ns"));
         assert_eq!(row(1.0, 4.0).ratio, Some(0.25));
@@ -214,17 +236,28 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_meets_nothing() {
-        let none = Row::new("r", "", "").figures(None, None).goal(Goal::AtMost(1.0));
+        let none = Row::new("r", "", "")
+            .figures(None, None)
+            .goal(Goal::AtMost(1.0));
         assert!(none.met.is_none() && none.error.is_some());
     }
 
     #[test]
     fn numbers_have_three_digits_and_a_unit() {
         let time = |nanos| show(nanos, Unit::Nanoseconds);
-        assert_eq!((time(0.0), time(14.53), time(1420.0)), ("0 ns".into(), "14.5 ns".into(), "1.42 µs".into()));
-        assert_eq!((time(163e6), time(2e9), time(0.25)), ("163 ms".into(), "2 s".into(), "0.25 ns".into()));
+        assert_eq!(
+            (time(0.0), time(14.53), time(1420.0)),
+            ("0 ns".into(), "14.5 ns".into(), "1.42 µs".into())
+        );
+        assert_eq!(
+            (time(163e6), time(2e9), time(0.25)),
+            ("163 ms".into(), "2 s".into(), "0.25 ns".into())
+        );
         assert_eq!(show(1536.0, Unit::Bytes), "1.5 KiB");
         assert_eq!(digits(1.0), "1");
-        assert_eq!((fraction(0.0037), fraction(0.4), fraction(1.73)), ("1/270".into(), "0.4".into(), "1.73".into()));
+        assert_eq!(
+            (fraction(0.0037), fraction(0.4), fraction(1.73)),
+            ("1/270".into(), "0.4".into(), "1.73".into())
+        );
     }
 }

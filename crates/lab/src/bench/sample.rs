@@ -27,12 +27,21 @@ impl Figures {
             _ => samples[last / 2],
         };
         let p99 = samples[(samples.len() * 99).div_ceil(100).clamp(1, samples.len()) - 1];
-        Some(Figures { median, p99, samples: samples.len(), calls })
+        Some(Figures {
+            median,
+            p99,
+            samples: samples.len(),
+            calls,
+        })
     }
 
     /// Returns the same in another unit, or of another number of calls.
     pub fn divided_by(self, by: f64) -> Figures {
-        Figures { median: self.median / by, p99: self.p99 / by, ..self }
+        Figures {
+            median: self.median / by,
+            p99: self.p99 / by,
+            ..self
+        }
     }
 }
 
@@ -47,18 +56,25 @@ pub struct Pairs {
 impl Pairs {
     /// Begins without samples; each will be the mean of this many calls.
     pub fn new(calls: usize) -> Pairs {
-        Pairs { calls, ..Pairs::default() }
+        Pairs {
+            calls,
+            ..Pairs::default()
+        }
     }
 
-    /// Takes in what another process measured: first ours, then as many of the floor, in nanoseconds a sample.
+    /// Takes in what another process measured: first ours, then as many of the floor, in
+    /// nanoseconds a sample.
     pub fn add(&mut self, nanos: &[u64]) {
         let (ours, floor) = nanos.split_at(nanos.len() / 2);
         let calls = self.calls.max(1) as f64;
-        self.ours.extend(ours.iter().map(|&nanos| nanos as f64 / calls));
-        self.floor.extend(floor.iter().map(|&nanos| nanos as f64 / calls));
+        self.ours
+            .extend(ours.iter().map(|&nanos| nanos as f64 / calls));
+        self.floor
+            .extend(floor.iter().map(|&nanos| nanos as f64 / calls));
     }
 
-    /// Takes one sample of each, `ours` first in every other turn, so that neither always finds what the other warmed.
+    /// Takes one sample of each, `ours` first in every other turn, so that neither always finds
+    /// what the other warmed.
     ///
     /// # Errors
     ///
@@ -69,8 +85,10 @@ impl Pairs {
         mut floor: impl FnMut() -> Result<(), String>,
     ) -> Result<(), String> {
         let calls = self.calls.max(1);
-        let mut ours = |pairs: &mut Pairs| time(calls, &mut ours).map(|nanos| pairs.ours.push(nanos));
-        let mut floor = |pairs: &mut Pairs| time(calls, &mut floor).map(|nanos| pairs.floor.push(nanos));
+        let mut ours =
+            |pairs: &mut Pairs| time(calls, &mut ours).map(|nanos| pairs.ours.push(nanos));
+        let mut floor =
+            |pairs: &mut Pairs| time(calls, &mut floor).map(|nanos| pairs.floor.push(nanos));
         if self.ours.len().is_multiple_of(2) {
             ours(self)?;
             floor(self)
@@ -80,8 +98,8 @@ impl Pairs {
         }
     }
 
-    /// Takes one sample of each as [`sample`](Pairs::sample) does, and with each what its calls leave to be done once,
-    /// after them: it is part of their price.
+    /// Takes one sample of each as [`sample`](Pairs::sample) does, and with each what its calls
+    /// leave to be done once, after them: it is part of their price.
     ///
     /// # Errors
     ///
@@ -99,7 +117,10 @@ impl Pairs {
         };
         let sampled = self.sample(|| whole(ours, ours_after), || whole(floor, floor_after));
         self.calls = calls;
-        for last in [self.ours.last_mut(), self.floor.last_mut()].into_iter().flatten() {
+        for last in [self.ours.last_mut(), self.floor.last_mut()]
+            .into_iter()
+            .flatten()
+        {
             *last /= calls.max(1) as f64;
         }
         sampled
@@ -107,13 +128,21 @@ impl Pairs {
 
     /// Sums both up.
     pub fn figures(self) -> (Option<Figures>, Option<Figures>) {
-        (Figures::of(self.ours, self.calls), Figures::of(self.floor, self.calls))
+        (
+            Figures::of(self.ours, self.calls),
+            Figures::of(self.floor, self.calls),
+        )
     }
 
-    /// Returns all samples in whole nanoseconds of the sample, for another process' [`add`](Pairs::add).
+    /// Returns all samples in whole nanoseconds of the sample, for another process'
+    /// [`add`](Pairs::add).
     pub fn numbers(&self) -> Vec<u64> {
         let calls = self.calls.max(1) as f64;
-        self.ours.iter().chain(&self.floor).map(|nanos| (nanos * calls) as u64).collect()
+        self.ours
+            .iter()
+            .chain(&self.floor)
+            .map(|nanos| (nanos * calls) as u64)
+            .collect()
     }
 }
 
@@ -132,12 +161,19 @@ mod tests {
 
     #[test]
     fn the_median_and_the_slowest_hundredth_are_found() {
-        let figures = Figures::of((1..=200).map(f64::from).collect(), 3).expect("there are samples");
-        assert_eq!((figures.median, figures.p99, figures.samples, figures.calls), (100.5, 198.0, 200, 3));
+        let figures =
+            Figures::of((1..=200).map(f64::from).collect(), 3).expect("there are samples");
+        assert_eq!(
+            (figures.median, figures.p99, figures.samples, figures.calls),
+            (100.5, 198.0, 200, 3)
+        );
         let one = Figures::of(vec![7.0], 1).expect("there is one");
         assert_eq!((one.median, one.p99), (7.0, 7.0));
         assert_eq!(Figures::of(Vec::new(), 1), None);
-        assert_eq!(Figures::of(vec![5.0, 1.0, 9.0], 1).expect("three").median, 5.0);
+        assert_eq!(
+            Figures::of(vec![5.0, 1.0, 9.0], 1).expect("three").median,
+            5.0
+        );
     }
 
     #[test]
@@ -149,13 +185,18 @@ mod tests {
                 *n += 1;
                 Ok(())
             };
-            pairs.sample(|| count(&mut ours), || count(&mut floor)).expect("nothing fails");
+            pairs
+                .sample(|| count(&mut ours), || count(&mut floor))
+                .expect("nothing fails");
         }
         assert_eq!((ours, floor), (12, 12));
         let mut there = Pairs::new(4);
         there.add(&[400, 800, 40, 80]);
         assert_eq!(there.numbers(), [400, 800, 40, 80]);
         let (ours, floor) = there.figures();
-        assert_eq!((ours.map(|f| f.median), floor.map(|f| f.median)), (Some(150.0), Some(15.0)));
+        assert_eq!(
+            (ours.map(|f| f.median), floor.map(|f| f.median)),
+            (Some(150.0), Some(15.0))
+        );
     }
 }

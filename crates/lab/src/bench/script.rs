@@ -39,9 +39,17 @@ impl Sequence {
 pub fn pairs(stage: &Stage) -> Result<Vec<Row>, String> {
     let steps: &[(usize, &str, f64)] = match stage.quick {
         true => &[(1_000, "1k", 250.0)],
-        false => &[(1_000, "1k", 250.0), (10_000, "10k", 250.0), (100_000, "100k", 400.0), (1_000_000, "1M", 750.0)],
+        false => &[
+            (1_000, "1k", 250.0),
+            (10_000, "10k", 250.0),
+            (100_000, "100k", 400.0),
+            (1_000_000, "1M", 750.0),
+        ],
     };
-    steps.iter().map(|&(live, shown, goal)| pairs_of(stage, live, shown, goal)).collect()
+    steps
+        .iter()
+        .map(|&(live, shown, goal)| pairs_of(stage, live, shown, goal))
+        .collect()
 }
 
 fn pairs_of(stage: &Stage, live: usize, shown: &str, goal: f64) -> Result<Row, String> {
@@ -49,12 +57,15 @@ fn pairs_of(stage: &Stage, live: usize, shown: &str, goal: f64) -> Result<Row, S
     let bfc = Bfc::new(options, Simulated::new());
     let mut random = Sequence(0x9e37_79b9_7f4a_7c15);
     let take = |bytes: u64| bfc.alloc(Request::new(bytes)).map_err(|e| e.to_string());
-    let mut held: Vec<Placed> = (0..live).map(|_| take(random.size())).collect::<Result<_, _>>()?;
+    let mut held: Vec<Placed> = (0..live)
+        .map(|_| take(random.size()))
+        .collect::<Result<_, _>>()?;
     let records = Mutex::new(vec![0u64; live]);
     let mut pairs = Pairs::new(PAIRS);
     for _ in 0..stage.choose(300, 10) {
-        let plan: Vec<(usize, u64)> =
-            (0..PAIRS).map(|_| ((random.next() % live as u64) as usize, random.size())).collect();
+        let plan: Vec<(usize, u64)> = (0..PAIRS)
+            .map(|_| ((random.next() % live as u64) as usize, random.size()))
+            .collect();
         let (mut ours, mut floor) = (plan.iter(), plan.iter());
         let ours = || {
             let &(at, bytes) = ours.next().ok_or("the plan is over")?;
@@ -65,13 +76,19 @@ fn pairs_of(stage: &Stage, live: usize, shown: &str, goal: f64) -> Result<Row, S
         let floor = || {
             let &(at, bytes) = floor.next().ok_or("the plan is over")?;
             records.lock().unwrap_or_else(PoisonError::into_inner)[at] = 0;
-            black_box(&mut records.lock().unwrap_or_else(PoisonError::into_inner)[at]).clone_from(&bytes);
+            black_box(&mut records.lock().unwrap_or_else(PoisonError::into_inner)[at])
+                .clone_from(&bytes);
             Ok(())
         };
         pairs.sample(ours, floor)?;
     }
     let what = "a free and an alloc at random, bookkeeping alone";
-    let row = Row::new("alloc-script", what, "a lock and a record for each of the two").at(live as u64, shown);
+    let row = Row::new(
+        "alloc-script",
+        what,
+        "a lock and a record for each of the two",
+    )
+    .at(live as u64, shown);
     Ok(row.measured(pairs).goal(Goal::AtMost(goal)))
 }
 
@@ -87,7 +104,10 @@ pub fn replay(file: &Path, as_json: bool) -> Result<String, String> {
     let mut nanos = Vec::new();
     let mut last = None;
     for _ in 0..7 {
-        let bfc = Bfc::new(BfcOptions::new("replay").limit(ROOM), Simulated::new().merging());
+        let bfc = Bfc::new(
+            BfcOptions::new("replay").limit(ROOM),
+            Simulated::new().merging(),
+        );
         let replayed = trace.replay(&bfc).map_err(|e| format!("{name}: {e}"))?;
         nanos.push(replayed.nanos as f64 / steps as f64);
         last = Some(replayed);

@@ -4,7 +4,8 @@ use std::os::fd::RawFd;
 
 use serde::{Deserialize, Serialize};
 
-/// What a consumer is told. It answers with nanoseconds, ours and the floor's in turns, where something is timed.
+/// What a consumer is told. It answers with nanoseconds, ours and the floor's in turns, where
+/// something is timed.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Told {
     /// To claim these descriptors, and hold.

@@ -25,13 +25,27 @@ impl Words {
     /// Makes it.
     pub fn new(gpu: &Gpu) -> Result<Words, String> {
         // SAFETY: `mmap_anonymous` of a null address takes free addresses only.
-        let start =
-            unsafe { mmap_anonymous(ptr::null_mut(), BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED) };
+        let start = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                BYTES,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+            )
+        };
         let start = start.map_err(|e| format!("a page of memory: {e}"))?;
-        // SAFETY: `register_words` asks for bytes that stay mapped until they are unregistered: `drop` does so first.
-        let base = unsafe { gpu.backend().register_words(HostPtr(start.expose_provenance()), BYTES) };
+        // SAFETY: `register_words` asks for bytes that stay mapped until they are unregistered:
+        // `drop` does so first.
+        let base = unsafe {
+            gpu.backend()
+                .register_words(HostPtr(start.expose_provenance()), BYTES)
+        };
         match base {
-            Ok(base) => Ok(Words { gpu: gpu.clone(), start: start.cast(), base }),
+            Ok(base) => Ok(Words {
+                gpu: gpu.clone(),
+                start: start.cast(),
+                base,
+            }),
             Err(error) => {
                 // SAFETY: `munmap` asks for a mapping that nothing uses: it was not registered.
                 let _ = unsafe { munmap(start, BYTES) };
@@ -46,17 +60,21 @@ impl Words {
     }
 
     fn first(&self) -> &AtomicU64 {
-        // SAFETY: the page is mapped, aligned and zeroed at first, and everybody reaches it by atomics or from a
-        // stream.
+        // SAFETY: the page is mapped, aligned and zeroed at first, and everybody reaches it by
+        // atomics or from a stream.
         unsafe { &*self.start }
     }
 }
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: `unregister_words` asks for words that no operation is unfinished on: those who queue any settle
-        // their streams before they drop this.
-        let unregistered = unsafe { self.gpu.backend().unregister_words(HostPtr(self.start.expose_provenance())) };
+        // SAFETY: `unregister_words` asks for words that no operation is unfinished on: those who
+        // queue any settle their streams before they drop this.
+        let unregistered = unsafe {
+            self.gpu
+                .backend()
+                .unregister_words(HostPtr(self.start.expose_provenance()))
+        };
         if unregistered.is_ok() {
             // SAFETY: `munmap` asks for a mapping that nothing uses: it is unregistered.
             let _ = unsafe { munmap(self.start.cast(), BYTES) };
@@ -74,7 +92,10 @@ pub struct Hold {
 impl Hold {
     /// Makes one that holds nothing.
     pub fn new(gpu: &Gpu) -> Result<Hold, String> {
-        Ok(Hold { words: Words::new(gpu)?, turn: 0 })
+        Ok(Hold {
+            words: Words::new(gpu)?,
+            turn: 0,
+        })
     }
 
     /// Begins another turn: what waits from here on waits for the next [`let_go`](Hold::let_go).
@@ -90,10 +111,15 @@ impl Hold {
     /// Queues a wait.
     pub fn stop(&self, stream: RawStream) -> Result<(), String> {
         let (word, value) = self.awaited();
-        // SAFETY: `stream_batch` asks for a live stream, which the caller keeps, and for words in a registration that
-        // outlives the operation: `drop` lets everything go first.
-        unsafe { self.words.gpu.backend().stream_batch(stream, &[StreamOp::WaitGeq { word, value }]) }
-            .map_err(|e| explain(&e))
+        // SAFETY: `stream_batch` asks for a live stream, which the caller keeps, and for words in a
+        // registration that outlives the operation: `drop` lets everything go first.
+        unsafe {
+            self.words
+                .gpu
+                .backend()
+                .stream_batch(stream, &[StreamOp::WaitGeq { word, value }])
+        }
+        .map_err(|e| explain(&e))
     }
 
     /// Lets all go that wait for this turn.

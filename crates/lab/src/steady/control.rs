@@ -11,7 +11,8 @@ use serde::Serialize;
 
 /// Bytes of a page, as much as a mapping leaks.
 const PAGE: usize = 4096;
-/// How many words the list has, by the cube of the looks: other programs make a call longer, but not as much.
+/// How many words the list has, by the cube of the looks: other programs make a call longer, but
+/// not as much.
 const LONGER: usize = 2;
 /// Descriptors and mappings at each look.
 const EACH: usize = 10;
@@ -43,7 +44,13 @@ pub struct Leaks {
 impl Leaks {
     /// Leaks nothing yet.
     pub fn new(kind: Leak) -> Leaks {
-        Leaks { kind, table: Vec::new(), descriptors: Vec::new(), list: Vec::new(), looks: 0 }
+        Leaks {
+            kind,
+            table: Vec::new(),
+            descriptors: Vec::new(),
+            list: Vec::new(),
+            looks: 0,
+        }
     }
 
     /// Leaks what a cycle leaks.
@@ -65,10 +72,13 @@ impl Leaks {
         match self.kind {
             Leak::Bytes => {}
             Leak::Time => self.list.resize(LONGER * self.looks.pow(3), 1),
-            Leak::Descriptor => (0..EACH).try_for_each(|_| file().map(|file| self.descriptors.push(file)))?,
+            Leak::Descriptor => {
+                (0..EACH).try_for_each(|_| file().map(|file| self.descriptors.push(file)))?
+            }
             Leak::Mapping => (0..EACH).try_for_each(|_| {
                 let (protection, flags) = (ProtFlags::READ, MapFlags::SHARED);
-                // SAFETY: `mmap` of a null address takes free addresses only; nobody dereferences the result.
+                // SAFETY: `mmap` of a null address takes free addresses only; nobody dereferences
+                // the result.
                 let mapped = unsafe { mmap(ptr::null_mut(), PAGE, protection, flags, &file()?, 0) };
                 mapped.map(drop).map_err(|e| format!("mmap: {e}"))
             })?,
@@ -78,7 +88,8 @@ impl Leaks {
 }
 
 fn file() -> Result<OwnedFd, String> {
-    let file = memfd_create("steady", MemfdFlags::CLOEXEC).map_err(|e| format!("memfd_create: {e}"))?;
+    let file =
+        memfd_create("steady", MemfdFlags::CLOEXEC).map_err(|e| format!("memfd_create: {e}"))?;
     ftruncate(&file, PAGE as u64).map_err(|e| format!("ftruncate: {e}"))?;
     Ok(file)
 }

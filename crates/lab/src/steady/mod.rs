@@ -1,8 +1,11 @@
 //! The steady state: millions of cycles in one process, and nothing that grows.
 //!
-//! 1. [`run`] works until enough cycles are done, and at each of 30 quiet moments reads what the process takes.
-//! 2. `work`: the cycles, and what comes and goes between them; `lender`: a session in another process.
-//! 3. `reading`: what a process takes, and whether it grew; `control`: leaks on purpose, which must be found.
+//! 1. [`run`] works until enough cycles are done, and at each of 30 quiet moments reads what the
+//!    process takes.
+//! 2. `work`: the cycles, and what comes and goes between them; `lender`: a session in another
+//!    process.
+//! 3. `reading`: what a process takes, and whether it grew; `control`: leaks on purpose, which must
+//!    be found.
 
 mod control;
 mod lender;
@@ -79,7 +82,9 @@ pub fn run(options: &SteadyOptions) -> Outcome {
         Ok(gpu) => gpu,
         Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
-    let seed = options.seed.unwrap_or_else(|| std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0));
+    let seed = options
+        .seed
+        .unwrap_or_else(|| std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0));
     // A run that hangs has its seed on the terminal.
     output::complain(&format!("steady: seed {seed}"));
     let is_host = gpu.kind() == BackendKind::Host;
@@ -88,7 +93,13 @@ pub fn run(options: &SteadyOptions) -> Outcome {
     let worked = Work::new(gpu, Dice::new(seed, 0)).and_then(|work| endure(work, options));
     let (done, readings) = match worked {
         Ok(worked) => worked,
-        Err(why) => return output::fail(&format!("seed {seed}: {why}"), options.json, Outcome::Finding),
+        Err(why) => {
+            return output::fail(
+                &format!("seed {seed}: {why}"),
+                options.json,
+                Outcome::Finding,
+            );
+        }
     };
     let growth = reading::growth(&readings, is_host);
     let grew: Vec<String> = growth.iter().filter_map(Growth::finding).collect();
@@ -96,10 +107,27 @@ pub fn run(options: &SteadyOptions) -> Outcome {
     let good = grew.is_empty() && shortfalls.is_empty();
     let seconds = start.elapsed().as_secs_f64();
     let debug = cfg!(debug_assertions);
-    let report =
-        Report { backend, seed, seconds, debug, control: options.control, done, looks: readings.len(), grew, growth };
-    let outcome = if good { Outcome::Good } else { Outcome::Finding };
-    let text = if options.json { output::judged_run(good, &report, shortfalls) } else { report.text(&shortfalls) };
+    let report = Report {
+        backend,
+        seed,
+        seconds,
+        debug,
+        control: options.control,
+        done,
+        looks: readings.len(),
+        grew,
+        growth,
+    };
+    let outcome = if good {
+        Outcome::Good
+    } else {
+        Outcome::Finding
+    };
+    let text = if options.json {
+        output::judged_run(good, &report, shortfalls)
+    } else {
+        report.text(&shortfalls)
+    };
     output::conclude(&text, outcome)
 }
 
@@ -111,7 +139,9 @@ fn endure(mut work: Work, options: &SteadyOptions) -> Result<(Done, Vec<Reading>
     let mut readings = Vec::with_capacity(LOOKS);
     for look in 1..=LOOKS as u64 {
         let is_over = |done: u64| match options.seconds {
-            Some(seconds) => start.elapsed() >= Duration::from_secs(seconds).mul_f64(look as f64 / LOOKS as f64),
+            Some(seconds) => {
+                start.elapsed() >= Duration::from_secs(seconds).mul_f64(look as f64 / LOOKS as f64)
+            }
             None => done * LOOKS as u64 >= options.cycles * look,
         };
         (0..EACH).try_for_each(|_| work.everything(leaks.as_mut()))?;

@@ -10,7 +10,8 @@ const WARM: usize = 6;
 const PART: usize = 8;
 /// Descriptors, threads and mappings by which two quiet moments differ.
 const FEW: f64 = 16.0;
-/// How many times as long a call may take at the end: on a machine that others begin to use it was seen to take twice.
+/// How many times as long a call may take at the end: on a machine that others begin to use it was
+/// seen to take twice.
 const SLOWER: f64 = 4.0;
 
 /// What a process takes at a quiet moment.
@@ -22,7 +23,8 @@ pub struct Reading {
     pub allocated: u64,
     /// Resident memory of every kind, in KiB.
     pub resident_kib: u64,
-    /// Mappings of files, shared memory among them. What has no file are stacks and heaps, which the allocator keeps.
+    /// Mappings of files, shared memory among them. What has no file are stacks and heaps, which
+    /// the allocator keeps.
     pub mappings: u64,
     /// Bytes that the device says are taken.
     pub device_bytes: u64,
@@ -31,20 +33,39 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Reads what the kernel and the allocator say about this process; the rest is the caller's to know.
+    /// Reads what the kernel and the allocator say about this process; the rest is the caller's to
+    /// know.
     pub fn of_process() -> Reading {
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let status = text("/proc/self/status");
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let resident_kib = resident.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0);
-        let of_file = |line: &&str| line.split_whitespace().nth(4).is_some_and(|inode| inode != "0");
+        let resident_kib = resident
+            .and_then(|line| line.split_whitespace().next()?.parse().ok())
+            .unwrap_or(0);
+        let of_file = |line: &&str| {
+            line.split_whitespace()
+                .nth(4)
+                .is_some_and(|inode| inode != "0")
+        };
         let mappings = text("/proc/self/maps").lines().filter(of_file).count() as u64;
-        Reading { vitals: Vitals::read(), allocated: allocated(), resident_kib, mappings, ..Reading::default() }
+        Reading {
+            vitals: Vitals::read(),
+            allocated: allocated(),
+            resident_kib,
+            mappings,
+            ..Reading::default()
+        }
     }
 
     /// Says whether as much is there as at another look: nothing came, and nothing went.
     pub fn is_like(&self, other: &Reading) -> bool {
-        let of = |reading: &Reading| (reading.vitals.descriptors, reading.vitals.threads, reading.mappings);
+        let of = |reading: &Reading| {
+            (
+                reading.vitals.descriptors,
+                reading.vitals.threads,
+                reading.mappings,
+            )
+        };
         of(self) == of(other)
     }
 
@@ -53,7 +74,11 @@ impl Reading {
         // A GPU's memory is everybody's, and its driver keeps some.
         let device = if is_host { 0.0 } else { f64::from(64 << 20) };
         [
-            ("bytes allocated", self.allocated as f64, f64::from(512 << 10)),
+            (
+                "bytes allocated",
+                self.allocated as f64,
+                f64::from(512 << 10),
+            ),
             ("KiB resident", self.resident_kib as f64, 16_384.0),
             ("descriptors", self.vitals.descriptors as f64, FEW),
             ("threads", self.vitals.threads as f64, FEW),
@@ -95,19 +120,35 @@ pub fn growth(readings: &[Reading], is_host: bool) -> Vec<Growth> {
     let judged = readings.get(WARM..).unwrap_or_default();
     let part = PART.min(judged.len() / 2);
     let (early, late) = (&judged[..part], &judged[judged.len() - part..]);
-    let Some(first) = early.first() else { return Vec::new() };
+    let Some(first) = early.first() else {
+        return Vec::new();
+    };
     let each = first.each(is_host).into_iter().enumerate();
     each.map(|(index, (what, _, slack))| {
         let sorted = |readings: &[Reading]| {
-            let mut values: Vec<f64> = readings.iter().map(|reading| reading.each(is_host)[index].1).collect();
+            let mut values: Vec<f64> = readings
+                .iter()
+                .map(|reading| reading.each(is_host)[index].1)
+                .collect();
             values.sort_by(f64::total_cmp);
             values
         };
         let (before, after) = (sorted(early), sorted(late));
         let (early, late) = (before[part / 2], after[part / 2]);
         let (early_most, late_least) = (before[part - 1], after[0]);
-        let limit = if slack.is_finite() { early + slack } else { early * SLOWER };
-        Growth { what, early, late, early_most, late_least, grew: late > limit && late_least > early_most }
+        let limit = if slack.is_finite() {
+            early + slack
+        } else {
+            early * SLOWER
+        };
+        Growth {
+            what,
+            early,
+            late,
+            early_most,
+            late_least,
+            grew: late > limit && late_least > early_most,
+        }
     })
     .collect()
 }
@@ -133,22 +174,51 @@ mod tests {
 
     fn found(of: impl Fn(usize) -> Reading) -> Vec<&'static str> {
         let readings: Vec<Reading> = (0..30).map(of).collect();
-        growth(&readings, true).iter().filter(|growth| growth.grew).map(|growth| growth.what).collect()
+        growth(&readings, true)
+            .iter()
+            .filter(|growth| growth.grew)
+            .map(|growth| growth.what)
+            .collect()
     }
 
     #[test]
     fn what_rises_is_found_and_what_goes_up_and_down_is_not() {
         let taken = |descriptors| Reading {
-            vitals: Vitals { descriptors, ..Vitals::default() },
+            vitals: Vitals {
+                descriptors,
+                ..Vitals::default()
+            },
             nanos: 500.0,
             ..Reading::default()
         };
         assert_eq!(found(|look| taken(10 + 5 * look as u64)), ["descriptors"]);
         assert_eq!(found(|look| taken(10 + look as u64 % 7)), [""; 0]);
-        assert_eq!(found(|look| taken(10 + look.min(WARM) as u64)), [""; 0], "it may grow until it is warm");
-        assert_eq!(found(|look| Reading { nanos: 10.0 * (look * look + 1) as f64, ..taken(9) }), ["ns of a cycle"]);
-        assert_eq!(found(|look| Reading { nanos: 500.0 + look as f64, ..taken(9) }), [""; 0]);
-        assert_eq!(found(|look| Reading { device_bytes: 4096 * look as u64, ..taken(9) }), ["bytes of the device"]);
+        assert_eq!(
+            found(|look| taken(10 + look.min(WARM) as u64)),
+            [""; 0],
+            "it may grow until it is warm"
+        );
+        assert_eq!(
+            found(|look| Reading {
+                nanos: 10.0 * (look * look + 1) as f64,
+                ..taken(9)
+            }),
+            ["ns of a cycle"]
+        );
+        assert_eq!(
+            found(|look| Reading {
+                nanos: 500.0 + look as f64,
+                ..taken(9)
+            }),
+            [""; 0]
+        );
+        assert_eq!(
+            found(|look| Reading {
+                device_bytes: 4096 * look as u64,
+                ..taken(9)
+            }),
+            ["bytes of the device"]
+        );
     }
 
     #[test]
@@ -157,6 +227,8 @@ mod tests {
         let held = vec![1u8; 1 << 20];
         let after = Reading::of_process();
         assert!(before.mappings > 3 && before.resident_kib > 0 && before.vitals.descriptors >= 3);
-        assert!(!cfg!(target_env = "gnu") || after.allocated >= before.allocated + held.len() as u64);
+        assert!(
+            !cfg!(target_env = "gnu") || after.allocated >= before.allocated + held.len() as u64
+        );
     }
 }

@@ -34,8 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const WARM_TICKETS: usize = 5_000;
 /// Participants that live as long as the run.
 const LIVING: u64 = 2;
-/// How long nothing may go until what is there counts as staying: a thread that closes descriptors ends after an idle
-/// second.
+/// How long nothing may go until what is there counts as staying: a thread that closes descriptors
+/// ends after an idle second.
 const QUIET: Duration = Duration::from_millis(1500);
 /// How long that is waited for: what goes on for longer is judged as it is.
 const SETTLING: Duration = Duration::from_secs(15);
@@ -78,8 +78,8 @@ pub struct Work {
     dice: Dice,
     session: Session,
     participant: Participant,
-    /// Uses the streams that come and go, of which a participant keeps up to 64 queues. Another takes its place at each
-    /// look, so that their number does not depend on when that is.
+    /// Uses the streams that come and go, of which a participant keeps up to 64 queues. Another
+    /// takes its place at each look, so that their number does not depend on when that is.
     guest: Participant,
     stream: Stream,
     blocks: Vec<SentBlock>,
@@ -93,13 +93,25 @@ pub struct Work {
 impl Work {
     /// Sets up everything.
     pub fn new(gpu: Gpu, dice: Dice) -> Result<Work, String> {
-        let session = Session::builder(gpu.clone()).open().map_err(|e| explain(&e))?;
+        let session = Session::builder(gpu.clone())
+            .open()
+            .map_err(|e| explain(&e))?;
         let participant = connect(&gpu, &session)?;
-        let blocks =
-            (0..BLOCKS).map(|_| session.alloc(BLOCK)).collect::<gpu_ipc::Result<_>>().map_err(|e| explain(&e))?;
+        let blocks = (0..BLOCKS)
+            .map(|_| session.alloc(BLOCK))
+            .collect::<gpu_ipc::Result<_>>()
+            .map_err(|e| explain(&e))?;
         let device = gpu.uuid().to_string();
-        let mut lender =
-            Child::start(["steady-lender", "--backend", gpu.kind().name(), "--device", &device], PATIENCE)?;
+        let mut lender = Child::start(
+            [
+                "steady-lender",
+                "--backend",
+                gpu.kind().name(),
+                "--device",
+                &device,
+            ],
+            PATIENCE,
+        )?;
         let lender_socket = lender.answer()?;
         let dir = std::env::temp_dir().join(format!("gpu-ipc-steady-{}", std::process::id()));
         let owner = Owner::start(&gpu, dir, &[])?;
@@ -182,13 +194,22 @@ impl Work {
     }
 
     fn share(&self, block: &SentBlock, after: After<'_>) -> Result<Descriptor, String> {
-        block.share(To::Participant(self.participant.id()), after).map_err(|e| explain(&e))
+        block
+            .share(To::Participant(self.participant.id()), after)
+            .map_err(|e| explain(&e))
     }
 
     /// A block that is dropped while its lease lives.
     fn through_limbo(&mut self) -> Result<(), String> {
-        let block = self.session.alloc(256 << self.dice.below(8)).map_err(|e| explain(&e))?;
-        let held = claim(&self.participant, &self.share(&block, After::Done)?, Wait::None)?;
+        let block = self
+            .session
+            .alloc(256 << self.dice.below(8))
+            .map_err(|e| explain(&e))?;
+        let held = claim(
+            &self.participant,
+            &self.share(&block, After::Done)?,
+            Wait::None,
+        )?;
         drop(block);
         drop(held);
         self.done.blocks += 1;
@@ -208,7 +229,9 @@ impl Work {
     /// A ticket that is claimed, and one that is taken back.
     fn ticket(&mut self) -> Result<(), String> {
         let block = &self.blocks[0];
-        let ticket = block.share(To::Ticket(Claims::Once), After::Done).map_err(|e| explain(&e))?;
+        let ticket = block
+            .share(To::Ticket(Claims::Once), After::Done)
+            .map_err(|e| explain(&e))?;
         drop(claim(&self.participant, &ticket, Wait::None)?);
         self.unclaimed_ticket()?;
         self.done.tickets += 2;
@@ -217,7 +240,9 @@ impl Work {
 
     fn unclaimed_ticket(&self) -> Result<(), String> {
         let block = &self.blocks[0];
-        let ticket = block.share(To::Ticket(Claims::Once), After::Done).map_err(|e| explain(&e))?;
+        let ticket = block
+            .share(To::Ticket(Claims::Once), After::Done)
+            .map_err(|e| explain(&e))?;
         match block.cancel(&ticket).map_err(|e| explain(&e))? {
             true => Ok(()),
             false => Err("a ticket that nobody claimed could not be taken back".to_owned()),
@@ -227,7 +252,9 @@ impl Work {
     fn stream_comes_and_goes(&mut self) -> Result<(), String> {
         let stream = Stream::create(&self.gpu).map_err(|e| explain(&e))?;
         let to = To::Participant(self.guest.id());
-        let descriptor = self.blocks[1].share(to, After::Stream(&stream)).map_err(|e| explain(&e))?;
+        let descriptor = self.blocks[1]
+            .share(to, After::Stream(&stream))
+            .map_err(|e| explain(&e))?;
         let held = claim(&self.guest, &descriptor, Wait::Stream(&stream))?;
         held.used_on(&stream).map_err(|e| explain(&e))?;
         drop(held);
@@ -239,9 +266,13 @@ impl Work {
     fn participant_comes_and_goes(&mut self) -> Result<(), String> {
         let participant = connect(&self.gpu, &self.session)?;
         let to = To::Participant(participant.id());
-        let descriptor = self.blocks[2].share(to, After::Done).map_err(|e| explain(&e))?;
+        let descriptor = self.blocks[2]
+            .share(to, After::Done)
+            .map_err(|e| explain(&e))?;
         // Nobody claims it: it ends with its participant.
-        self.blocks[3].share(to, After::Done).map_err(|e| explain(&e))?;
+        self.blocks[3]
+            .share(to, After::Done)
+            .map_err(|e| explain(&e))?;
         drop(claim(&participant, &descriptor, Wait::None)?);
         drop(participant);
         while self.session.next_notice().is_some() {}
@@ -251,10 +282,14 @@ impl Work {
 
     /// A region of another process that is mapped, read and unmapped.
     fn foreign_region(&mut self) -> Result<(), String> {
-        let participant = Participant::builder(self.gpu.clone()).mapping_cache(0, 0).connect(&self.lender_socket);
+        let participant = Participant::builder(self.gpu.clone())
+            .mapping_cache(0, 0)
+            .connect(&self.lender_socket);
         let participant = participant.map_err(|e| explain(&e))?;
         let descriptor: Vec<u8> = self.lender.ask(&participant.id().0)?;
-        let held = participant.claim(&descriptor, Wait::None, Some(PATIENCE)).map_err(|e| e.to_string())?;
+        let held = participant
+            .claim(&descriptor, Wait::None, Some(PATIENCE))
+            .map_err(|e| e.to_string())?;
         if !self.copier.holds(&held, STAMP).map_err(|e| explain(&e))? {
             return Err("a block of another process has not its contents".to_owned());
         }
@@ -263,26 +298,45 @@ impl Work {
     }
 
     fn session_comes_and_goes(&mut self) -> Result<(), String> {
-        let session = Session::builder(self.gpu.clone()).region_bytes(1 << 20).open().map_err(|e| explain(&e))?;
+        let session = Session::builder(self.gpu.clone())
+            .region_bytes(1 << 20)
+            .open()
+            .map_err(|e| explain(&e))?;
         let participant = connect(&self.gpu, &session)?;
         let block = session.alloc(BLOCK).map_err(|e| explain(&e))?;
         let to = To::Participant(participant.id());
-        let descriptor = block.share(to, After::Stream(&self.stream)).map_err(|e| explain(&e))?;
-        drop(claim(&participant, &descriptor, Wait::Stream(&self.stream))?);
+        let descriptor = block
+            .share(to, After::Stream(&self.stream))
+            .map_err(|e| explain(&e))?;
+        drop(claim(
+            &participant,
+            &descriptor,
+            Wait::Stream(&self.stream),
+        )?);
         drop((block, participant));
         let report = session.shutdown(PATIENCE);
         self.done.sessions += 1;
-        if report.clean { Ok(()) } else { Err(format!("a session's end left {} blocks", report.blocks)) }
+        if report.clean {
+            Ok(())
+        } else {
+            Err(format!("a session's end left {} blocks", report.blocks))
+        }
     }
 
     /// An object that is put, read and removed.
     fn object_comes_and_goes(&mut self) -> Result<(), String> {
         let part = PartSpec::bytes("part", OBJECT).map_err(|e| explain(&e))?;
         let layout = Layout::pack(vec![part], b"").map_err(|e| explain(&e))?;
-        let mut writer = self.client.create("steady", layout).map_err(|e| explain(&e))?;
+        let mut writer = self
+            .client
+            .create("steady", layout)
+            .map_err(|e| explain(&e))?;
         let contents = vec![self.dice.throw() as u8; OBJECT as usize];
         writer.write("part", &contents).map_err(|e| explain(&e))?;
-        writer.commit(&[]).and_then(|commit| commit.wait()).map_err(|e| explain(&e))?;
+        writer
+            .commit(&[])
+            .and_then(|commit| commit.wait())
+            .map_err(|e| explain(&e))?;
         let reader = self.client.open("steady").map_err(|e| explain(&e))?;
         if reader.read("part").map_err(|e| explain(&e))? != contents {
             return Err("an object has not its contents".to_owned());
@@ -301,7 +355,10 @@ impl Work {
             self.cycles(ROUND, leaks.as_deref_mut())?;
             nanos = nanos.min((thread_nanos() - start) as f64 / ROUND as f64);
         }
-        self.stream.synchronize().and_then(|()| self.copier.settle()).map_err(|e| explain(&e))?;
+        self.stream
+            .synchronize()
+            .and_then(|()| self.copier.settle())
+            .map_err(|e| explain(&e))?;
         self.guest = connect(&self.gpu, &self.session)?;
         let start = Instant::now();
         let (mut last, mut since) = (Reading::of_process(), start);
@@ -315,8 +372,16 @@ impl Work {
             }
             last = next;
         }
-        let memory = self.gpu.backend().memory_info(self.gpu.device()).map_err(|e| explain(&e))?;
-        Ok(Reading { device_bytes: memory.total_bytes - memory.free_bytes, nanos, ..last })
+        let memory = self
+            .gpu
+            .backend()
+            .memory_info(self.gpu.device())
+            .map_err(|e| explain(&e))?;
+        Ok(Reading {
+            device_bytes: memory.total_bytes - memory.free_bytes,
+            nanos,
+            ..last
+        })
     }
 
     /// Takes everything down; nothing may be left.
@@ -326,16 +391,31 @@ impl Work {
         let report = self.session.shutdown(PATIENCE);
         self.lender.wait()?;
         drop(self.owner);
-        if report.clean { Ok(()) } else { Err(format!("{} blocks are still held at the end", report.blocks)) }
+        if report.clean {
+            Ok(())
+        } else {
+            Err(format!(
+                "{} blocks are still held at the end",
+                report.blocks
+            ))
+        }
     }
 }
 
 fn connect(gpu: &Gpu, session: &Session) -> Result<Participant, String> {
-    Participant::builder(gpu.clone()).connect(session.socket_path()).map_err(|e| explain(&e))
+    Participant::builder(gpu.clone())
+        .connect(session.socket_path())
+        .map_err(|e| explain(&e))
 }
 
-fn claim(participant: &Participant, descriptor: &Descriptor, wait: Wait<'_>) -> Result<gpu_ipc::ReceivedBlock, String> {
-    participant.claim(descriptor.as_bytes(), wait, Some(PATIENCE)).map_err(|e| e.to_string())
+fn claim(
+    participant: &Participant,
+    descriptor: &Descriptor,
+    wait: Wait<'_>,
+) -> Result<gpu_ipc::ReceivedBlock, String> {
+    participant
+        .claim(descriptor.as_bytes(), wait, Some(PATIENCE))
+        .map_err(|e| e.to_string())
 }
 
 /// The time that this thread has run.

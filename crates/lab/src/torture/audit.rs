@@ -10,15 +10,17 @@ use gpu_ipc::{BackendKind, Error, Gpu};
 use super::options::Control;
 use super::shared_stats::{Board, Count};
 
-/// A source of regions that counts what is taken twice or given back twice, and that overwrites what is given back
-/// where it can reach it: a holder that it was taken from too early sees that at once.
+/// A source of regions that counts what is taken twice or given back twice, and that overwrites
+/// what is given back where it can reach it: a holder that it was taken from too early sees that at
+/// once.
 #[derive(Debug)]
 pub struct Audit {
     source: Arc<Arena>,
     board: &'static Board,
     reachable: bool,
     control: Option<Control>,
-    /// What is taken, by address, since it may lie across regions: its length, and the region that it begins in.
+    /// What is taken, by address, since it may lie across regions: its length, and the region that
+    /// it begins in.
     taken: Mutex<BTreeMap<u64, (u64, Arc<Region>)>>,
 }
 
@@ -26,8 +28,8 @@ pub struct Audit {
 const FREED: u8 = 0xdd;
 
 impl Audit {
-    /// Makes one on an arena of its own with regions of this length, which are pieces of one range if it grows in
-    /// place.
+    /// Makes one on an arena of its own with regions of this length, which are pieces of one range
+    /// if it grows in place.
     pub fn new(
         gpu: Gpu,
         region_bytes: u64,
@@ -38,7 +40,13 @@ impl Audit {
         let reachable = gpu.kind() == BackendKind::Host;
         let options = ArenaOptions::default().growth(Growth::Fixed(region_bytes));
         let source = Arena::new(gpu, options.grows_in_place(in_place))?;
-        Ok(Arc::new(Audit { source, board, reachable, control, taken: Mutex::default() }))
+        Ok(Arc::new(Audit {
+            source,
+            board,
+            reachable,
+            control,
+            taken: Mutex::default(),
+        }))
     }
 
     /// Returns how many pieces are taken and not given back.
@@ -56,7 +64,13 @@ impl Audit {
             && let (Export::Fd(fd), Some(spot)) = (region.export(), region.spot())
             && let Ok(fd) = fd.try_clone()
         {
-            let copy = Region::new(region.id(), region.device(), region.base(), region.len(), Export::Fd(fd));
+            let copy = Region::new(
+                region.id(),
+                region.device(),
+                region.base(),
+                region.len(),
+                Export::Fd(fd),
+            );
             *region = Arc::new(copy.with_spot(spot));
         }
     }
@@ -91,8 +105,9 @@ impl RegionSource for Audit {
         }
         if self.reachable {
             let len = usize::try_from(piece.len).unwrap_or(0);
-            // SAFETY: `write_bytes` asks for writable bytes that nobody has a reference to: the host backend maps a
-            // region until it is freed, which the piece keeps it from, and a piece that is given back is its source's.
+            // SAFETY: `write_bytes` asks for writable bytes that nobody has a reference to: the
+            // host backend maps a region until it is freed, which the piece keeps it from, and a
+            // piece that is given back is its source's.
             unsafe { (piece.ptr().0 as *mut u8).write_bytes(FREED, len) };
         }
         self.source.give_back(piece);

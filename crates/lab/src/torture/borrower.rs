@@ -48,8 +48,15 @@ impl Leases {
             builder = builder.mapping_cache(0, 0);
         }
         match builder.connect(path) {
-            Ok(participant) => Ok(Some(Leases { board: seat.board, host: device.host, copier, participant })),
-            Err(Error::Refused { .. } | Error::ProducerGone { .. } | Error::Deadline { .. }) => Ok(None),
+            Ok(participant) => Ok(Some(Leases {
+                board: seat.board,
+                host: device.host,
+                copier,
+                participant,
+            })),
+            Err(Error::Refused { .. } | Error::ProducerGone { .. } | Error::Deadline { .. }) => {
+                Ok(None)
+            }
             Err(error) if is_few_files(&error) => {
                 seat.board.count(Count::FewFiles);
                 Ok(None)
@@ -65,19 +72,32 @@ impl Leases {
 fn few_files(dice: &mut Dice) -> Result<(), String> {
     let open = std::fs::read_dir("/proc/self/fd").map_or(16, Iterator::count) as u64;
     let most = open + 3 + dice.below(16);
-    setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: Some(most) })
-        .map_err(|e| format!("setrlimit: {e}"))
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(most),
+            maximum: Some(most),
+        },
+    )
+    .map_err(|e| format!("setrlimit: {e}"))
 }
 
 /// Says whether a call failed for want of a descriptor.
 pub fn is_few_files(error: &Error) -> bool {
     let source = match error {
-        Error::System { source, .. } | Error::Connect { source: Some(source), .. } => source,
+        Error::System { source, .. }
+        | Error::Connect {
+            source: Some(source),
+            ..
+        } => source,
         _ => return false,
     };
-    // The kernel counts what is on its way against the same limit, for all processes of the user together: what
-    // visitors sent to a stopped producer, too.
-    matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ETOOMANYREFS))
+    // The kernel counts what is on its way against the same limit, for all processes of the user
+    // together: what visitors sent to a stopped producer, too.
+    matches!(
+        source.raw_os_error(),
+        Some(libc::EMFILE | libc::ETOOMANYREFS)
+    )
 }
 
 impl Borrower for Leases {
@@ -88,16 +108,25 @@ impl Borrower for Leases {
     }
 
     fn take(&mut self, message: &Message, dice: &mut Dice) -> Result<Taken<ReceivedBlock>, String> {
-        let wait = if dice.in_thousand(700) { Wait::Stream(self.copier.stream()) } else { Wait::Host };
+        let wait = if dice.in_thousand(700) {
+            Wait::Stream(self.copier.stream())
+        } else {
+            Wait::Host
+        };
         match self.participant.claim(&message.bytes, wait, Some(CLAIMING)) {
             Ok(block) => Ok(Taken::Held(block)),
             Err(ClaimError::AlreadyClaimed) => Ok(Taken::Refused),
             Err(ClaimError::ProducerGone) => Ok(Taken::Gone),
             // It was for another, came late, or met a stopped producer.
-            Err(ClaimError::Refused { .. } | ClaimError::Revoked | ClaimError::Stale | ClaimError::WouldBlock) => {
+            Err(
+                ClaimError::Refused { .. }
+                | ClaimError::Revoked
+                | ClaimError::Stale
+                | ClaimError::WouldBlock,
+            ) => Ok(Taken::Nothing),
+            Err(ClaimError::Backend(Error::Deadline { .. } | Error::Exhausted { .. })) => {
                 Ok(Taken::Nothing)
             }
-            Err(ClaimError::Backend(Error::Deadline { .. } | Error::Exhausted { .. })) => Ok(Taken::Nothing),
             Err(ClaimError::Backend(error)) if is_few_files(&error) => {
                 self.board.count(Count::FewFiles);
                 Ok(Taken::Nothing)
@@ -107,18 +136,27 @@ impl Borrower for Leases {
     }
 
     fn is_intact(&mut self, held: &ReceivedBlock, message: &Message) -> Result<bool, String> {
-        let intact = self.copier.holds(held, message.stamp).map_err(|e| explain(&e))?;
+        let intact = self
+            .copier
+            .holds(held, message.stamp)
+            .map_err(|e| explain(&e))?;
         // Of what its producer never finished nothing is promised.
         if intact || held.state() == State::Poisoned {
             return Ok(true);
         }
-        // A late write says when its process died. A block that was allocated when the quarantine was over is nobody's
-        // mistake but the machine's; if anything else in it has changed, too, it is somebody's.
+        // A late write says when its process died. A block that was allocated when the quarantine
+        // was over is nobody's mistake but the machine's; if anything else in it has changed, too,
+        // it is somebody's.
         let is_late = |word: u64| {
             let died = word.checked_sub(LATE);
-            died.is_some_and(|died| message.since >= died.saturating_add(QUARANTINE.as_micros() as u64))
+            died.is_some_and(|died| {
+                message.since >= died.saturating_add(QUARANTINE.as_micros() as u64)
+            })
         };
-        let lawful = self.copier.differences(message.stamp).all(|(_, word)| is_late(word));
+        let lawful = self
+            .copier
+            .differences(message.stamp)
+            .all(|(_, word)| is_late(word));
         if lawful {
             self.board.count(Count::TooLate);
         }
@@ -127,17 +165,30 @@ impl Borrower for Leases {
 
     fn describe(&self, held: &ReceivedBlock, message: &Message) -> String {
         let changed = self.copier.differences(message.stamp).count();
-        let (index, first) = self.copier.differences(message.stamp).next().unwrap_or((0, 0));
-        let died = (first >> 48 == LATE >> 48).then(|| format!(", of one that died at {} us", first - LATE));
+        let (index, first) = self
+            .copier
+            .differences(message.stamp)
+            .next()
+            .unwrap_or((0, 0));
+        let died = (first >> 48 == LATE >> 48)
+            .then(|| format!(", of one that died at {} us", first - LATE));
         let (state, died) = (held.state(), died.unwrap_or_default());
-        format!("{state:?}, {changed} of {} words, the first of them word {index}: {first:#018x}{died}", held.len() / 8)
+        format!(
+            "{state:?}, {changed} of {} words, the first of them word {index}: {first:#018x}{died}",
+            held.len() / 8
+        )
     }
 
     fn is_gone(&self) -> bool {
         self.participant.is_producer_gone()
     }
 
-    fn forward(&mut self, held: &ReceivedBlock, to: u64, message: &Message) -> Result<Option<Message>, String> {
+    fn forward(
+        &mut self,
+        held: &ReceivedBlock,
+        to: u64,
+        message: &Message,
+    ) -> Result<Option<Message>, String> {
         match held.forward(To::Participant(ParticipantId(to)), Some(CLAIMING)) {
             Ok(descriptor) => Ok(Some(Message {
                 grant: self.board.next_grant(),
@@ -163,19 +214,27 @@ impl Borrower for Leases {
 
     fn memory(&self, held: &ReceivedBlock) -> Option<(*mut u8, usize)> {
         let len = usize::try_from(held.len()).ok()?;
-        self.host.as_ref().map(|_| (held.device_ptr().0 as *mut u8, len))
+        self.host
+            .as_ref()
+            .map(|_| (held.device_ptr().0 as *mut u8, len))
     }
 
     fn write_late(&mut self, held: &ReceivedBlock, delay: Duration) -> Result<bool, String> {
         if let Some(host) = &self.host {
-            return match host.arm_late_write(held.device_ptr(), &(LATE + microseconds()).to_le_bytes(), delay) {
+            return match host.arm_late_write(
+                held.device_ptr(),
+                &(LATE + microseconds()).to_le_bytes(),
+                delay,
+            ) {
                 Ok(()) => Ok(true),
                 // Its helper process needs descriptors too.
                 Err(Error::System { .. }) => Ok(false),
                 Err(error) => Err(explain(&error)),
             };
         }
-        self.copier.overwrite(held, SCRIBBLE, WRITES).map_err(|e| explain(&e))?;
+        self.copier
+            .overwrite(held, SCRIBBLE, WRITES)
+            .map_err(|e| explain(&e))?;
         Ok(true)
     }
 }

@@ -1,5 +1,5 @@
-//! A consumer of a run: it takes what it is sent, looks at it before and after it held it, and sometimes forks,
-//! forwards or dies on its own account.
+//! A consumer of a run: it takes what it is sent, looks at it before and after it held it, and
+//! sometimes forks, forwards or dies on its own account.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -25,9 +25,11 @@ const LATEST_MS: u64 = 40;
 /// The exit status of a process that could not kill itself: what a shell gives for one that was.
 pub const KILLED: i32 = 128 + libc::SIGKILL;
 
-/// Counts the regions that this process maps of the host's devices. On a GPU mappings are the driver's to count.
+/// Counts the regions that this process maps of the host's devices. On a GPU mappings are the
+/// driver's to count.
 fn mapped_regions() -> u64 {
-    std::fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.matches("/memfd:gpu-ipc-host").count()) as u64
+    std::fs::read_to_string("/proc/self/maps")
+        .map_or(0, |maps| maps.matches("/memfd:gpu-ipc-host").count()) as u64
 }
 
 struct Lease<H> {
@@ -51,7 +53,10 @@ pub fn run(seat: &Seat) -> Result<(), String> {
     }
     // Before it may have few descriptors.
     let sockets = |e: std::io::Error| format!("a socket cannot be made: {e}");
-    let boxes = (Inbox::open(&seat.dir, seat.serial).map_err(sockets)?, Outbox::new(&seat.dir).map_err(sockets)?);
+    let boxes = (
+        Inbox::open(&seat.dir, seat.serial).map_err(sockets)?,
+        Outbox::new(&seat.dir).map_err(sockets)?,
+    );
     if seat.control.is_some_and(Control::is_no_library) {
         return Consumer::serve(seat, &mut Loans::open(seat)?, boxes, dice);
     }
@@ -75,10 +80,16 @@ struct Consumer<'a, B: Borrower> {
 }
 
 impl<B: Borrower> Consumer<'_, B> {
-    fn serve(seat: &Seat, borrower: &mut B, (inbox, outbox): (Inbox, Outbox), dice: Dice) -> Result<(), String> {
+    fn serve(
+        seat: &Seat,
+        borrower: &mut B,
+        (inbox, outbox): (Inbox, Outbox),
+        dice: Dice,
+    ) -> Result<(), String> {
         let me = seat.board.member(seat.slot);
         me.producer.store(seat.producer, Ordering::Relaxed);
-        me.participant.store(borrower.participant(), Ordering::Relaxed);
+        me.participant
+            .store(borrower.participant(), Ordering::Relaxed);
         me.serial.store(seat.serial, Ordering::Release);
         let board = seat.board;
         Consumer {
@@ -101,10 +112,17 @@ impl<B: Borrower> Consumer<'_, B> {
             if self.board.phase() == Phase::Work
                 && let Some(course) = &mut self.course
             {
-                course.look(|| Vitals { regions: mapped_regions(), ..Vitals::read() });
+                course.look(|| Vitals {
+                    regions: mapped_regions(),
+                    ..Vitals::read()
+                });
             }
             let leaving = self.board.phase() >= Phase::LetGo;
-            let message = if self.leases.len() < MOST_HELD { self.inbox.take() } else { None };
+            let message = if self.leases.len() < MOST_HELD {
+                self.inbox.take()
+            } else {
+                None
+            };
             if self.borrower.is_gone() {
                 break;
             }
@@ -113,8 +131,14 @@ impl<B: Borrower> Consumer<'_, B> {
                 None => std::thread::sleep(Duration::from_micros(500)),
             }
             let now = Instant::now();
-            while let Some(place) = self.leases.iter().position(|lease| lease.until <= now || leaving) {
-                let Some(lease) = self.leases.remove(place) else { break };
+            while let Some(place) = self
+                .leases
+                .iter()
+                .position(|lease| lease.until <= now || leaving)
+            {
+                let Some(lease) = self.leases.remove(place) else {
+                    break;
+                };
                 self.end(lease, leaving)?;
             }
             if leaving && message.is_none() {
@@ -123,7 +147,11 @@ impl<B: Borrower> Consumer<'_, B> {
                 }
                 me.ending.store(2, Ordering::Release);
             }
-            if self.seat.control.is_none() && self.seat.lasts.is_none() && !leaving && self.dice.in_thousand(1) {
+            if self.seat.control.is_none()
+                && self.seat.lasts.is_none()
+                && !leaving
+                && self.dice.in_thousand(1)
+            {
                 self.misbehave()?;
             }
         }
@@ -149,7 +177,12 @@ impl<B: Borrower> Consumer<'_, B> {
                 }
                 self.look(message, &held, "when it was claimed")?;
                 let until = Instant::now() + Duration::from_millis(self.dice.below(HOLD_MS));
-                self.leases.push_back(Lease { message: message.clone(), held, until, shared: !message.exclusive });
+                self.leases.push_back(Lease {
+                    message: message.clone(),
+                    held,
+                    until,
+                    shared: !message.exclusive,
+                });
             }
             Taken::Refused => self.board.count(Count::Refused),
             Taken::Nothing | Taken::Gone => {}
@@ -176,7 +209,9 @@ impl<B: Borrower> Consumer<'_, B> {
         if !leaving && self.dice.in_thousand(50) {
             let partners = self.board.partners(self.seat.producer);
             if let Some(&(serial, participant)) = self.dice.one_of(&partners)
-                && let Some(message) = self.borrower.forward(&lease.held, participant, &lease.message)?
+                && let Some(message) =
+                    self.borrower
+                        .forward(&lease.held, participant, &lease.message)?
             {
                 self.board.count(Count::Forwards);
                 self.outbox.send(&message, serial);
@@ -199,7 +234,9 @@ impl<B: Borrower> Consumer<'_, B> {
             }
             // A child that goes on writing, as the work of its dead parent does.
             3..6 => {
-                let memory: Vec<_> = exclusive.filter_map(|lease| self.borrower.memory(&lease.held)).collect();
+                let memory: Vec<_> = exclusive
+                    .filter_map(|lease| self.borrower.memory(&lease.held))
+                    .collect();
                 me.forked.store(1, Ordering::Release);
                 if fork::child(Duration::from_millis(self.dice.below(800)), &memory)? {
                     self.board.count(Count::Forks);
@@ -218,7 +255,8 @@ impl<B: Borrower> Consumer<'_, B> {
                 if armed {
                     self.board.count(Count::LateWrites);
                     if me.forked.load(Ordering::Acquire) == 0 {
-                        self.board.note_death(self.seat.producer, self.borrower.participant());
+                        self.board
+                            .note_death(self.seat.producer, self.borrower.participant());
                     }
                     die();
                 }

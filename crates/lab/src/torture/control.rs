@@ -1,9 +1,10 @@
-//! What must be found: two ways of lending memory that lose blocks or take them too early, under the same torture.
+//! What must be found: two ways of lending memory that lose blocks or take them too early, under
+//! the same torture.
 //!
-//! - A plain shared counter: the holder adds one and takes one off. One that is killed leaves no trace of who it was,
-//!   and its block never comes back.
-//! - A blind time-out: a block is free a fixed time after it was lent, held or not. A holder that was stopped meanwhile
-//!   finds another generation in it.
+//! - A plain shared counter: the holder adds one and takes one off. One that is killed leaves no
+//!   trace of who it was, and its block never comes back.
+//! - A blind time-out: a block is free a fixed time after it was lent, held or not. A holder that
+//!   was stopped meanwhile finds another generation in it.
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
@@ -58,29 +59,53 @@ impl Arena {
         let making = |e: std::io::Error| format!("the control's memory cannot be made: {e}");
         let path = path(seat, seat.serial);
         let unfinished = path.with_extension("new");
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&unfinished).map_err(making)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&unfinished)
+            .map_err(making)?;
         file.set_len(size_of::<Cells>() as u64).map_err(making)?;
         std::fs::rename(unfinished, path).map_err(making)?;
         let cells = map(&file).map_err(making)?;
         let control = seat.control.ok_or("only a control has such memory")?;
-        Ok(Arena { board: seat.board, control, cells, free: (0..BLOCKS).collect(), lent: Vec::new() })
+        Ok(Arena {
+            board: seat.board,
+            control,
+            cells,
+            free: (0..BLOCKS).collect(),
+            lent: Vec::new(),
+        })
     }
 
     fn is_back(&self, block: usize, since: Instant) -> bool {
         match self.control {
             Control::Counter => self.cells.0[block].holders.load(Ordering::Acquire) == 0,
-            Control::BlindTimeout | Control::UnpinnedPiece | Control::BlindBroker => since.elapsed() >= BLIND,
+            Control::BlindTimeout | Control::UnpinnedPiece | Control::BlindBroker => {
+                since.elapsed() >= BLIND
+            }
         }
     }
 }
 
 impl Lender for Arena {
-    fn lend(&mut self, dice: &mut Dice, partners: &[(u64, u64)], outbox: &Outbox) -> Result<(), String> {
-        let Some(&(serial, _)) = dice.one_of(partners) else { return Ok(()) };
-        let Some(block) = self.free.pop_front() else { return Ok(()) };
+    fn lend(
+        &mut self,
+        dice: &mut Dice,
+        partners: &[(u64, u64)],
+        outbox: &Outbox,
+    ) -> Result<(), String> {
+        let Some(&(serial, _)) = dice.one_of(partners) else {
+            return Ok(());
+        };
+        let Some(block) = self.free.pop_front() else {
+            return Ok(());
+        };
         let grant = self.board.next_grant();
         let cell = &self.cells.0[block];
-        cell.words.iter().for_each(|word| word.store(grant, Ordering::Release));
+        cell.words
+            .iter()
+            .for_each(|word| word.store(grant, Ordering::Release));
         cell.holders.fetch_add(1, Ordering::AcqRel);
         let message = Message {
             grant,
@@ -140,9 +165,17 @@ impl Loans {
     /// Maps the producer's memory.
     pub fn open(seat: &Seat) -> Result<Loans, String> {
         let opening = |e: std::io::Error| format!("the control's memory cannot be mapped: {e}");
-        let file = OpenOptions::new().read(true).write(true).open(path(seat, seat.producer)).map_err(opening)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path(seat, seat.producer))
+            .map_err(opening)?;
         let control = seat.control.ok_or("only a control has such memory")?;
-        Ok(Loans { control, cells: map(&file).map_err(opening)?, serial: seat.serial })
+        Ok(Loans {
+            control,
+            cells: map(&file).map_err(opening)?,
+            serial: seat.serial,
+        })
     }
 }
 
@@ -154,17 +187,31 @@ impl Borrower for Loans {
     }
 
     fn take(&mut self, message: &Message, _: &mut Dice) -> Result<Taken<Loan>, String> {
-        let number = message.bytes.as_slice().try_into().map(u64::from_le_bytes).map_err(|e| e.to_string())?;
+        let number = message
+            .bytes
+            .as_slice()
+            .try_into()
+            .map(u64::from_le_bytes)
+            .map_err(|e| e.to_string())?;
         let cell = self.cells.0.get(number as usize).ok_or("no such block")?;
         // Only who holds it can be robbed: a message that came late is nobody's lease.
-        if self.control == Control::BlindTimeout && cell.words[0].load(Ordering::Acquire) != message.stamp {
+        if self.control == Control::BlindTimeout
+            && cell.words[0].load(Ordering::Acquire) != message.stamp
+        {
             return Ok(Taken::Nothing);
         }
-        Ok(Taken::Held(Loan { control: self.control, cell }))
+        Ok(Taken::Held(Loan {
+            control: self.control,
+            cell,
+        }))
     }
 
     fn is_intact(&mut self, held: &Loan, message: &Message) -> Result<bool, String> {
-        Ok(held.cell.words.iter().all(|word| word.load(Ordering::Acquire) == message.stamp))
+        Ok(held
+            .cell
+            .words
+            .iter()
+            .all(|word| word.load(Ordering::Acquire) == message.stamp))
     }
 
     fn describe(&self, _: &Loan, _: &Message) -> String {

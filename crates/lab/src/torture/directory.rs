@@ -30,7 +30,10 @@ impl Drop for Dir {
 fn sweep(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(FOLDER)).and_then(|pid| pid.parse::<u32>().ok());
+        let pid = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(FOLDER))
+            .and_then(|pid| pid.parse::<u32>().ok());
         if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
             // Another user's stays.
             let _ = std::fs::remove_dir_all(entry.path());

@@ -5,11 +5,12 @@ use std::time::Duration;
 /// What a child writes into memory that its dead parent held.
 const SCRIBBLE: u8 = 0xa5;
 
-/// Forks a child that ends by itself after a time, and until then writes to memory again and again. Says whether it was
-/// forked: the system may have no room for another process.
+/// Forks a child that ends by itself after a time, and until then writes to memory again and again.
+/// Says whether it was forked: the system may have no room for another process.
 pub fn child(lives: Duration, memory: &[(*mut u8, usize)]) -> Result<bool, String> {
     let rounds = lives.as_millis() + 1;
-    // SAFETY: `fork` asks that the child of a process with threads calls only async-signal-safe functions: `live` does.
+    // SAFETY: `fork` asks that the child of a process with threads calls only async-signal-safe
+    // functions: `live` does.
     match unsafe { libc::fork() } {
         -1 => match std::io::Error::last_os_error() {
             error if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
@@ -22,12 +23,15 @@ pub fn child(lives: Duration, memory: &[(*mut u8, usize)]) -> Result<bool, Strin
 
 /// Writes and waits for a millisecond, for this many rounds, then ends.
 fn live(rounds: u128, memory: &[(*mut u8, usize)]) -> ! {
-    let millisecond = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+    let millisecond = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
+    };
     for _ in 0..rounds {
         for &(start, len) in memory {
-            // SAFETY: `write_bytes` asks for writable bytes: blocks that the parent held, whose mappings a forked child
-            // has too and nobody takes away. Other processes may write there at the same time; no value read depends on
-            // it.
+            // SAFETY: `write_bytes` asks for writable bytes: blocks that the parent held, whose
+            // mappings a forked child has too and nobody takes away. Other processes may write
+            // there at the same time; no value read depends on it.
             unsafe { start.write_bytes(SCRIBBLE, len) };
         }
         // SAFETY: `nanosleep` asks for a valid time; the rest may be null.

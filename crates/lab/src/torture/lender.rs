@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use gpu_ipc::backend::RegionSource;
 use gpu_ipc::session::ShareOptions;
-use gpu_ipc::{After, BackendKind, Claims, Descriptor, Error, Gpu, ParticipantId, SentBlock, Session, To};
+use gpu_ipc::{
+    After, BackendKind, Claims, Descriptor, Error, Gpu, ParticipantId, SentBlock, Session, To,
+};
 
 use super::audit::Audit;
 use super::message::{self, Message, Outbox};
@@ -60,13 +62,20 @@ impl Sessions {
     pub fn open(seat: &Seat) -> Result<Sessions, String> {
         let gpu: Gpu = seat.gpu()?.gpu;
         // Every second one grows in place, where the device can.
-        let in_place = gpu.caps().ranges && (seat.serial % 2 == 1 || seat.control == Some(Control::UnpinnedPiece));
+        let in_place = gpu.caps().ranges
+            && (seat.serial % 2 == 1 || seat.control == Some(Control::UnpinnedPiece));
         let region_bytes = REGION_BYTES.max(gpu.caps().granularity);
-        let audit = Audit::new(gpu.clone(), region_bytes, in_place, seat.board, seat.control);
+        let audit = Audit::new(
+            gpu.clone(),
+            region_bytes,
+            in_place,
+            seat.board,
+            seat.control,
+        );
         let audit = audit.map_err(|e| explain(&e))?;
         let source: Arc<dyn RegionSource> = audit.clone();
-        // So that others come as far as to be refused by who they are, the directory is what keeps them away, and not
-        // the socket's mode.
+        // So that others come as far as to be refused by who they are, the directory is what keeps
+        // them away, and not the socket's mode.
         let session = Session::builder(gpu.clone())
             .allow_uids([NO_USER])
             .socket(message::session(&seat.dir, seat.serial))
@@ -84,7 +93,11 @@ impl Sessions {
             audit,
             gpu,
             session,
-            large: if in_place { region_bytes / 4 * 3 } else { 64 << 10 },
+            large: if in_place {
+                region_bytes / 4 * 3
+            } else {
+                64 << 10
+            },
             kept: VecDeque::new(),
             is_small: seat.is_small,
             course: None,
@@ -102,22 +115,35 @@ impl Sessions {
 
     fn vitals(&self) -> Vitals {
         let usage = self.audit.usage();
-        // The host's devices are this process' own, and know what is taken from them; a GPU is everybody's.
-        let info =
-            self.gpu.backend().memory_info(self.gpu.device()).ok().filter(|_| self.gpu.kind() == BackendKind::Host);
+        // The host's devices are this process' own, and know what is taken from them; a GPU is
+        // everybody's.
+        let info = self
+            .gpu
+            .backend()
+            .memory_info(self.gpu.device())
+            .ok()
+            .filter(|_| self.gpu.kind() == BackendKind::Host);
         let device_bytes = info.map_or(usage.reserved, |info| info.total_bytes - info.free_bytes);
         let rows = self.session.stats().participants;
-        Vitals { rows, regions: usage.regions, device_bytes, ..Vitals::read() }
+        Vitals {
+            rows,
+            regions: usage.regions,
+            device_bytes,
+            ..Vitals::read()
+        }
     }
 
-    /// Waits until every region has been given back, and until the process takes no more than before anybody came, if
-    /// that is known; says what is missing.
+    /// Waits until every region has been given back, and until the process takes no more than
+    /// before anybody came, if that is known; says what is missing.
     fn rest(&self) -> (u64, Option<String>) {
         let end = Instant::now() + PATIENCE;
         loop {
             let trimmed = self.session.trim();
             let usage = self.audit.usage();
-            let above = self.course.as_ref().and_then(|(before, _)| self.vitals().above(*before));
+            let above = self
+                .course
+                .as_ref()
+                .and_then(|(before, _)| self.vitals().above(*before));
             if (usage.regions == 0 && above.is_none()) || Instant::now() > end {
                 let above = above.or_else(|| trimmed.err().map(|e| explain(&e)));
                 return (usage.regions, above);
@@ -139,7 +165,11 @@ impl Sessions {
                 Ok(Some(block))
             }
             Err(Error::OutOfMemory { .. }) => {
-                self.board.count(if self.is_small { Count::NoRoom } else { Count::OutOfMemory });
+                self.board.count(if self.is_small {
+                    Count::NoRoom
+                } else {
+                    Count::OutOfMemory
+                });
                 // Regions that nobody uses can be taken by others.
                 if dice.in_thousand(200) {
                     self.session.trim().map_err(|e| explain(&e))?;
@@ -150,12 +180,21 @@ impl Sessions {
         }
     }
 
-    fn share(&mut self, dice: &mut Dice, block: &SentBlock, to: ParticipantId) -> Result<Option<Grant>, String> {
+    fn share(
+        &mut self,
+        dice: &mut Dice,
+        block: &SentBlock,
+        to: ParticipantId,
+    ) -> Result<Option<Grant>, String> {
         let (to, most, exclusive) = match dice.below(10) {
             0 => (To::Ticket(Claims::Once), 1, true),
             1 => {
                 let times = 2 + dice.below(3) as u32;
-                (To::Ticket(NonZeroU32::new(times).map_or(Claims::Once, Claims::Times)), times, false)
+                (
+                    To::Ticket(NonZeroU32::new(times).map_or(Claims::Once, Claims::Times)),
+                    times,
+                    false,
+                )
             }
             2 => (To::Ticket(Claims::Unlimited), 0, false),
             _ => (To::Participant(to), 1, true),
@@ -167,7 +206,11 @@ impl Sessions {
             After::Done
         };
         match block.share(to, after) {
-            Ok(descriptor) => Ok(Some(Grant { descriptor, most, exclusive })),
+            Ok(descriptor) => Ok(Some(Grant {
+                descriptor,
+                most,
+                exclusive,
+            })),
             // It died, or is about to.
             Err(Error::ParticipantGone { .. }) => Ok(None),
             Err(Error::Exhausted { .. }) => {
@@ -178,7 +221,8 @@ impl Sessions {
         }
     }
 
-    /// Sends a grant to its addressee, or a ticket to some; or loses it, or sends it twice, or takes it back.
+    /// Sends a grant to its addressee, or a ticket to some; or loses it, or sends it twice, or
+    /// takes it back.
     fn send(
         &self,
         dice: &mut Dice,
@@ -196,7 +240,8 @@ impl Sessions {
         }
         let number = self.board.next_grant();
         let user = grant.descriptor.user();
-        let word = |at: usize| u64::from_le_bytes(user[at..at + 8].try_into().expect("eight of 64 bytes"));
+        let word =
+            |at: usize| u64::from_le_bytes(user[at..at + 8].try_into().expect("eight of 64 bytes"));
         let message = Message {
             grant: number,
             stamp: word(0),
@@ -223,7 +268,9 @@ impl Sessions {
 
     /// Grants until the addressee's counter file has no slot left.
     fn fill_up(&mut self, dice: &mut Dice, to: ParticipantId) -> Result<(), String> {
-        let Some(block) = self.block(dice, 0)? else { return Ok(()) };
+        let Some(block) = self.block(dice, 0)? else {
+            return Ok(());
+        };
         let options = ShareOptions::default().time_to_live(Some(Duration::from_millis(100)));
         loop {
             match block.share_with(To::Participant(to), After::Done, &options) {
@@ -240,8 +287,15 @@ impl Sessions {
 }
 
 impl Lender for Sessions {
-    fn lend(&mut self, dice: &mut Dice, partners: &[(u64, u64)], outbox: &Outbox) -> Result<(), String> {
-        let Some(&(serial, participant)) = dice.one_of(partners) else { return Ok(()) };
+    fn lend(
+        &mut self,
+        dice: &mut Dice,
+        partners: &[(u64, u64)],
+        outbox: &Outbox,
+    ) -> Result<(), String> {
+        let Some(&(serial, participant)) = dice.one_of(partners) else {
+            return Ok(());
+        };
         let participant = ParticipantId(participant);
         if dice.in_thousand(1) && dice.in_thousand(300) {
             return self.fill_up(dice, participant);
@@ -251,15 +305,22 @@ impl Lender for Sessions {
         }
         let stamp = self.board.next_grant();
         let since = microseconds();
-        let Some(block) = self.block(dice, stamp)? else { return Ok(()) };
-        let Some(mut grant) = self.share(dice, &block, participant)? else { return Ok(()) };
+        let Some(block) = self.block(dice, stamp)? else {
+            return Ok(());
+        };
+        let Some(mut grant) = self.share(dice, &block, participant)? else {
+            return Ok(());
+        };
         let mut user = [0; 64];
         user[..8].copy_from_slice(&stamp.to_le_bytes());
         user[8..16].copy_from_slice(&since.to_le_bytes());
         grant.descriptor = grant.descriptor.with_user(user);
         self.send(dice, &block, &grant, serial, partners, outbox)?;
         if dice.in_thousand(300) && self.kept.len() < MOST_KEPT {
-            self.kept.push_back((Instant::now() + Duration::from_millis(dice.below(40)), block));
+            self.kept.push_back((
+                Instant::now() + Duration::from_millis(dice.below(40)),
+                block,
+            ));
         }
         Ok(())
     }
@@ -273,7 +334,13 @@ impl Lender for Sessions {
         self.kept.retain(|(until, _)| *until > now);
         if self.board.has_deaths(self.serial) {
             self.session.collect();
-            let holders: Vec<u64> = self.session.stats().holders.iter().map(|holder| holder.participant.0).collect();
+            let holders: Vec<u64> = self
+                .session
+                .stats()
+                .holders
+                .iter()
+                .map(|holder| holder.participant.0)
+                .collect();
             self.board.time_reclaims(self.serial, &holders);
         }
     }
@@ -322,6 +389,8 @@ impl Lender for Sessions {
                 report.holders,
             ));
         }
-        (self.audit.outstanding() as u64).max(report.blocks).max(stats.leaked_blocks)
+        (self.audit.outstanding() as u64)
+            .max(report.blocks)
+            .max(stats.leaked_blocks)
     }
 }

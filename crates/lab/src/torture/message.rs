@@ -1,4 +1,5 @@
-//! What goes from a producer to a consumer, and from there to the next: a datagram, which may be lost.
+//! What goes from a producer to a consumer, and from there to the next: a datagram, which may be
+//! lost.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -97,12 +98,18 @@ impl Outbox {
     pub fn new(dir: &Path) -> io::Result<Outbox> {
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
-        Ok(Outbox { socket, dir: dir.to_owned() })
+        Ok(Outbox {
+            socket,
+            dir: dir.to_owned(),
+        })
     }
 
-    /// Sends a message, and says whether it is on its way: a consumer may be dead, or stopped with its box full.
+    /// Sends a message, and says whether it is on its way: a consumer may be dead, or stopped with
+    /// its box full.
     pub fn send(&self, message: &Message, consumer: u64) -> bool {
-        self.socket.send_to(&message.encode(), address(&self.dir, consumer)).is_ok()
+        self.socket
+            .send_to(&message.encode(), address(&self.dir, consumer))
+            .is_ok()
     }
 }
 
@@ -117,7 +124,15 @@ mod tests {
         let outbox = Outbox::new(dir.path()).expect("a socket");
         for (exclusive, across) in [(true, false), (false, true)] {
             let bytes = vec![7; 256];
-            let message = Message { grant: 1 << 40, stamp: 3, since: 9, most: 2, exclusive, across, bytes };
+            let message = Message {
+                grant: 1 << 40,
+                stamp: 3,
+                since: 9,
+                most: 2,
+                exclusive,
+                across,
+                bytes,
+            };
             assert!(outbox.send(&message, 5));
             assert!(!outbox.send(&message, 6), "nobody is there");
             assert_eq!(inbox.take(), Some(message));

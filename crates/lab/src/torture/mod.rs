@@ -1,17 +1,20 @@
-//! Torture: producers and consumers that are killed, stopped and forked at random, and an oracle that is in the blocks.
+//! Torture: producers and consumers that are killed, stopped and forked at random, and an oracle
+//! that is in the blocks.
 //!
-//! 1. `options`: what a run is asked for. `supervisor` starts the other processes (`process`), in a `directory` that
-//!    goes with the run, torments them, and counts what they found (`report`).
-//! 2. `seat`: which process one is. `producer`, `consumer`: what each of them does; `sides`: how it gets at memory;
-//!    `lender`, `borrower`: by the library; `control`: by a method that must fail. `visitor`: connections that are
-//!    opened and abandoned.
-//! 3. `shared_stats`: what they count in memory that outlives each of them; `message`: what goes between them; `audit`:
-//!    which bytes a session takes and gives back; `fork`: children that live on.
+//! 1. `options`: what a run is asked for. `supervisor` starts the other processes (`process`), in a
+//!    `directory` that goes with the run, torments them, and counts what they found (`report`).
+//! 2. `seat`: which process one is. `producer`, `consumer`: what each of them does; `sides`: how it
+//!    gets at memory; `lender`, `borrower`: by the library; `control`: by a method that must fail.
+//!    `visitor`: connections that are opened and abandoned.
+//! 3. `shared_stats`: what they count in memory that outlives each of them; `message`: what goes
+//!    between them; `audit`: which bytes a session takes and gives back; `fork`: children that live
+//!    on.
 //!
 //! `objects` is the same for a broker: writers, readers, brokers and keepers.
 //!
-//! Every block is filled with its generation. A holder compares all bytes before and after; returned bytes are
-//! overwritten at once where the CPU can reach them. docs/TESTING.md lists what is done, and to which process.
+//! Every block is filled with its generation. A holder compares all bytes before and after;
+//! returned bytes are overwritten at once where the CPU can reach them. docs/TESTING.md lists what
+//! is done, and to which process.
 
 mod audit;
 mod borrower;
@@ -43,7 +46,9 @@ use seat::Seat;
 
 /// Runs a torture.
 pub fn run(options: &TortureOptions) -> Outcome {
-    let of_brokers = options.control.map(|control| control == Control::BlindBroker);
+    let of_brokers = options
+        .control
+        .map(|control| control == Control::BlindBroker);
     if of_brokers.is_some_and(|of_brokers| of_brokers != options.broker) {
         let why = "--control blind-broker goes with --broker, and the other controls without it";
         return output::fail(why, options.json, Outcome::Finding);
@@ -67,12 +72,31 @@ pub fn run(options: &TortureOptions) -> Outcome {
             for crash in &crashes {
                 output::complain(crash);
             }
-            let outcome = if report.is_good() { Outcome::Good } else { Outcome::Finding };
-            output::conclude(&if options.json { report.json() } else { report.text() }, outcome)
+            let outcome = if report.is_good() {
+                Outcome::Good
+            } else {
+                Outcome::Finding
+            };
+            output::conclude(
+                &if options.json {
+                    report.json()
+                } else {
+                    report.text()
+                },
+                outcome,
+            )
         }
         Err(why) => {
-            let outcome = if why == supervisor::INTERRUPTED { Outcome::Interrupted } else { Outcome::Finding };
-            output::fail(&format!("the torture stopped: {why}"), options.json, outcome)
+            let outcome = if why == supervisor::INTERRUPTED {
+                Outcome::Interrupted
+            } else {
+                Outcome::Finding
+            };
+            output::fail(
+                &format!("the torture stopped: {why}"),
+                options.json,
+                outcome,
+            )
         }
     }
 }
@@ -80,15 +104,20 @@ pub fn run(options: &TortureOptions) -> Outcome {
 /// Lives as a process of a run.
 pub fn run_member(options: &MemberOptions) -> Outcome {
     child::die_with_parent();
-    let lived = Seat::take(options).and_then(|seat| match (options.visitor, seat.serial == seat.producer) {
-        (true, _) => visitor::run(&seat),
-        (false, true) => producer::run(&seat),
-        (false, false) => consumer::run(&seat),
+    let lived = Seat::take(options).and_then(|seat| {
+        match (options.visitor, seat.serial == seat.producer) {
+            (true, _) => visitor::run(&seat),
+            (false, true) => producer::run(&seat),
+            (false, false) => consumer::run(&seat),
+        }
     });
     match lived {
         Ok(()) => Outcome::Good,
         Err(error) => {
-            output::complain(&format!("process {} of the torture: {error}", options.told.serial));
+            output::complain(&format!(
+                "process {} of the torture: {error}",
+                options.told.serial
+            ));
             Outcome::Finding
         }
     }

@@ -40,7 +40,8 @@ pub struct TortureOptions {
     /// Torment writers and readers of objects, their broker and its keeper, instead of sessions
     #[arg(long)]
     pub broker: bool,
-    /// Lend memory by a method known to be wrong instead of by the library; the run must find the defect
+    /// Lend memory by a method known to be wrong instead of by the library; the run must find the
+    /// defect
     #[arg(long, value_enum)]
     pub control: Option<Control>,
     /// Print one JSON object instead of a text
@@ -56,7 +57,8 @@ pub enum Control {
     Counter,
     /// A time-out that frees what a stopped process holds.
     BlindTimeout,
-    /// The library over memory that grows in place and forgets its pins: pieces go back while they are mapped.
+    /// The library over memory that grows in place and forgets its pins: pieces go back while they
+    /// are mapped.
     UnpinnedPiece,
     /// With --broker: a broker that publishes at the commit's message, without reading the slots.
     BlindBroker,

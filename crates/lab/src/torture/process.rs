@@ -109,17 +109,28 @@ impl Process {
 /// Finds a place on the board that no process has.
 pub fn free_slot(processes: &[Process]) -> Result<usize, String> {
     let taken = |slot: &usize| processes.iter().any(|process| process.slot == *slot);
-    (0..MOST_MEMBERS).find(|slot| !taken(slot)).ok_or_else(|| "too many processes".to_owned())
+    (0..MOST_MEMBERS)
+        .find(|slot| !taken(slot))
+        .ok_or_else(|| "too many processes".to_owned())
 }
 
 /// Makes the command that runs this program, in a pid namespace of its own if that is wanted.
 pub fn command(contained: bool) -> Result<Command, String> {
-    let program = std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
+    let program =
+        std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
     if !contained {
         return Ok(Command::new(program));
     }
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command.args([
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ]);
     command.arg(program);
     Ok(command)
 }
@@ -127,7 +138,19 @@ pub fn command(contained: bool) -> Result<Command, String> {
 /// Says whether processes can be started in a pid namespace of their own here.
 pub fn can_be_contained() -> bool {
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "true"]);
-    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.args([
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "true",
+    ]);
+    let quiet = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     quiet.status().is_ok_and(|status| status.success())
 }

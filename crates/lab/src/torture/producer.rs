@@ -26,7 +26,8 @@ fn serve(seat: &Seat, lender: &mut impl Lender) -> Result<(), String> {
     let outbox = Outbox::new(&seat.dir).map_err(|e| format!("a socket cannot be made: {e}"))?;
     let mut dice = Dice::new(seat.seed, seat.serial);
     // Consumers may connect from here on.
-    me.serial.store(seat.serial, std::sync::atomic::Ordering::Release);
+    me.serial
+        .store(seat.serial, std::sync::atomic::Ordering::Release);
     let beat = || me.beat.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let ending = || me.ending.load(std::sync::atomic::Ordering::Acquire) != 0;
     while board.phase() == Phase::Work && !ending() {
@@ -36,7 +37,10 @@ fn serve(seat: &Seat, lender: &mut impl Lender) -> Result<(), String> {
             lender.lend(&mut dice, &partners, &outbox)?;
         }
         lender.tend();
-        if dice.in_thousand(1) && seat.control.is_none() && fork::child(Duration::from_millis(dice.below(1500)), &[])? {
+        if dice.in_thousand(1)
+            && seat.control.is_none()
+            && fork::child(Duration::from_millis(dice.below(1500)), &[])?
+        {
             board.count(Count::Forks);
         }
         std::thread::sleep(Duration::from_micros(200 + dice.below(2000)));
@@ -48,7 +52,9 @@ fn serve(seat: &Seat, lender: &mut impl Lender) -> Result<(), String> {
         beat();
         lender.tend();
         // Everybody who lives has let go: what is still lent was let go of in vain.
-        if board.phase() == Phase::Settle && me.ending.load(std::sync::atomic::Ordering::Acquire) == 2 {
+        if board.phase() == Phase::Settle
+            && me.ending.load(std::sync::atomic::Ordering::Acquire) == 2
+        {
             let (held, since) = (lender.held(), *settling.get_or_insert_with(Instant::now));
             if held == 0 || since.elapsed() > PATIENCE {
                 if held > 0 {
@@ -64,7 +70,10 @@ fn serve(seat: &Seat, lender: &mut impl Lender) -> Result<(), String> {
         std::thread::sleep(Duration::from_millis(1));
     }
     beat();
-    board.add(Count::LeakedBlocks, lender.finish(board.phase() == Phase::Finish));
+    board.add(
+        Count::LeakedBlocks,
+        lender.finish(board.phase() == Phase::Finish),
+    );
     Ok(())
 }
 

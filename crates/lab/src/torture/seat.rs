@@ -81,11 +81,17 @@ impl Seat {
     /// Opens its device.
     pub fn gpu(&self) -> Result<Device, String> {
         if self.backend != BackendKind::Host {
-            return Ok(Device { gpu: device::find(self.backend, &self.device)?, host: None });
+            return Ok(Device {
+                gpu: device::find(self.backend, &self.device)?,
+                host: None,
+            });
         }
         let opened = HostConfig::from_env().and_then(HostBackend::new);
         let host = opened.map_err(|e| device::explain(&e))?;
         let gpu = Gpu::new(host.clone(), DeviceId(0)).map_err(|e| device::explain(&e))?;
-        Ok(Device { gpu, host: Some(host) })
+        Ok(Device {
+            gpu,
+            host: Some(host),
+        })
     }
 }

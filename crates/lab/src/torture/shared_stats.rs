@@ -1,4 +1,5 @@
-//! Memory that all processes of a run share: what each counted stays counted, at whatever instruction it is killed.
+//! Memory that all processes of a run share: what each counted stays counted, at whatever
+//! instruction it is killed.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -122,8 +123,8 @@ pub struct Member {
     pub participant: AtomicU64,
     /// 1 once it has forked: its death alone proves nothing.
     pub forked: AtomicU32,
-    /// For producers: 1 when it shall end on its own; 2 when it shares nothing more; 3 when it has looked whether
-    /// anybody holds something. For consumers: 2 when it has let go of everything.
+    /// For producers: 1 when it shall end on its own; 2 when it shares nothing more; 3 when it has
+    /// looked whether anybody holds something. For consumers: 2 when it has let go of everything.
     pub ending: AtomicU32,
 }
 
@@ -154,7 +155,12 @@ pub struct Board {
 impl Board {
     /// Makes a file for one, or opens the one that is there.
     pub fn open(path: &Path) -> io::Result<&'static Board> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)?;
         file.set_len(size_of::<Board>() as u64)?;
         map(&file)
     }
@@ -211,7 +217,8 @@ impl Board {
         self.next_grant.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Counts the claim of a grant, and says whether it may be claimed so often. `most` is 0 for any number.
+    /// Counts the claim of a grant, and says whether it may be claimed so often. `most` is 0 for
+    /// any number.
     pub fn claimed(&self, grant: u64, most: u64) -> bool {
         self.count(Count::Claims);
         if most == 0 {
@@ -245,8 +252,15 @@ impl Board {
 
     /// Takes the time that a producer was stopped off that of the deaths it has to notice.
     pub fn excuse_deaths(&self, producer: u64, stopped: Duration) {
-        let (now, stopped) = (nanoseconds(), u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX));
-        for death in self.deaths.iter().filter(|death| death.producer.load(Ordering::Relaxed) == producer) {
+        let (now, stopped) = (
+            nanoseconds(),
+            u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX),
+        );
+        for death in self
+            .deaths
+            .iter()
+            .filter(|death| death.producer.load(Ordering::Relaxed) == producer)
+        {
             let at = death.at.load(Ordering::Relaxed);
             if at != 0 {
                 // One that came while it was stopped begins when it goes on.
@@ -260,26 +274,38 @@ impl Board {
         }
     }
 
-    /// Ends the time of the deaths that a producer had to notice and did not: it is dead itself. They took at least so
-    /// long.
+    /// Ends the time of the deaths that a producer had to notice and did not: it is dead itself.
+    /// They took at least so long.
     pub fn end_deaths(&self, producer: u64) {
-        for death in self.deaths.iter().filter(|death| death.producer.load(Ordering::Relaxed) == producer) {
+        for death in self
+            .deaths
+            .iter()
+            .filter(|death| death.producer.load(Ordering::Relaxed) == producer)
+        {
             let at = death.at.swap(0, Ordering::Relaxed);
             if at != 0 {
-                self.slowest_reclaim.fetch_max(nanoseconds().saturating_sub(at), Ordering::Relaxed);
+                self.slowest_reclaim
+                    .fetch_max(nanoseconds().saturating_sub(at), Ordering::Relaxed);
             }
         }
     }
 
     /// Takes the time of deaths whose participants hold nothing more.
     pub fn time_reclaims(&self, producer: u64, holders: &[u64]) {
-        for death in self.deaths.iter().filter(|death| death.producer.load(Ordering::Relaxed) == producer) {
+        for death in self
+            .deaths
+            .iter()
+            .filter(|death| death.producer.load(Ordering::Relaxed) == producer)
+        {
             let at = death.at.load(Ordering::Acquire);
             if at != 0 && !holders.contains(&death.participant.load(Ordering::Relaxed)) {
-                let taken = death.at.compare_exchange(at, 0, Ordering::Relaxed, Ordering::Relaxed);
+                let taken = death
+                    .at
+                    .compare_exchange(at, 0, Ordering::Relaxed, Ordering::Relaxed);
                 if taken.is_ok() {
                     self.count(Count::Reclaims);
-                    self.slowest_reclaim.fetch_max(nanoseconds().saturating_sub(at), Ordering::Relaxed);
+                    self.slowest_reclaim
+                        .fetch_max(nanoseconds().saturating_sub(at), Ordering::Relaxed);
                 }
             }
         }
@@ -288,7 +314,9 @@ impl Board {
     /// Says whether deaths are noted that a producer has to notice.
     pub fn has_deaths(&self, producer: u64) -> bool {
         let of = |death: &Death| death.producer.load(Ordering::Relaxed) == producer;
-        self.deaths.iter().any(|death| of(death) && death.at.load(Ordering::Relaxed) != 0)
+        self.deaths
+            .iter()
+            .any(|death| of(death) && death.at.load(Ordering::Relaxed) != 0)
     }
 
     /// Returns the longest time from a death to the return of its blocks, in milliseconds.
@@ -297,16 +325,27 @@ impl Board {
     }
 }
 
-/// Maps a file of the right length as a value all of whose fields are atomic, until the process ends.
+/// Maps a file of the right length as a value all of whose fields are atomic, until the process
+/// ends.
 pub fn map<T: Shared>(file: &std::fs::File) -> io::Result<&'static T> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     if file.metadata()?.len() < size_of::<T>() as u64 {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
     }
     // SAFETY: `mmap` at no address of ours replaces no mapping.
-    let page = unsafe { mmap(std::ptr::null_mut(), size_of::<T>(), access, MapFlags::SHARED, file, 0) }?;
-    // SAFETY: the pointer is page-aligned and valid for the whole type, because the file has that length and only ever
-    // grows; it is never unmapped; others change the memory, and every field is atomic, for which any bits are valid.
+    let page = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            size_of::<T>(),
+            access,
+            MapFlags::SHARED,
+            file,
+            0,
+        )
+    }?;
+    // SAFETY: the pointer is page-aligned and valid for the whole type, because the file has that
+    // length and only ever grows; it is never unmapped; others change the memory, and every field
+    // is atomic, for which any bits are valid.
     Ok(unsafe { &*page.cast::<T>() })
 }
 
@@ -317,7 +356,8 @@ pub fn map<T: Shared>(file: &std::fs::File) -> io::Result<&'static T> {
 /// Every field is an atomic integer or made of such, and the layout is the same in every process.
 pub unsafe trait Shared {}
 
-// SAFETY: its fields are atomic integers, arrays and structs of them, and it and they are `repr(C)`.
+// SAFETY: its fields are atomic integers, arrays and structs of them, and it and they are
+// `repr(C)`.
 unsafe impl Shared for Board {}
 
 /// Reads the same clock in microseconds.
@@ -340,7 +380,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let board = Board::open(&dir.path().join("board")).expect("a board");
         assert!(board.claimed(1, 1));
-        assert!(!board.claimed(1, 1), "a second claim of what may be claimed once");
+        assert!(
+            !board.claimed(1, 1),
+            "a second claim of what may be claimed once"
+        );
         assert!(board.claimed(2, 2) && board.claimed(2, 2) && !board.claimed(2, 2));
         assert!((0..10).all(|_| board.claimed(3, 0)));
         let later = 1 + GRANTS as u64;
@@ -375,7 +418,10 @@ mod tests {
         board.end_deaths(7);
         let passed = (nanoseconds() - before) as f64 / 1e6;
         assert!(!board.has_deaths(7) && board.counted(Count::Reclaims) == 0);
-        assert!(board.slowest_reclaim_ms() <= passed + 1e3, "the stop was counted");
+        assert!(
+            board.slowest_reclaim_ms() <= passed + 1e3,
+            "the stop was counted"
+        );
         board.note_death(8, 1);
         while nanoseconds() < before + 5_000_000 {}
         board.end_deaths(8);

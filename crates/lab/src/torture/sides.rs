@@ -8,7 +8,12 @@ use crate::rng::Dice;
 /// How a producer gives out memory: by the library, or as a control does.
 pub trait Lender {
     /// Does one thing by chance: lends a block, takes one back, tidies up.
-    fn lend(&mut self, dice: &mut Dice, partners: &[(u64, u64)], outbox: &Outbox) -> Result<(), String>;
+    fn lend(
+        &mut self,
+        dice: &mut Dice,
+        partners: &[(u64, u64)],
+        outbox: &Outbox,
+    ) -> Result<(), String>;
 
     /// Looks what came back.
     fn tend(&mut self);
@@ -19,8 +24,8 @@ pub trait Lender {
     /// Counts what is lent and not back.
     fn held(&mut self) -> u64;
 
-    /// Waits until nothing is held, and says how many blocks did not come back. When it is `alone`, because everybody
-    /// else has left, nothing else of theirs may be left either.
+    /// Waits until nothing is held, and says how many blocks did not come back. When it is `alone`,
+    /// because everybody else has left, nothing else of theirs may be left either.
     fn finish(&mut self, alone: bool) -> u64;
 }
 
@@ -57,7 +62,12 @@ pub trait Borrower {
     fn is_gone(&self) -> bool;
 
     /// Makes a grant for another out of a lease.
-    fn forward(&mut self, held: &Self::Held, to: u64, message: &Message) -> Result<Option<Message>, String>;
+    fn forward(
+        &mut self,
+        held: &Self::Held,
+        to: u64,
+        message: &Message,
+    ) -> Result<Option<Message>, String>;
 
     /// Returns where a forked child can write to a block.
     fn memory(&self, held: &Self::Held) -> Option<(*mut u8, usize)>;

@@ -23,21 +23,23 @@ use crate::args::Vendor;
 use crate::output;
 use crate::rng::{Dice, chosen_seed};
 
-/// Producers at a time that are killed, or end. Two more live for the whole run, one of them on a small device,
-/// each with a consumer that does.
+/// Producers at a time that are killed, or end. Two more live for the whole run, one of them on a
+/// small device, each with a consumer that does.
 const PRODUCERS: usize = 2;
 /// Visitors at a time.
 const VISITORS: usize = 2;
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(5);
-/// A process that does nothing for this long hangs. A claim that meets a stopped producer takes seconds.
+/// A process that does nothing for this long hangs. A claim that meets a stopped producer takes
+/// seconds.
 const SILENCE: Duration = Duration::from_secs(45);
 /// Why a run ended that a signal asked to.
 pub(super) const INTERRUPTED: &str = "it was interrupted, so nothing can be said of the run";
 /// A host device so small that it is full at times.
 const HOST_BYTES: &str = "1572864";
 
-/// Runs until the time is over, or until a control's fault shows, and says what was found and which process crashed.
+/// Runs until the time is over, or until a control's fault shows, and says what was found and which
+/// process crashed.
 pub fn run(
     options: &TortureOptions,
     backend: Vendor,
@@ -51,7 +53,8 @@ pub fn run(
         output::print(&format!("seed {seed}"))?;
     }
     let dir = Dir::new()?;
-    let board = Board::open(&dir.0.join("board")).map_err(|e| format!("memory cannot be shared: {e}"))?;
+    let board =
+        Board::open(&dir.0.join("board")).map_err(|e| format!("memory cannot be shared: {e}"))?;
     let mut torment = Torment {
         options,
         backend,
@@ -65,7 +68,13 @@ pub fn run(
         processes: Vec::new(),
         contained: options.control.is_none() && can_be_contained(),
         crashes: Vec::new(),
-        report: Report { seconds: options.seconds, seed, can_grow, control: options.control, ..Report::default() },
+        report: Report {
+            seconds: options.seconds,
+            seed,
+            can_grow,
+            control: options.control,
+            ..Report::default()
+        },
     };
     if torment.options.control.is_none() {
         for small in [false, true] {
@@ -79,7 +88,8 @@ pub fn run(
     Ok((torment.finished(), std::mem::take(&mut torment.crashes)))
 }
 
-/// Notes the signals that ask for the end, so that the run's folder goes with it. A second one ends it at once.
+/// Notes the signals that ask for the end, so that the run's folder goes with it. A second one ends
+/// it at once.
 fn end_when_asked() -> Result<Arc<AtomicBool>, String> {
     let asked = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -120,7 +130,10 @@ impl Torment<'_> {
 
     /// Says whether a control's fault shows already. The counter's shows at the end.
     fn is_found(&self) -> bool {
-        let shows = matches!(self.options.control, Some(Control::BlindTimeout | Control::UnpinnedPiece));
+        let shows = matches!(
+            self.options.control,
+            Some(Control::BlindTimeout | Control::UnpinnedPiece)
+        );
         shows && self.board.counted(Count::EarlyReuse) != 0
     }
 
@@ -132,41 +145,86 @@ impl Torment<'_> {
         }
         let up = |p: &&Process| p.role == Role::Producer && !p.told_to_end && p.is_up(self.board);
         let hosts: Vec<u64> = self.processes.iter().filter(up).map(|p| p.serial).collect();
-        let consumers = self.processes.iter().filter(|p| p.role == Role::Consumer && !p.lifelong).count();
+        let consumers = self
+            .processes
+            .iter()
+            .filter(|p| p.role == Role::Consumer && !p.lifelong)
+            .count();
         for _ in consumers..self.options.consumers as usize {
-            let Some(&producer) = self.dice.one_of(&hosts) else { break };
+            let Some(&producer) = self.dice.one_of(&hosts) else {
+                break;
+            };
             self.start(Role::Consumer, Some(producer), None)?;
         }
-        let visitors = self.processes.iter().filter(|p| p.role == Role::Visitor).count();
-        for _ in visitors..if self.options.control.is_none() { VISITORS } else { 0 } {
-            let Some(&producer) = self.dice.one_of(&hosts) else { break };
+        let visitors = self
+            .processes
+            .iter()
+            .filter(|p| p.role == Role::Visitor)
+            .count();
+        for _ in visitors..if self.options.control.is_none() {
+            VISITORS
+        } else {
+            0
+        } {
+            let Some(&producer) = self.dice.one_of(&hosts) else {
+                break;
+            };
             self.start(Role::Visitor, Some(producer), None)?;
         }
         let alone = |producer: &&Process| {
-            let of = |p: &Process| p.role == Role::Consumer && p.lifelong && p.producer == producer.serial;
+            let of = |p: &Process| {
+                p.role == Role::Consumer && p.lifelong && p.producer == producer.serial
+            };
             producer.lifelong && producer.is_up(self.board) && !self.processes.iter().any(of)
         };
         let producers = self.processes.iter().filter(|p| p.role == Role::Producer);
-        for producer in producers.filter(alone).map(|p| p.serial).collect::<Vec<u64>>() {
+        for producer in producers
+            .filter(alone)
+            .map(|p| p.serial)
+            .collect::<Vec<u64>>()
+        {
             self.start(Role::Consumer, Some(producer), Some(false))?;
         }
         Ok(())
     }
 
-    /// Starts a process. A producer that is `lifelong` lives for the whole run, on a small device if that is so.
-    fn start(&mut self, role: Role, producer: Option<u64>, lifelong: Option<bool>) -> Result<(), String> {
+    /// Starts a process. A producer that is `lifelong` lives for the whole run, on a small device
+    /// if that is so.
+    fn start(
+        &mut self,
+        role: Role,
+        producer: Option<u64>,
+        lifelong: Option<bool>,
+    ) -> Result<(), String> {
         self.serial += 1;
         let (serial, slot) = (self.serial, free_slot(&self.processes)?);
         let producer = producer.unwrap_or(serial);
-        let contained = role == Role::Consumer && lifelong.is_none() && self.contained && self.dice.in_thousand(100);
+        let contained = role == Role::Consumer
+            && lifelong.is_none()
+            && self.contained
+            && self.dice.in_thousand(100);
         let mut command = command(contained)?;
         let numbers = [serial, producer, self.seed, slot as u64].map(|number| number.to_string());
-        command.args(["torture-member", "--backend", self.backend.kind().name(), "--device", self.device, "--dir"]);
+        command.args([
+            "torture-member",
+            "--backend",
+            self.backend.kind().name(),
+            "--device",
+            self.device,
+            "--dir",
+        ]);
         command.arg::<&OsStr>(self.dir.as_ref());
-        for (name, number) in ["--serial", "--producer", "--seed", "--slot"].iter().zip(&numbers) {
+        for (name, number) in ["--serial", "--producer", "--seed", "--slot"]
+            .iter()
+            .zip(&numbers)
+        {
             command.args([name, number.as_str()]);
         }
-        if let Some(control) = self.options.control.and_then(|control| control.to_possible_value()) {
+        if let Some(control) = self
+            .options
+            .control
+            .and_then(|control| control.to_possible_value())
+        {
             command.args(["--control", control.get_name()]);
         }
         if role == Role::Visitor {
@@ -176,10 +234,19 @@ impl Torment<'_> {
             command.args(["--lasts", &self.options.seconds.to_string()]);
         }
         // Only the host's devices can be made small.
-        if role == Role::Producer && lifelong != Some(false) && self.backend.kind() == BackendKind::Host {
+        if role == Role::Producer
+            && lifelong != Some(false)
+            && self.backend.kind() == BackendKind::Host
+        {
             command.arg("--small").env("GPU_IPC_HOST_BYTES", HOST_BYTES);
         }
-        let mut process = Process::start(command, self.board, role, (serial, producer, slot), contained)?;
+        let mut process = Process::start(
+            command,
+            self.board,
+            role,
+            (serial, producer, slot),
+            contained,
+        )?;
         process.lifelong = lifelong.is_some();
         self.processes.push(process);
         Ok(())
@@ -215,10 +282,14 @@ impl Torment<'_> {
             self.kill(Role::Producer);
         }
         if !control && self.dice.in_thousand(1) {
-            let running: Vec<usize> = self.candidates(|p| p.role == Role::Producer && !p.told_to_end && !p.lifelong);
+            let running: Vec<usize> =
+                self.candidates(|p| p.role == Role::Producer && !p.told_to_end && !p.lifelong);
             if let Some(&place) = self.dice.one_of(&running) {
                 self.processes[place].told_to_end = true;
-                self.processes[place].member(self.board).ending.store(1, Ordering::Release);
+                self.processes[place]
+                    .member(self.board)
+                    .ending
+                    .store(1, Ordering::Release);
             }
         }
     }
@@ -233,7 +304,9 @@ impl Torment<'_> {
 
     fn kill(&mut self, role: Role) {
         let all = self.candidates(|p| p.role == role && !p.told_to_end && !p.lifelong);
-        let Some(&place) = self.dice.one_of(&all) else { return };
+        let Some(&place) = self.dice.one_of(&all) else {
+            return;
+        };
         let process = &self.processes[place];
         let member = process.member(self.board);
         match role {
@@ -241,9 +314,13 @@ impl Torment<'_> {
             Role::Visitor => {}
             // The time to the return is that of a death alone: not while its producer stands still.
             Role::Consumer => {
-                let ends = self.processes.iter().any(|p| p.serial == process.producer && p.told_to_end);
+                let ends = self
+                    .processes
+                    .iter()
+                    .any(|p| p.serial == process.producer && p.told_to_end);
                 if !ends && !process.contained && member.forked.load(Ordering::Acquire) == 0 {
-                    self.board.note_death(process.producer, member.participant.load(Ordering::Relaxed));
+                    self.board
+                        .note_death(process.producer, member.participant.load(Ordering::Relaxed));
                 }
             }
         }
@@ -254,9 +331,14 @@ impl Torment<'_> {
     fn stop(&mut self) {
         let producers = self.options.control.is_none() && self.dice.in_thousand(100);
         let all = self.candidates(|p| {
-            (p.role == Role::Consumer || producers) && !p.contained && p.stopped.is_none() && !p.told_to_end
+            (p.role == Role::Consumer || producers)
+                && !p.contained
+                && p.stopped.is_none()
+                && !p.told_to_end
         });
-        let Some(&place) = self.dice.one_of(&all) else { return };
+        let Some(&place) = self.dice.one_of(&all) else {
+            return;
+        };
         let time = Duration::from_millis(10 + self.dice.below(1200));
         let process = &mut self.processes[place];
         process.signal(Signal::STOP);
@@ -272,9 +354,14 @@ impl Torment<'_> {
         }
         while let Some((pid, status)) = ended()? {
             // Others are orphans.
-            let Some(place) = self.processes.iter().position(|process| process.pid == pid) else { continue };
+            let Some(place) = self.processes.iter().position(|process| process.pid == pid) else {
+                continue;
+            };
             let process = self.processes.swap_remove(place);
-            process.member(self.board).serial.store(0, Ordering::Release);
+            process
+                .member(self.board)
+                .serial
+                .store(0, Ordering::Release);
             if process.role == Role::Producer {
                 self.board.end_deaths(process.serial);
             }
@@ -282,15 +369,22 @@ impl Torment<'_> {
                 (Some(libc::SIGKILL), Role::Producer) => self.report.producer_kills += 1,
                 (Some(libc::SIGKILL), Role::Consumer) => self.report.kills += 1,
                 (Some(libc::SIGKILL), Role::Visitor) => {}
-                (None, Role::Consumer) if status.exit_status() == Some(KILLED) => self.report.kills += 1,
+                (None, Role::Consumer) if status.exit_status() == Some(KILLED) => {
+                    self.report.kills += 1
+                }
                 (None, _) if status.exit_status() == Some(0) => {}
-                _ => self
-                    .crashes
-                    .push(format!("process {} ({:?}) ended by itself: {status:?}", process.serial, process.role)),
+                _ => self.crashes.push(format!(
+                    "process {} ({:?}) ended by itself: {status:?}",
+                    process.serial, process.role
+                )),
             }
         }
         for process in &mut self.processes {
-            let limit = if process.told_to_end { SILENCE + PATIENCE } else { SILENCE };
+            let limit = if process.told_to_end {
+                SILENCE + PATIENCE
+            } else {
+                SILENCE
+            };
             if process.silence(self.board) > limit {
                 self.report.hung += 1;
                 output::complain(&format!(
@@ -306,8 +400,9 @@ impl Torment<'_> {
         Ok(())
     }
 
-    /// Lets everybody come to an end: producers fall silent, consumers take what is on its way and let go, producers
-    /// look whether anything is still held, consumers leave, and producers look what is left.
+    /// Lets everybody come to an end: producers fall silent, consumers take what is on its way and
+    /// let go, producers look whether anything is still held, consumers leave, and producers look
+    /// what is left.
     fn end(&mut self) -> Result<(), String> {
         for process in &mut self.processes {
             if let Some((since, _)) = process.stopped.take() {
@@ -321,20 +416,44 @@ impl Torment<'_> {
         let producing = |torment: &Self, p: &Process| {
             p.role == Role::Producer && p.member(torment.board).ending.load(Ordering::Acquire) < 2
         };
-        self.until_none(|torment| torment.processes.iter().filter(|p| producing(torment, p)).count())?;
+        self.until_none(|torment| {
+            torment
+                .processes
+                .iter()
+                .filter(|p| producing(torment, p))
+                .count()
+        })?;
         self.board.enter(Phase::LetGo);
         let holding = |torment: &Self, p: &Process| {
             p.role == Role::Consumer && p.member(torment.board).ending.load(Ordering::Acquire) != 2
         };
-        self.until_none(|torment| torment.processes.iter().filter(|p| holding(torment, p)).count())?;
+        self.until_none(|torment| {
+            torment
+                .processes
+                .iter()
+                .filter(|p| holding(torment, p))
+                .count()
+        })?;
         self.board.enter(Phase::Settle);
         let unsettled = |torment: &Self, p: &Process| {
             let ending = p.member(torment.board).ending.load(Ordering::Acquire);
             p.role == Role::Producer && !p.told_to_end && ending != 3
         };
-        self.until_none(|torment| torment.processes.iter().filter(|p| unsettled(torment, p)).count())?;
+        self.until_none(|torment| {
+            torment
+                .processes
+                .iter()
+                .filter(|p| unsettled(torment, p))
+                .count()
+        })?;
         self.board.enter(Phase::Leave);
-        self.until_none(|torment| torment.processes.iter().filter(|p| p.role != Role::Producer).count())?;
+        self.until_none(|torment| {
+            torment
+                .processes
+                .iter()
+                .filter(|p| p.role != Role::Producer)
+                .count()
+        })?;
         self.board.enter(Phase::Finish);
         for process in &mut self.processes {
             process.told_to_end = true;
@@ -377,8 +496,10 @@ impl Torment<'_> {
                 Count::LateWrites,
                 Count::TooLate,
             ];
-            let rest: Vec<String> =
-                rest.iter().map(|&what| format!("{}: {}", what.in_words(), counted(what))).collect();
+            let rest: Vec<String> = rest
+                .iter()
+                .map(|&what| format!("{}: {}", what.in_words(), counted(what)))
+                .collect();
             let _ = output::print(&format!("processes: {}\n{}", self.serial, rest.join("\n")));
         }
         Report {

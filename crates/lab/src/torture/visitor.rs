@@ -1,5 +1,6 @@
-//! A visitor of a run: it opens connections to a producer and abandons them, in every way that connects go wrong, and
-//! by chance many at a time; and between that it connects as one should, and must be let in.
+//! A visitor of a run: it opens connections to a producer and abandons them, in every way that
+//! connects go wrong, and by chance many at a time; and between that it connects as one should, and
+//! must be let in.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,8 +12,8 @@ use gpu_ipc::{Error, Gpu, Participant};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
-    SocketFlags, SocketType,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown,
+    SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::process::{PidfdFlags, Uid, getpid, pidfd_open};
 
@@ -86,18 +87,27 @@ fn is_there(path: &Path) -> bool {
     !matches!(dial(path), Err(Errno::CONNREFUSED | Errno::NOENT))
 }
 
-/// Says whether the producer is gone, or goes within a time. A socket that takes connections is no proof that it
-/// lives, since a forked child keeps it; and a process that dies closes its connections before it is dead.
+/// Says whether the producer is gone, or goes within a time. A socket that takes connections is no
+/// proof that it lives, since a forked child keeps it; and a process that dies closes its
+/// connections before it is dead.
 fn goes(path: &Path, within: Duration) -> bool {
     let socket = match dial(path) {
         Ok(socket) => socket,
         Err(error) => return matches!(error, Errno::CONNREFUSED | Errno::NOENT),
     };
-    let Ok(listener) = rustix::net::sockopt::socket_peercred(&socket) else { return false };
+    let Ok(listener) = rustix::net::sockopt::socket_peercred(&socket) else {
+        return false;
+    };
     match pidfd_open(listener.pid, PidfdFlags::empty()) {
         Ok(listener) => {
-            let within = rustix::event::Timespec { tv_sec: within.as_secs() as i64, tv_nsec: 0 };
-            let mut fds = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
+            let within = rustix::event::Timespec {
+                tv_sec: within.as_secs() as i64,
+                tv_nsec: 0,
+            };
+            let mut fds = [rustix::event::PollFd::new(
+                &listener,
+                rustix::event::PollFlags::IN,
+            )];
             rustix::event::poll(&mut fds, Some(&within)) == Ok(1)
         }
         Err(error) => error == Errno::SRCH,
@@ -118,7 +128,12 @@ fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fits = fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds));
     debug_assert!(fits, "at most eight descriptors");
-    let _ = rustix::net::sendmsg(socket, &[std::io::IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+    let _ = rustix::net::sendmsg(
+        socket,
+        &[std::io::IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    );
 }
 
 impl Visitor {
@@ -162,7 +177,9 @@ impl Visitor {
 
     /// Says half a hello, or anything at all, with descriptors that nobody asked for.
     fn talk_nonsense(&self, dice: &mut Dice) -> bool {
-        let Ok(socket) = self.dial() else { return false };
+        let Ok(socket) = self.dial() else {
+            return false;
+        };
         let Some(socket) = socket else { return true };
         let mut bytes = self.hello();
         match dice.below(3) {
@@ -187,7 +204,9 @@ impl Visitor {
 
     /// Says hello and hangs up, or waits for the welcome first.
     fn abandon(&self, dice: &mut Dice) -> bool {
-        let Ok(socket) = self.dial() else { return false };
+        let Ok(socket) = self.dial() else {
+            return false;
+        };
         let Some(socket) = socket else { return true };
         send(&socket, &self.hello(), &[self.own.as_fd()]);
         if dice.in_thousand(500) {
@@ -199,7 +218,9 @@ impl Visitor {
 
     /// Shuts its end for writing, before its hello or after it, and stays a while.
     fn shut_half(&self, dice: &mut Dice) -> bool {
-        let Ok(socket) = self.dial() else { return false };
+        let Ok(socket) = self.dial() else {
+            return false;
+        };
         let Some(socket) = socket else { return true };
         if dice.in_thousand(700) {
             send(&socket, &self.hello(), &[self.own.as_fd()]);
@@ -217,7 +238,10 @@ impl Visitor {
             if self.board.phase() != Phase::Work {
                 break;
             }
-            match Participant::builder(self.gpu.clone()).timeout(Some(Duration::ZERO)).connect(&self.path) {
+            match Participant::builder(self.gpu.clone())
+                .timeout(Some(Duration::ZERO))
+                .connect(&self.path)
+            {
                 // It answered before it was asked for.
                 Ok(participant) => drop(participant),
                 Err(Error::Deadline { .. }) => self.board.count(Count::GaveUp),
@@ -233,7 +257,9 @@ impl Visitor {
             return Ok(true);
         }
         // That user may not enter the directory: the socket itself is what is connected to.
-        let Ok(socket) = rustix::fs::open(&self.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else {
+        let Ok(socket) =
+            rustix::fs::open(&self.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        else {
             return Ok(is_there(&self.path));
         };
         let link = PathBuf::from(format!("/proc/self/fd/{}", socket.as_raw_fd()));
@@ -243,17 +269,27 @@ impl Visitor {
             dial(&link)
         });
         let dialled = dialled.join().map_err(|_| "a thread panicked".to_owned())?;
-        let Ok(connection) = dialled else { return Ok(is_there(&self.path)) };
+        let Ok(connection) = dialled else {
+            return Ok(is_there(&self.path));
+        };
         send(&connection, &self.hello(), &[self.own.as_fd()]);
         let mut bytes = [0; 512];
-        let deadline = rustix::event::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        let mut fds = [rustix::event::PollFd::new(&connection, rustix::event::PollFlags::IN)];
+        let deadline = rustix::event::Timespec {
+            tv_sec: PATIENCE.as_secs() as i64,
+            tv_nsec: 0,
+        };
+        let mut fds = [rustix::event::PollFd::new(
+            &connection,
+            rustix::event::PollFlags::IN,
+        )];
         let _ = rustix::event::poll(&mut fds, Some(&deadline));
         match rustix::net::recv(&connection, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((len, _)) if len >= 6 => {
                 let number = u16::from_le_bytes([bytes[4], bytes[5]]);
                 if number != REFUSED {
-                    return Err(format!("user {NOBODY} heard message {number}, and no refusal"));
+                    return Err(format!(
+                        "user {NOBODY} heard message {number}, and no refusal"
+                    ));
                 }
                 self.board.count(Count::Strangers);
                 Ok(true)
@@ -265,7 +301,10 @@ impl Visitor {
 
     /// Connects as one should, and leaves.
     fn visit(&self) -> Result<bool, String> {
-        match Participant::builder(self.gpu.clone()).timeout(Some(PATIENCE)).connect(&self.path) {
+        match Participant::builder(self.gpu.clone())
+            .timeout(Some(PATIENCE))
+            .connect(&self.path)
+        {
             Ok(participant) => {
                 drop(participant);
                 self.board.count(Count::Visits);
@@ -277,12 +316,17 @@ impl Visitor {
         }
     }
 
-    /// Says whether the producer is there, after an error that a connect may end with; any other is a finding.
+    /// Says whether the producer is there, after an error that a connect may end with; any other is
+    /// a finding.
     fn is_lawful(&self, error: Error) -> Result<bool, String> {
         match error {
             Error::Connect { .. } | Error::ProducerGone { .. } => Ok(is_there(&self.path)),
             // A session that ends, or that is killed, closes who comes late.
-            Error::Refused { .. } if fs::metadata(&self.path).is_err() || goes(&self.path, PATIENCE) => Ok(false),
+            Error::Refused { .. }
+                if fs::metadata(&self.path).is_err() || goes(&self.path, PATIENCE) =>
+            {
+                Ok(false)
+            }
             // Too many are on their way to a producer that is stopped.
             error if is_few_files(&error) => {
                 self.board.count(Count::FewFiles);
@@ -311,12 +355,26 @@ mod tests {
         let host = HostBackend::new(HostConfig::default()).expect("it opens");
         let gpu = Gpu::new(host, DeviceId(0)).expect("there is a device");
         let path = dir.path().join("s");
-        let builder = Session::builder(gpu.clone()).socket(&path).quarantine(Duration::ZERO).allow_uids([NOBODY - 1]);
+        let builder = Session::builder(gpu.clone())
+            .socket(&path)
+            .quarantine(Duration::ZERO)
+            .allow_uids([NOBODY - 1]);
         let session = builder.open().expect("a session");
         let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("a pidfd");
-        let visitor = Visitor { board, gpu, path, own };
+        let visitor = Visitor {
+            board,
+            gpu,
+            path,
+            own,
+        };
         let mut dice = Dice::new(1, 1);
-        let mut counts = vec![Count::Silent, Count::Nonsense, Count::Abandoned, Count::HalfClosed, Count::Visits];
+        let mut counts = vec![
+            Count::Silent,
+            Count::Nonsense,
+            Count::Abandoned,
+            Count::HalfClosed,
+            Count::Visits,
+        ];
         assert!(visitor.say_nothing(CROWD, &mut dice));
         assert!((0..9).all(|_| visitor.talk_nonsense(&mut dice)));
         assert!((0..9).all(|_| visitor.abandon(&mut dice)));
@@ -331,7 +389,10 @@ mod tests {
             }
             counts.push(Count::Strangers);
         }
-        let missing: Vec<Count> = counts.into_iter().filter(|&what| board.counted(what) == 0).collect();
+        let missing: Vec<Count> = counts
+            .into_iter()
+            .filter(|&what| board.counted(what) == 0)
+            .collect();
         assert!(missing.is_empty(), "{missing:?}");
         while session.stats().participants > 0 {
             std::thread::yield_now();
@@ -344,9 +405,15 @@ mod tests {
     fn a_dead_producer_is_gone_although_a_child_keeps_its_socket() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("s");
-        let kept = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let kept = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        );
         let kept = kept.expect("a socket");
-        rustix::net::bind(&kept, &SocketAddrUnix::new(&path).expect("it is short")).expect("it is free");
+        rustix::net::bind(&kept, &SocketAddrUnix::new(&path).expect("it is short"))
+            .expect("it is free");
         let listener = kept.try_clone().expect("a descriptor");
         let mut producer = Command::new("cat");
         producer.stdin(Stdio::piped());

@@ -1,4 +1,5 @@
-//! DLPack's structs and numbers, as `dlpack.h` of github.com/dmlc/dlpack has them: versions 1.x, and the one before.
+//! DLPack's structs and numbers, as `dlpack.h` of github.com/dmlc/dlpack has them: versions 1.x,
+//! and the one before.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;

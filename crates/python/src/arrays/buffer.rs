@@ -39,11 +39,15 @@ pub(crate) unsafe fn fill_array<H: Send + 'static>(
         )));
     };
     if export.read_only && flags & ffi::PyBUF_WRITABLE == ffi::PyBUF_WRITABLE {
-        return Err(no_buffer("the memory is read-only, and was asked for to be written"));
+        return Err(no_buffer(
+            "the memory is read-only, and was asked for to be written",
+        ));
     }
     let asks = |flag: c_int| flags & flag == flag;
     if layout.strides.is_some() && (!asks(ffi::PyBUF_STRIDES) || asks(ffi::PyBUF_C_CONTIGUOUS)) {
-        return Err(no_buffer("the array has gaps between its elements; ask for a view with strides"));
+        return Err(no_buffer(
+            "the array has gaps between its elements; ask for a view with strides",
+        ));
     }
     if asks(ffi::PyBUF_F_CONTIGUOUS) && layout.shape.len() > 1 {
         return Err(no_buffer("the array is not in Fortran order"));
@@ -53,7 +57,11 @@ pub(crate) unsafe fn fill_array<H: Send + 'static>(
     }
     let mut exported = Box::new(Exported {
         shape: layout.shape.iter().map(|&length| length as isize).collect(),
-        strides: layout.full_strides().iter().map(|&stride| stride as isize * bytes as isize).collect(),
+        strides: layout
+            .full_strides()
+            .iter()
+            .map(|&stride| stride as isize * bytes as isize)
+            .collect(),
         _hold: Box::new(export.hold),
     });
     let (shape, strides) = (exported.shape.as_mut_ptr(), exported.strides.as_mut_ptr());
@@ -64,9 +72,21 @@ pub(crate) unsafe fn fill_array<H: Send + 'static>(
         itemsize: bytes as isize,
         readonly: c_int::from(export.read_only),
         ndim: layout.shape.len() as c_int,
-        format: if asks(ffi::PyBUF_FORMAT) { format.as_ptr().cast_mut() } else { ptr::null_mut() },
-        shape: if asks(ffi::PyBUF_ND) { shape } else { ptr::null_mut() },
-        strides: if asks(ffi::PyBUF_STRIDES) { strides } else { ptr::null_mut() },
+        format: if asks(ffi::PyBUF_FORMAT) {
+            format.as_ptr().cast_mut()
+        } else {
+            ptr::null_mut()
+        },
+        shape: if asks(ffi::PyBUF_ND) {
+            shape
+        } else {
+            ptr::null_mut()
+        },
+        strides: if asks(ffi::PyBUF_STRIDES) {
+            strides
+        } else {
+            ptr::null_mut()
+        },
         suboffsets: ptr::null_mut(),
         internal: Box::into_raw(exported).cast(),
     };
@@ -91,7 +111,9 @@ pub(crate) unsafe fn release_array(view: *mut ffi::Py_buffer) {
 
 /// Reads an object that speaks the buffer protocol; `None` for one that does not.
 pub(crate) fn read(object: &Bound<'_, PyAny>) -> PyResult<Option<View>> {
-    let Ok(buffer) = PyUntypedBuffer::get(object) else { return Ok(None) };
+    let Ok(buffer) = PyUntypedBuffer::get(object) else {
+        return Ok(None);
+    };
     let format = buffer.format().to_str().unwrap_or("?").to_owned();
     let item = buffer.item_size() as u64;
     let refused = || {
@@ -109,9 +131,19 @@ pub(crate) fn read(object: &Bound<'_, PyAny>) -> PyResult<Option<View>> {
         "?" => ('b', true),
         _ => ('u', false),
     };
-    let dtype = Dtype::of_numpy(kind, item).filter(|_| native).ok_or_else(refused)?;
-    let strides = buffer.strides().iter().map(|&stride| stride as i64 / item as i64).collect();
-    if buffer.strides().iter().any(|stride| stride % item as isize != 0) {
+    let dtype = Dtype::of_numpy(kind, item)
+        .filter(|_| native)
+        .ok_or_else(refused)?;
+    let strides = buffer
+        .strides()
+        .iter()
+        .map(|&stride| stride as i64 / item as i64)
+        .collect();
+    if buffer
+        .strides()
+        .iter()
+        .any(|stride| stride % item as isize != 0)
+    {
         return Err(refused());
     }
     let shape = buffer.shape().iter().map(|&length| length as i64).collect();

@@ -1,6 +1,8 @@
-//! What the classes of arrays have in common: [`Block`], [`Received`], [`Part`], and memory for tests.
+//! What the classes of arrays have in common: [`Block`], [`Received`], [`Part`], and memory for
+//! tests.
 //!
-//! A class says by [`Array`] where its elements lie; [`array_methods`] gives it the protocols and what they say of it.
+//! A class says by [`Array`] where its elements lie; [`array_methods`] gives it the protocols and
+//! what they say of it.
 //!
 //! [`Block`]: crate::producer::block::Block
 //! [`Received`]: crate::consumer::received::Received
@@ -40,7 +42,8 @@ pub(crate) trait Array {
     /// `Invalid` when the object was released.
     fn hold(&self) -> PyResult<(u64, Self::Hold)>;
 
-    /// Lets what the consumer does next come after the work that fills the array, and notes that its stream is used.
+    /// Lets what the consumer does next come after the work that fills the array, and notes that
+    /// its stream is used.
     fn use_on(&self, py: Python<'_>, hold: &Self::Hold, on: ConsumerStream) -> PyResult<()>;
 
     /// Notes that somebody has the address and keeps this object alone.
@@ -48,11 +51,25 @@ pub(crate) trait Array {
 }
 
 /// Prepares an array for a consumer that uses it on a stream.
-fn export<'a, A: Array>(array: &'a A, py: Python<'_>, on: ConsumerStream) -> PyResult<Export<'a, A::Hold>> {
+fn export<'a, A: Array>(
+    array: &'a A,
+    py: Python<'_>,
+    on: ConsumerStream,
+) -> PyResult<Export<'a, A::Hold>> {
     let (start, hold) = array.hold()?;
     array.use_on(py, &hold, on)?;
-    let (layout, device, read_only) = (array.layout(), Device::of(array.gpu()), array.is_read_only());
-    Ok(Export { start, layout, device, read_only, hold })
+    let (layout, device, read_only) = (
+        array.layout(),
+        Device::of(array.gpu()),
+        array.is_read_only(),
+    );
+    Ok(Export {
+        start,
+        layout,
+        device,
+        read_only,
+        hold,
+    })
 }
 
 /// What a consumer asks of `__dlpack__`.
@@ -64,7 +81,11 @@ pub(crate) struct Request {
 }
 
 /// Gives an array out by DLPack.
-pub(crate) fn dlpack<'py, A: Array>(array: &A, py: Python<'py>, asked: Request) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn dlpack<'py, A: Array>(
+    array: &A,
+    py: Python<'py>,
+    asked: Request,
+) -> PyResult<Bound<'py, PyAny>> {
     let ours = Device::of(array.gpu());
     if let Some((kind, id)) = asked.device
         && (kind, id) != (ours.kind, ours.id)
@@ -76,17 +97,25 @@ pub(crate) fn dlpack<'py, A: Array>(array: &A, py: Python<'py>, asked: Request) 
         )));
     }
     if asked.copy == Some(true) {
-        return Err(no_buffer("a copy was asked for; take the array as it is and copy it with the array library"));
+        return Err(no_buffer(
+            "a copy was asked for; take the array as it is and copy it with the array library",
+        ));
     }
     let on = stream::of_consumer(array.gpu(), asked.stream)?;
     export(array, py, on)?.capsule(py, asked.max_version.is_some_and(|(major, _)| major >= 1))
 }
 
-/// Gives an array out by the CUDA array interface; refused elsewhere than on CUDA, so that `hasattr` says no.
-pub(crate) fn cuda_interface<'py, A: Array>(array: &A, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+/// Gives an array out by the CUDA array interface; refused elsewhere than on CUDA, so that
+/// `hasattr` says no.
+pub(crate) fn cuda_interface<'py, A: Array>(
+    array: &A,
+    py: Python<'py>,
+) -> PyResult<Bound<'py, PyDict>> {
     let kind = array.gpu().kind();
     if kind != BackendKind::Cuda {
-        return Err(PyAttributeError::new_err(format!("the memory is {kind}'s: it has no CUDA array interface")));
+        return Err(PyAttributeError::new_err(format!(
+            "the memory is {kind}'s: it has no CUDA array interface"
+        )));
     }
     // The interface lets nobody queue a wait on a stream that its user names later.
     let export = export(array, py, ConsumerStream::Host)?;
@@ -95,11 +124,13 @@ pub(crate) fn cuda_interface<'py, A: Array>(array: &A, py: Python<'py>) -> PyRes
     Ok(interface)
 }
 
-/// Gives an array, which is that Python object, out by the buffer protocol; refused elsewhere than on the host backend.
+/// Gives an array, which is that Python object, out by the buffer protocol; refused elsewhere than
+/// on the host backend.
 ///
 /// # Safety
 ///
-/// `view` is what Python gave to `__getbuffer__`, and the array of its layout is valid while its hold is.
+/// `view` is what Python gave to `__getbuffer__`, and the array of its layout is valid while its
+/// hold is.
 pub(crate) unsafe fn fill_view<A: Array>(
     array: &A,
     object: &Bound<'_, PyAny>,
@@ -108,7 +139,9 @@ pub(crate) unsafe fn fill_view<A: Array>(
 ) -> PyResult<()> {
     let kind = array.gpu().kind();
     if kind != BackendKind::Host {
-        return Err(no_buffer(format!("the memory is on a {kind} device; take the array by DLPack")));
+        return Err(no_buffer(format!(
+            "the memory is on a {kind} device; take the array by DLPack"
+        )));
     }
     let export = export(array, object.py(), ConsumerStream::Host)?;
     // SAFETY: `fill_array` asks for what our caller vouches for.
@@ -118,7 +151,11 @@ pub(crate) unsafe fn fill_view<A: Array>(
 /// Makes a tensor of PyTorch's, on PyTorch's current stream.
 pub(crate) fn tensor<'py, A: Array>(array: &A, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
     let on = exchange::current_stream(py, Device::of(array.gpu()))?;
-    let export = export(array, py, on.map_or(ConsumerStream::Host, ConsumerStream::Raw))?;
+    let export = export(
+        array,
+        py,
+        on.map_or(ConsumerStream::Host, ConsumerStream::Raw),
+    )?;
     exchange::tensor(py, export)
 }
 
@@ -135,7 +172,8 @@ macro_rules! array_methods {
 
         #[pyo3::pymethods]
         impl $class {
-            /// The address of the first element, in this process. The contents may be pending still.
+            /// The address of the first element, in this process. The contents may be pending
+            /// still.
             #[getter]
             fn data_ptr(&self) -> pyo3::PyResult<u64> {
                 $crate::arrays::class::Array::hold(self).map(|(start, _)| start)
@@ -155,7 +193,10 @@ macro_rules! array_methods {
 /// Gives a class that is an [`Array`] the protocols by which other libraries take it.
 macro_rules! protocol_methods {
     ($class:ty) => {
-        #[allow(unsafe_op_in_unsafe_fn, reason = "pyo3 calls the two of the buffer protocol from code of its own")]
+        #[allow(
+            unsafe_op_in_unsafe_fn,
+            reason = "pyo3 calls the two of the buffer protocol from code of its own"
+        )]
         const _: () = {
             #[pyo3::pymethods]
             impl $class {
@@ -168,12 +209,18 @@ macro_rules! protocol_methods {
                     dl_device: Option<(i32, i32)>,
                     copy: Option<bool>,
                 ) -> pyo3::PyResult<pyo3::Bound<'py, pyo3::PyAny>> {
-                    let asked = $crate::arrays::class::Request { stream, max_version, device: dl_device, copy };
+                    let asked = $crate::arrays::class::Request {
+                        stream,
+                        max_version,
+                        device: dl_device,
+                        copy,
+                    };
                     $crate::arrays::class::dlpack(self, py, asked)
                 }
 
                 fn __dlpack_device__(&self) -> (i32, i32) {
-                    let device = $crate::arrays::abi::Device::of($crate::arrays::class::Array::gpu(self));
+                    let device =
+                        $crate::arrays::abi::Device::of($crate::arrays::class::Array::gpu(self));
                     (device.kind, device.id)
                 }
 
@@ -191,9 +238,11 @@ macro_rules! protocol_methods {
                     view: *mut pyo3::ffi::Py_buffer,
                     flags: std::ffi::c_int,
                 ) -> pyo3::PyResult<()> {
-                    // SAFETY: `fill_view` asks for Python's view, and for an array that is valid while it is held: the
-                    // class checked its layout against the memory.
-                    unsafe { $crate::arrays::class::fill_view(slf.get(), slf.as_any(), view, flags) }
+                    // SAFETY: `fill_view` asks for Python's view, and for an array that is valid
+                    // while it is held: the class checked its layout against the memory.
+                    unsafe {
+                        $crate::arrays::class::fill_view(slf.get(), slf.as_any(), view, flags)
+                    }
                 }
 
                 // SAFETY: Python calls it once for each view that `__getbuffer__` filled.

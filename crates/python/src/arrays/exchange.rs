@@ -1,5 +1,5 @@
-//! DLPack's table of C functions (`__dlpack_c_exchange_api__`, DLPack 1.3): PyTorch's tensors without a Python call
-//! each.
+//! DLPack's table of C functions (`__dlpack_c_exchange_api__`, DLPack 1.3): PyTorch's tensors
+//! without a Python call each.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -40,17 +40,25 @@ pub(crate) fn current_stream(py: Python<'_>, device: Device) -> PyResult<Option<
     if let Some(stream) = Table::of(torch_tensor(py)?).and_then(|table| table.stream(py, device)) {
         return Ok(Some(stream));
     }
-    let current = py.import("torch.cuda")?.call_method1("current_stream", (device.id,))?;
+    let current = py
+        .import("torch.cuda")?
+        .call_method1("current_stream", (device.id,))?;
     current.getattr("cuda_stream")?.extract().map(Some)
 }
 
 /// Makes a tensor of PyTorch's, the fast way where its version has it.
-pub(crate) fn tensor<'py, H: Send>(py: Python<'py>, export: Export<'_, H>) -> PyResult<Bound<'py, PyAny>> {
-    if let Some(table) = Table::of(torch_tensor(py)?).filter(|table| table.object_from_managed.is_some()) {
+pub(crate) fn tensor<'py, H: Send>(
+    py: Python<'py>,
+    export: Export<'_, H>,
+) -> PyResult<Bound<'py, PyAny>> {
+    if let Some(table) =
+        Table::of(torch_tensor(py)?).filter(|table| table.object_from_managed.is_some())
+    {
         return table.object(py, export);
     }
     let capsule = export.capsule(py, true)?;
-    py.import("torch.utils.dlpack")?.call_method1("from_dlpack", (capsule,))
+    py.import("torch.utils.dlpack")?
+        .call_method1("from_dlpack", (capsule,))
 }
 
 /// `DLPackExchangeAPIHeader`, which every version's table begins with.
@@ -67,16 +75,19 @@ pub(crate) struct Table {
     _header: Header,
     _allocate: *const c_void,
     _managed_from_object: *const c_void,
-    object_from_managed: Option<unsafe extern "C" fn(*mut ManagedVersioned, *mut *mut c_void) -> c_int>,
+    object_from_managed:
+        Option<unsafe extern "C" fn(*mut ManagedVersioned, *mut *mut c_void) -> c_int>,
     tensor_from_object: Option<unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int>,
     current_stream: Option<unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> c_int>,
 }
 
-// SAFETY: nobody writes to it, and the standard lets its functions be called on any thread with the interpreter's lock.
+// SAFETY: nobody writes to it, and the standard lets its functions be called on any thread with the
+// interpreter's lock.
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// Finds the table of a type of arrays. Looking for what a type lacks costs an exception, so types are remembered.
+    /// Finds the table of a type of arrays. Looking for what a type lacks costs an exception, so
+    /// types are remembered.
     pub fn of(class: &Bound<'_, PyType>) -> Option<&'static Table> {
         static KNOWN: Mutex<Vec<(Py<PyType>, Option<&'static Table>)>> = Mutex::new(Vec::new());
         // No call of Python's is made with the lock held.
@@ -93,7 +104,9 @@ impl Table {
     }
 
     fn look_up(class: &Bound<'_, PyType>) -> Option<&'static Table> {
-        let capsule = class.getattr(intern!(class.py(), "__dlpack_c_exchange_api__")).ok()?;
+        let capsule = class
+            .getattr(intern!(class.py(), "__dlpack_c_exchange_api__"))
+            .ok()?;
         // SAFETY: `PyCapsule_IsValid` takes any object.
         if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), NAME.as_ptr()) } == 0 {
             return None;
@@ -102,11 +115,12 @@ impl Table {
         let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) };
         let mut place = table.cast::<Header>().cast_const();
         for _ in 0..MOST_VERSIONS {
-            // SAFETY: `as_ref` asks for null or a valid value: the standard promises one that lives as long as the
-            // process.
+            // SAFETY: `as_ref` asks for null or a valid value: the standard promises one that lives
+            // as long as the process.
             let header = unsafe { place.as_ref() }?;
             if header.version.major == VERSION.major {
-                // SAFETY: as above; the standard promises that the header of this version begins this table.
+                // SAFETY: as above; the standard promises that the header of this version begins
+                // this table.
                 return unsafe { place.cast::<Table>().as_ref() };
             }
             place = header.previous;
@@ -126,24 +140,33 @@ impl Table {
             byte_offset: 0,
         };
         let function = self.tensor_from_object?;
-        // SAFETY: the standard asks for an object of the table's type and for a struct to fill, and sets an exception
-        // when it fails.
+        // SAFETY: the standard asks for an object of the table's type and for a struct to fill, and
+        // sets an exception when it fails.
         if unsafe { function(object.as_ptr().cast(), &raw mut tensor) } != 0 {
             // The ordinary way gives the better error.
             drop(PyErr::take(object.py()));
             return None;
         }
-        // Where nobody says what to wait for, the ordinary way does. Host memory has nothing to wait for.
-        let stream = if tensor.device.kind == CPU { 0 } else { self.stream(object.py(), tensor.device)? };
-        Some(view_of(&tensor, Owner::Nothing).map(|view| View { source: Source::Exchange(stream), ..view }))
+        // Where nobody says what to wait for, the ordinary way does. Host memory has nothing to
+        // wait for.
+        let stream = if tensor.device.kind == CPU {
+            0
+        } else {
+            self.stream(object.py(), tensor.device)?
+        };
+        Some(view_of(&tensor, Owner::Nothing).map(|view| View {
+            source: Source::Exchange(stream),
+            ..view
+        }))
     }
 
-    /// Returns the handle of the stream that the array library queues its work on at this moment; `None` where the
-    /// table cannot.
+    /// Returns the handle of the stream that the array library queues its work on at this moment;
+    /// `None` where the table cannot.
     fn stream(&self, py: Python<'_>, device: Device) -> Option<u64> {
         let mut stream = ptr::null_mut();
         let function = self.current_stream?;
-        // SAFETY: the standard asks for a place to write a pointer to, and sets an exception when it fails.
+        // SAFETY: the standard asks for a place to write a pointer to, and sets an exception when
+        // it fails.
         if unsafe { function(device.kind, device.id, &raw mut stream) } != 0 {
             drop(PyErr::take(py));
             return None;
@@ -152,16 +175,39 @@ impl Table {
     }
 
     /// Makes an array of the table's type.
-    fn object<'py, H: Send>(&self, py: Python<'py>, export: Export<'_, H>) -> PyResult<Bound<'py, PyAny>> {
+    fn object<'py, H: Send>(
+        &self,
+        py: Python<'py>,
+        export: Export<'_, H>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let Some(function) = self.object_from_managed else {
-            return Err(unsupported("a tensor by this table", "it makes none", "update PyTorch"));
+            return Err(unsupported(
+                "a tensor by this table",
+                "it makes none",
+                "update PyTorch",
+            ));
         };
-        let Export { start, layout, device, read_only, hold } = export;
-        // The standard gives the struct away also when the function fails, and PyTorch does not delete it then.
+        let Export {
+            start,
+            layout,
+            device,
+            read_only,
+            hold,
+        } = export;
+        // The standard gives the struct away also when the function fails, and PyTorch does not
+        // delete it then.
         let kept = Arc::new(Mutex::new(Some(hold)));
-        let managed = Export { start, layout, device, read_only, hold: kept.clone() }.versioned();
+        let managed = Export {
+            start,
+            layout,
+            device,
+            read_only,
+            hold: kept.clone(),
+        }
+        .versioned();
         let mut object = ptr::null_mut();
-        // SAFETY: the standard asks for a struct that it takes over, and for a place to write an owned reference to.
+        // SAFETY: the standard asks for a struct that it takes over, and for a place to write an
+        // owned reference to.
         let code = unsafe { function(managed, &raw mut object) };
         if code != 0 {
             drop(kept.lock().unwrap_or_else(PoisonError::into_inner).take());

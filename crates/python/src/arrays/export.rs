@@ -6,7 +6,9 @@ use std::ptr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::abi::{Device, Managed, ManagedVersioned, PLAIN, READ_ONLY, Tensor, VERSION, VERSIONED, pointer_of};
+use super::abi::{
+    Device, Managed, ManagedVersioned, PLAIN, READ_ONLY, Tensor, VERSION, VERSIONED, pointer_of,
+};
 use super::view::Taken;
 use crate::data::layout::Layout;
 use crate::interpreter::errors::no_buffer;
@@ -20,7 +22,8 @@ pub(crate) struct Export<'a, H> {
     pub hold: H,
 }
 
-/// What the standard's struct is the beginning of, until its taker deletes it. That takes no lock of Python's.
+/// What the standard's struct is the beginning of, until its taker deletes it. That takes no lock
+/// of Python's.
 #[repr(C)]
 struct Given<M, H> {
     managed: M,
@@ -38,7 +41,11 @@ impl<H: Send> Export<'_, H> {
         numbers.extend(self.layout.full_strides());
         let (lengths, strides) = numbers.split_at_mut(shape.len());
         let tensor = Tensor {
-            data: if is_empty { ptr::null_mut() } else { ptr::with_exposed_provenance_mut(self.start as usize) },
+            data: if is_empty {
+                ptr::null_mut()
+            } else {
+                ptr::with_exposed_provenance_mut(self.start as usize)
+            },
             device: self.device,
             dimensions: shape.len() as i32,
             dtype: self.layout.dtype,
@@ -59,14 +66,28 @@ impl<H: Send> Export<'_, H> {
             flags: if self.read_only { READ_ONLY } else { 0 },
             tensor,
         };
-        Box::into_raw(Box::new(Given { managed, numbers, hold: self.hold })).cast()
+        Box::into_raw(Box::new(Given {
+            managed,
+            numbers,
+            hold: self.hold,
+        }))
+        .cast()
     }
 
     /// Gives the array out as the struct before 1.0, which cannot say that it is read-only.
     fn plain(self) -> *mut Managed {
         let (tensor, numbers) = self.tensor();
-        let managed = Managed { tensor, context: ptr::null_mut(), deleter: Some(delete::<Managed, H>) };
-        Box::into_raw(Box::new(Given { managed, numbers, hold: self.hold })).cast()
+        let managed = Managed {
+            tensor,
+            context: ptr::null_mut(),
+            deleter: Some(delete::<Managed, H>),
+        };
+        Box::into_raw(Box::new(Given {
+            managed,
+            numbers,
+            hold: self.hold,
+        }))
+        .cast()
     }
 
     /// Gives the array out as a capsule, versioned if the consumer knows that.
@@ -90,8 +111,8 @@ impl<H: Send> Export<'_, H> {
 
 /// Deletes what [`Export`] gave out, on whichever thread.
 unsafe extern "C" fn delete<M, H>(managed: *mut M) {
-    // SAFETY: `Box::from_raw` asks for what `into_raw` gave, once: the struct is the first field of the box's value,
-    // and the standard asks its taker to delete it once.
+    // SAFETY: `Box::from_raw` asks for what `into_raw` gave, once: the struct is the first field of
+    // the box's value, and the standard asks its taker to delete it once.
     drop(unsafe { Box::from_raw(managed.cast::<Given<M, H>>()) });
 }
 
@@ -104,11 +125,11 @@ unsafe fn capsule_of<'py>(
     name: &'static CStr,
     destructor: unsafe extern "C" fn(*mut ffi::PyObject),
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: `PyCapsule_New` asks for a pointer that is not null and a name that outlives the capsule: a box's,
-    // static.
+    // SAFETY: `PyCapsule_New` asks for a pointer that is not null and a name that outlives the
+    // capsule: a box's, static.
     let capsule = unsafe { ffi::PyCapsule_New(managed, name.as_ptr(), Some(destructor)) };
-    // SAFETY: `from_owned_ptr_or_err` asks for an owned reference or null with an exception set: `PyCapsule_New` gives
-    // that.
+    // SAFETY: `from_owned_ptr_or_err` asks for an owned reference or null with an exception set:
+    // `PyCapsule_New` gives that.
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }
 

@@ -1,4 +1,5 @@
-//! The four protocols of arrays: DLPack's capsules and its C functions, the CUDA array interface, the buffer protocol.
+//! The four protocols of arrays: DLPack's capsules and its C functions, the CUDA array interface,
+//! the buffer protocol.
 
 pub(crate) mod abi;
 pub(crate) mod buffer;

@@ -10,16 +10,23 @@ use super::view::{Owner, View};
 use super::{buffer, dlpack, interface};
 use crate::interpreter::errors::{invalid, unsupported};
 
-/// Reads any array. Work that its library has queued is waited for by `order`, a stream's handle, where the array's
-/// protocol can do that and the caller gave no stream of its own.
-pub(crate) fn read(gpu: &Gpu, object: &Bound<'_, PyAny>, order: impl Fn() -> PyResult<Option<u64>>) -> PyResult<View> {
+/// Reads any array. Work that its library has queued is waited for by `order`, a stream's handle,
+/// where the array's protocol can do that and the caller gave no stream of its own.
+pub(crate) fn read(
+    gpu: &Gpu,
+    object: &Bound<'_, PyAny>,
+    order: impl Fn() -> PyResult<Option<u64>>,
+) -> PyResult<View> {
     if let Some(table) = Table::of(&object.get_type())
         && let Some(view) = table.read(object)
     {
         let view = view?;
         refuse_lazy(object, &view)?;
         let (first, bytes, _) = view.span()?;
-        return Ok(View { owner: Owner::storage_of(object, first, bytes), ..view });
+        return Ok(View {
+            owner: Owner::storage_of(object, first, bytes),
+            ..view
+        });
     }
     let stream = order()?.map(|raw| i64::try_from(raw).unwrap_or(-1));
     if let Some(view) = dlpack::read(object, stream)? {
@@ -40,13 +47,25 @@ pub(crate) fn read(gpu: &Gpu, object: &Bound<'_, PyAny>, order: impl Fn() -> PyR
 /// Refuses PyTorch's views whose elements are not what lies in memory.
 fn refuse_lazy(tensor: &Bound<'_, PyAny>, view: &View) -> PyResult<()> {
     let py = tensor.py();
-    let says = |method| tensor.call_method0(method).is_ok_and(|said| said.is_truthy().unwrap_or(false));
+    let says = |method| {
+        tensor
+            .call_method0(method)
+            .is_ok_and(|said| said.is_truthy().unwrap_or(false))
+    };
     // Only complex numbers have a conjugate. A part of one may be negated, and is real.
     if view.layout.dtype.is_complex() && says(intern!(py, "is_conj")) {
-        return Err(unsupported("sharing this tensor", "its is_conj bit is set", "share tensor.resolve_conj()"));
+        return Err(unsupported(
+            "sharing this tensor",
+            "its is_conj bit is set",
+            "share tensor.resolve_conj()",
+        ));
     }
     if says(intern!(py, "is_neg")) {
-        return Err(unsupported("sharing this tensor", "its is_neg bit is set", "share tensor.resolve_neg()"));
+        return Err(unsupported(
+            "sharing this tensor",
+            "its is_neg bit is set",
+            "share tensor.resolve_neg()",
+        ));
     }
     Ok(())
 }
@@ -56,7 +75,11 @@ pub(crate) fn refusal(ours: Device, theirs: Device, bytes: u64) -> Option<PyErr>
     if ours == theirs {
         return None;
     }
-    let why = format!("the array is in {}, the session is on {}", theirs.name(), ours.name());
+    let why = format!(
+        "the array is in {}, the session is on {}",
+        theirs.name(),
+        ours.name()
+    );
     Some(match theirs.kind {
         CPU | CUDA_HOST | CUDA_MANAGED => unsupported(
             "sharing this array without a copy",
@@ -68,6 +91,10 @@ pub(crate) fn refusal(ours: Device, theirs: Device, bytes: u64) -> Option<PyErr>
             why,
             "share it with a session of its own device, or copy it to this one first",
         ),
-        _ => unsupported("sharing this array", why, "copy it to the session's device first"),
+        _ => unsupported(
+            "sharing this array",
+            why,
+            "copy it to the session's device first",
+        ),
     })
 }

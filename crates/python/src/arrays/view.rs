@@ -31,7 +31,11 @@ pub(crate) enum Owner {
     Object(Py<PyAny>),
     /// PyTorch's storage, and the range of it that was shared. The tensor alone would not do, since
     /// `tensor.data = other` gives the storage up.
-    Storage { object: Py<PyAny>, first: u64, bytes: u64 },
+    Storage {
+        object: Py<PyAny>,
+        first: u64,
+        bytes: u64,
+    },
     #[allow(dead_code, reason = "held for its drop")]
     Taken(Taken),
     #[allow(dead_code, reason = "held for its drop")]
@@ -49,8 +53,8 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// Returns the handle of the stream that the array's pending work is on; `asked` is where `__dlpack__` was told to
-    /// have it waited for.
+    /// Returns the handle of the stream that the array's pending work is on; `asked` is where
+    /// `__dlpack__` was told to have it waited for.
     pub fn pending(&self, asked: impl Fn() -> PyResult<Option<u64>>) -> PyResult<Option<u64>> {
         match self.source {
             Source::Exchange(raw) if self.device.kind != CPU => Ok(Some(raw)),
@@ -60,8 +64,8 @@ impl View {
         }
     }
 
-    /// Returns the first byte that belongs to the array, how many do, and how many of them lie before its first
-    /// element.
+    /// Returns the first byte that belongs to the array, how many do, and how many of them lie
+    /// before its first element.
     pub fn span(&self) -> PyResult<(u64, u64, u64)> {
         let reach = self.layout.reach().and_then(|(before, after)| {
             let first = self.start.checked_sub(before)?;
@@ -71,7 +75,10 @@ impl View {
         let Some((first, before, len)) = reach else {
             return Err(unsupported(
                 "sharing this array",
-                format!("{} with strides, or beyond the address space", self.layout.dtype.name()),
+                format!(
+                    "{} with strides, or beyond the address space",
+                    self.layout.dtype.name()
+                ),
                 "share a contiguous copy of it",
             ));
         };
@@ -83,15 +90,30 @@ impl Owner {
     /// Takes hold of the storage that a range of a tensor lies in, or of an array that has none.
     pub fn storage_of(array: &Bound<'_, PyAny>, first: u64, bytes: u64) -> Owner {
         match array.call_method0(intern!(array.py(), "untyped_storage")) {
-            Ok(storage) => Owner::Storage { object: storage.unbind(), first, bytes },
+            Ok(storage) => Owner::Storage {
+                object: storage.unbind(),
+                first,
+                bytes,
+            },
             Err(_) => Owner::Object(array.clone().unbind()),
         }
     }
 
     /// Takes another hold of a storage; `None` for everything else.
     pub fn storage(&self, py: Python<'_>) -> Option<Owner> {
-        let &Owner::Storage { ref object, first, bytes } = self else { return None };
-        Some(Owner::Storage { object: object.clone_ref(py), first, bytes })
+        let &Owner::Storage {
+            ref object,
+            first,
+            bytes,
+        } = self
+        else {
+            return None;
+        };
+        Some(Owner::Storage {
+            object: object.clone_ref(py),
+            first,
+            bytes,
+        })
     }
 
     /// Keeps a storage from here on wherever it lies.
@@ -102,9 +124,17 @@ impl Owner {
         };
     }
 
-    /// Says how a storage that was shared has been freed or moved since; `None` for what is as it was.
+    /// Says how a storage that was shared has been freed or moved since; `None` for what is as it
+    /// was.
     pub fn was_freed(&self, py: Python<'_>) -> Option<String> {
-        let &Owner::Storage { ref object, first, bytes } = self else { return None };
+        let &Owner::Storage {
+            ref object,
+            first,
+            bytes,
+        } = self
+        else {
+            return None;
+        };
         let (start, len) = place_of(object.bind(py)).ok()?;
         let is_inside = start <= first && first.saturating_add(bytes) <= start.saturating_add(len);
         (!is_inside).then(|| {
@@ -117,7 +147,10 @@ impl Owner {
 }
 
 fn place_of(storage: &Bound<'_, PyAny>) -> PyResult<(u64, u64)> {
-    Ok((storage.call_method0("data_ptr")?.extract()?, storage.call_method0("nbytes")?.extract()?))
+    Ok((
+        storage.call_method0("data_ptr")?.extract()?,
+        storage.call_method0("nbytes")?.extract()?,
+    ))
 }
 
 /// What somebody else gave us by DLPack, until it is deleted.
@@ -138,7 +171,8 @@ impl Drop for Taken {
                 let managed = managed.cast::<ManagedVersioned>();
                 // SAFETY: reading a field asks for a live struct: nobody else deletes it.
                 if let Some(deleter) = unsafe { (*managed).deleter } {
-                    // SAFETY: the standard's deleter asks to be called once: this is the end of our only hold.
+                    // SAFETY: the standard's deleter asks to be called once: this is the end of our
+                    // only hold.
                     unsafe { deleter(managed) };
                 }
             }

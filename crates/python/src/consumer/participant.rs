@@ -55,7 +55,8 @@ pub(crate) fn connect(
         Some(_) => device::open(py, device)?,
         None => {
             let report = stats::ask(py, path.clone(), timeout)?;
-            let found = py.detach(|| Gpu::with_uuid(process().backends.get(report.backend)?, report.device));
+            let found = py
+                .detach(|| Gpu::with_uuid(process().backends.get(report.backend)?, report.device));
             found.or_raise()?
         }
     };
@@ -68,7 +69,12 @@ pub(crate) fn connect(
         builder = builder.read_only();
     }
     let participant = aside(py, move || builder.connect(path))?.or_raise()?;
-    Ok(Participant { open: Mutex::new(Some(participant)), gpu, read_only, waiters: Waiters::default() })
+    Ok(Participant {
+        open: Mutex::new(Some(participant)),
+        gpu,
+        read_only,
+        waiters: Waiters::default(),
+    })
 }
 
 /// A consumer's connection to one producer's session; made by ``connect``.
@@ -83,7 +89,8 @@ pub(crate) struct Participant {
 impl Participant {
     pub fn participant(&self) -> PyResult<gpu_ipc::Participant> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.clone().ok_or_else(|| invalid("a participant", "closed", "open: connect again"))
+        open.clone()
+            .ok_or_else(|| invalid("a participant", "closed", "open: connect again"))
     }
 
     pub fn received(&self, descriptor: Py<Descriptor>, block: ReceivedBlock) -> Received {
@@ -93,14 +100,21 @@ impl Participant {
 
 /// Says whether a claim is to be made again.
 fn is_late(error: &ClaimError) -> bool {
-    matches!(error, ClaimError::WouldBlock | ClaimError::Backend(Error::Deadline { .. }))
+    matches!(
+        error,
+        ClaimError::WouldBlock | ClaimError::Backend(Error::Deadline { .. })
+    )
 }
 
 fn list_of(descriptors: &Bound<'_, PyAny>) -> PyResult<Vec<Py<Descriptor>>> {
-    descriptors.try_iter()?.map(|one| Ok(Descriptor::of(&one?)?.unbind())).collect()
+    descriptors
+        .try_iter()?
+        .map(|one| Ok(Descriptor::of(&one?)?.unbind()))
+        .collect()
 }
 
-/// Claims everything, in slices. What is late is claimed again in the next slice; nothing of it was lost.
+/// Claims everything, in slices. What is late is claimed again in the next slice; nothing of it was
+/// lost.
 fn claim_all(
     py: Python<'_>,
     participant: &gpu_ipc::Participant,
@@ -108,7 +122,8 @@ fn claim_all(
     wait: Wait<'_>,
     timeout: Option<f64>,
 ) -> PyResult<Vec<Result<ReceivedBlock, ClaimError>>> {
-    let mut claimed: Vec<Option<Result<ReceivedBlock, ClaimError>>> = wanted.iter().map(|_| None).collect();
+    let mut claimed: Vec<Option<Result<ReceivedBlock, ClaimError>>> =
+        wanted.iter().map(|_| None).collect();
     let mut left: Vec<usize> = (0..wanted.len()).collect();
     let done = in_slices(py, duration(timeout)?, |slice| {
         let grants: Vec<&[u8]> = left.iter().map(|&n| wanted[n].get().grant()).collect();
@@ -128,12 +143,23 @@ fn claim_all(
         py.detach(|| drop(claimed));
         return Err(interrupt);
     }
-    let deadline = || Err(Error::Deadline { what: "the producer's answer" }.into());
-    Ok(claimed.into_iter().map(|result| result.unwrap_or_else(deadline)).collect())
+    let deadline = || {
+        Err(Error::Deadline {
+            what: "the producer's answer",
+        }
+        .into())
+    };
+    Ok(claimed
+        .into_iter()
+        .map(|result| result.unwrap_or_else(deadline))
+        .collect())
 }
 
 /// Returns the blocks; where a claim failed, releases the others and raises the first error.
-fn all_of(py: Python<'_>, results: Vec<Result<ReceivedBlock, ClaimError>>) -> PyResult<Vec<ReceivedBlock>> {
+fn all_of(
+    py: Python<'_>,
+    results: Vec<Result<ReceivedBlock, ClaimError>>,
+) -> PyResult<Vec<ReceivedBlock>> {
     let mut first = None;
     let mut blocks = Vec::with_capacity(results.len());
     for result in results {
@@ -144,7 +170,9 @@ fn all_of(py: Python<'_>, results: Vec<Result<ReceivedBlock, ClaimError>>) -> Py
             }
         }
     }
-    let Some(error) = first else { return Ok(blocks) };
+    let Some(error) = first else {
+        return Ok(blocks);
+    };
     py.detach(|| ReceivedBlock::drop_many(blocks));
     Err(raise_claim(error))
 }
@@ -207,21 +235,32 @@ impl Participant {
     ) -> PyResult<Received> {
         let _call = Call::begin(py);
         let descriptor = Descriptor::of(descriptor)?.unbind();
-        let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
-        let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
+        let stream = stream
+            .map(|stream| stream::given(&self.gpu, stream))
+            .transpose()?;
+        let (participant, wait) = (
+            self.participant()?,
+            stream.as_ref().map_or(Wait::None, Wait::Stream),
+        );
         let claimed = in_slices(py, duration(timeout)?, |slice| {
             match participant.claim(descriptor.get().grant(), wait, Some(slice)) {
                 Err(error) if is_late(&error) => None,
                 done => Some(done),
             }
         })?;
-        let block = claimed.unwrap_or(Err(Error::Deadline { what: "the producer's answer" }.into())).or_raise()?;
+        let block = claimed
+            .unwrap_or(Err(Error::Deadline {
+                what: "the producer's answer",
+            }
+            .into()))
+            .or_raise()?;
         Ok(self.received(descriptor, block))
     }
 
     /// Claim what a descriptor grants if that needs no waiting.
     ///
-    /// Otherwise what can be asked for is asked for, and ``fileno()`` becomes readable when it may have come.
+    /// Otherwise what can be asked for is asked for, and ``fileno()`` becomes readable when it may
+    /// have come.
     ///
     /// Raises:
     ///     WouldBlock: try again when ``fileno()`` is readable; and as ``claim``.
@@ -234,13 +273,21 @@ impl Participant {
     ) -> PyResult<Received> {
         let _call = Call::begin(py);
         let descriptor = Descriptor::of(descriptor)?.unbind();
-        let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
-        let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
-        let block = py.detach(|| participant.try_claim(descriptor.get().grant(), wait)).or_raise()?;
+        let stream = stream
+            .map(|stream| stream::given(&self.gpu, stream))
+            .transpose()?;
+        let (participant, wait) = (
+            self.participant()?,
+            stream.as_ref().map_or(Wait::None, Wait::Stream),
+        );
+        let block = py
+            .detach(|| participant.try_claim(descriptor.get().grant(), wait))
+            .or_raise()?;
         Ok(self.received(descriptor, block))
     }
 
-    /// Claim several descriptors, with one question to the producer for up to 64 tickets among them.
+    /// Claim several descriptors, with one question to the producer for up to 64 tickets among
+    /// them.
     ///
     /// Args:
     ///     descriptors: an iterable of descriptors, or of their bytes.
@@ -261,23 +308,34 @@ impl Participant {
     ) -> PyResult<Bound<'py, PyList>> {
         let _call = Call::begin(py);
         let wanted = list_of(descriptors)?;
-        let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
-        let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
+        let stream = stream
+            .map(|stream| stream::given(&self.gpu, stream))
+            .transpose()?;
+        let (participant, wait) = (
+            self.participant()?,
+            stream.as_ref().map_or(Wait::None, Wait::Stream),
+        );
         let results = claim_all(py, &participant, &wanted, wait, timeout)?;
         if !return_exceptions && results.iter().any(Result::is_err) {
-            return Err(all_of(py, results).err().unwrap_or_else(|| invalid("a claim", "failed", "to have an error")));
+            return Err(all_of(py, results)
+                .err()
+                .unwrap_or_else(|| invalid("a claim", "failed", "to have an error")));
         }
-        let given = wanted.into_iter().zip(results).map(|(descriptor, result)| match result {
-            Ok(block) => Py::new(py, self.received(descriptor, block)).map(Py::into_any),
-            Err(error) => Ok(raise_claim(error).into_value(py).into_any()),
-        });
+        let given = wanted
+            .into_iter()
+            .zip(results)
+            .map(|(descriptor, result)| match result {
+                Ok(block) => Py::new(py, self.received(descriptor, block)).map(Py::into_any),
+                Err(error) => Ok(raise_claim(error).into_value(py).into_any()),
+            });
         PyList::new(py, given.collect::<PyResult<Vec<_>>>()?)
     }
 
-    /// Claim several descriptors as PyTorch tensors on PyTorch's current stream, such as a state dict.
+    /// Claim several descriptors as PyTorch tensors on PyTorch's current stream, such as a state
+    /// dict.
     ///
-    /// It means what ``[one.torch() for one in participant.claim_many(descriptors)]`` does, with one look at the
-    /// stream, and without a ``Received`` for each.
+    /// It means what ``[one.torch() for one in participant.claim_many(descriptors)]`` does, with
+    /// one look at the stream, and without a ``Received`` for each.
     ///
     /// Args:
     ///     descriptors, timeout: as for ``claim_many``.
@@ -299,17 +357,31 @@ impl Participant {
         let _call = Call::begin(py);
         let (participant, wanted) = (self.participant()?, list_of(descriptors)?);
         let current = exchange::current_stream(py, abi::Device::of(&self.gpu))?;
-        let stream = current.map(|raw| py.detach(|| stream::of_handle(&self.gpu, raw))).transpose().or_raise()?;
+        let stream = current
+            .map(|raw| py.detach(|| stream::of_handle(&self.gpu, raw)))
+            .transpose()
+            .or_raise()?;
         let wait = stream.as_ref().map_or(Wait::None, Wait::Stream);
-        let mut blocks = all_of(py, claim_all(py, &participant, &wanted, wait, timeout)?)?.into_iter();
+        let mut blocks =
+            all_of(py, claim_all(py, &participant, &wanted, wait, timeout)?)?.into_iter();
         let mut tensors = Vec::with_capacity(wanted.len());
         for (descriptor, block) in wanted.into_iter().zip(blocks.by_ref()) {
-            // Host memory has no streams: each is waited for by itself, as all are that are garbage.
+            // Host memory has no streams: each is waited for by itself, as all are that are
+            // garbage.
             let made = match stream {
                 Some(_) if block.state() != State::Poisoned => {
                     let (layout, device) = (descriptor.get().layout(), abi::Device::of(&self.gpu));
                     let start = block.device_ptr().0.wrapping_add(layout.offset);
-                    exchange::tensor(py, Export { start, layout, device, read_only: false, hold: block })
+                    exchange::tensor(
+                        py,
+                        Export {
+                            start,
+                            layout,
+                            device,
+                            read_only: false,
+                            hold: block,
+                        },
+                    )
                 }
                 _ => class::tensor(&self.received(descriptor, block), py),
             };
@@ -326,8 +398,8 @@ impl Participant {
 
     /// Claim what a descriptor grants, without blocking the event loop.
     ///
-    /// ``await participant.claim_async(descriptor)`` gives what ``claim`` does; cancel it, or put it into
-    /// ``asyncio.timeout``, and nothing is lost.
+    /// ``await participant.claim_async(descriptor)`` gives what ``claim`` does; cancel it, or put
+    /// it into ``asyncio.timeout``, and nothing is lost.
     #[pyo3(signature = (descriptor, *, stream=None))]
     fn claim_async<'py>(
         slf: &Bound<'py, Self>,
@@ -337,7 +409,8 @@ impl Participant {
         coroutine(slf.py(), "claim", (slf, descriptor, stream))
     }
 
-    /// Wait for notices without blocking the event loop: ``async for notice in participant.notices_async()``.
+    /// Wait for notices without blocking the event loop: ``async for notice in
+    /// participant.notices_async()``.
     ///
     /// It ends after the notice that the producer is gone.
     fn notices_async<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -347,7 +420,9 @@ impl Participant {
     /// Take the notices that were not read yet.
     fn notices(&self) -> PyResult<Vec<Notice>> {
         let participant = self.participant()?;
-        Ok(std::iter::from_fn(|| participant.next_notice()).map(|notice| Notice { notice }).collect())
+        Ok(std::iter::from_fn(|| participant.next_notice())
+            .map(|notice| Notice { notice })
+            .collect())
     }
 
     /// The number of a file descriptor that is readable while there is a notice, for event loops.
@@ -372,7 +447,11 @@ impl Participant {
     #[pyo3(signature = (timeout=0.0))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let timeout = duration(timeout)?;
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let open = self
+            .open
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         match open {
             // A second time there is nothing left to give up.
             None => Ok(()),
@@ -394,7 +473,11 @@ impl Participant {
     }
 
     fn __reduce__(&self) -> PyResult<()> {
-        Err(invalid("what to pickle", "a participant", "the session's path: each process connects by itself"))
+        Err(invalid(
+            "what to pickle",
+            "a participant",
+            "the session's path: each process connects by itself",
+        ))
     }
 
     #[getter(_waiters)]
@@ -409,7 +492,11 @@ impl Participant {
 
     fn __repr__(&self) -> String {
         match self.participant() {
-            Ok(open) => format!("<gpu_ipc.Participant {:#x} of session {}>", open.id().0, open.session()),
+            Ok(open) => format!(
+                "<gpu_ipc.Participant {:#x} of session {}>",
+                open.id().0,
+                open.session()
+            ),
             Err(_) => "<gpu_ipc.Participant, closed>".into(),
         }
     }

@@ -19,11 +19,13 @@ use crate::interpreter::waiting::{aside, duration, for_ever, in_slices};
 /// An array of another process, under a lease that ends when the last array made of it is dropped.
 ///
 /// Every library that takes arrays takes it: ``torch.from_dlpack(received)``, ``cupy.from_dlpack``,
-/// ``jax.dlpack.from_dlpack``, ``numpy.from_dlpack`` on the host backend, and whatever knows the CUDA array interface.
-/// ``received.torch()`` is the fast way to PyTorch. The array alone keeps the lease; this object can go.
+/// ``jax.dlpack.from_dlpack``, ``numpy.from_dlpack`` on the host backend, and whatever knows the
+/// CUDA array interface. ``received.torch()`` is the fast way to PyTorch. The array alone keeps the
+/// lease; this object can go.
 ///
-/// Each of these waits for the producer's work on the stream that its library names, and that stream counts as used:
-/// the lease ends when the work on it is done. Name further streams with ``record_stream``.
+/// Each of these waits for the producer's work on the stream that its library names, and that
+/// stream counts as used: the lease ends when the work on it is done. Name further streams with
+/// ``record_stream``.
 #[pyclass(frozen, module = "gpu_ipc")]
 pub(crate) struct Received {
     block: Mutex<Option<ReceivedBlock>>,
@@ -31,12 +33,18 @@ pub(crate) struct Received {
     descriptor: Py<Descriptor>,
     gpu: Gpu,
     read_only: bool,
-    /// Somebody has the address by the CUDA array interface, which keeps this object and nothing else.
+    /// Somebody has the address by the CUDA array interface, which keeps this object and nothing
+    /// else.
     is_exposed: AtomicBool,
 }
 
 impl Received {
-    pub fn new(block: ReceivedBlock, descriptor: Py<Descriptor>, gpu: &Gpu, read_only: bool) -> Received {
+    pub fn new(
+        block: ReceivedBlock,
+        descriptor: Py<Descriptor>,
+        gpu: &Gpu,
+        read_only: bool,
+    ) -> Received {
         Received {
             block: Mutex::new(Some(block)),
             descriptor,
@@ -48,20 +56,38 @@ impl Received {
 
     fn block(&self) -> PyResult<ReceivedBlock> {
         let block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
-        block.clone().ok_or_else(|| invalid("a received array", "released", "one that was not released"))
+        block
+            .clone()
+            .ok_or_else(|| invalid("a received array", "released", "one that was not released"))
     }
 
     /// Waits on the host until the contents are there.
-    fn wait_on_host(&self, py: Python<'_>, block: &ReceivedBlock, timeout: Option<f64>) -> PyResult<()> {
+    fn wait_on_host(
+        &self,
+        py: Python<'_>,
+        block: &ReceivedBlock,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
         if block.state() == State::Pending {
-            let waited = in_slices(py, duration(timeout)?, |slice| match block.wait(Wait::Host, Some(slice)) {
-                Err(ClaimError::Backend(Error::Deadline { .. })) => None,
-                done => Some(done),
+            let waited = in_slices(py, duration(timeout)?, |slice| {
+                match block.wait(Wait::Host, Some(slice)) {
+                    Err(ClaimError::Backend(Error::Deadline { .. })) => None,
+                    done => Some(done),
+                }
             })?;
-            let late = || Err(Error::Deadline { what: "the producer's work on the block" }.into());
+            let late = || {
+                Err(Error::Deadline {
+                    what: "the producer's work on the block",
+                }
+                .into())
+            };
             waited.unwrap_or_else(late).or_raise()?;
         }
-        if block.state() == State::Poisoned { Err(poisoned()) } else { Ok(()) }
+        if block.state() == State::Poisoned {
+            Err(poisoned())
+        } else {
+            Ok(())
+        }
     }
 
     /// Lets a stream wait for the contents, and notes that it is used.
@@ -99,7 +125,10 @@ impl Array for Received {
 
     fn hold(&self) -> PyResult<(u64, ReceivedBlock)> {
         let block = self.block()?;
-        Ok((block.device_ptr().0.wrapping_add(self.layout().offset), block))
+        Ok((
+            block.device_ptr().0.wrapping_add(self.layout().offset),
+            block,
+        ))
     }
 
     fn use_on(&self, py: Python<'_>, block: &ReceivedBlock, on: ConsumerStream) -> PyResult<()> {
@@ -144,8 +173,9 @@ impl Received {
         Ok(self.block()?.region().0)
     }
 
-    /// What the contents are worth: ``pending``, the producer's work is not done; ``ready``; ``ready_producer_gone``,
-    /// and the producer is gone; ``poisoned``, it died before its work was done, and they are garbage.
+    /// What the contents are worth: ``pending``, the producer's work is not done; ``ready``;
+    /// ``ready_producer_gone``, and the producer is gone; ``poisoned``, it died before its work was
+    /// done, and they are garbage.
     #[getter]
     fn state(&self) -> PyResult<&'static str> {
         Ok(match self.block()?.state() {
@@ -172,7 +202,8 @@ impl Received {
         block.used_on(&stream::given(&self.gpu, stream)?).or_raise()
     }
 
-    /// Make a PyTorch tensor of it, on PyTorch's current stream. Faster than ``torch.from_dlpack``, and means the same.
+    /// Make a PyTorch tensor of it, on PyTorch's current stream. Faster than ``torch.from_dlpack``,
+    /// and means the same.
     ///
     /// Raises:
     ///     Unsupported: the lease is read-only; PyTorch has no such tensors.
@@ -185,7 +216,8 @@ impl Received {
         class::tensor(self, py)
     }
 
-    /// Hand out the same lease without the mark that it is read-only, to libraries that do not know the mark.
+    /// Hand out the same lease without the mark that it is read-only, to libraries that do not know
+    /// the mark.
     ///
     /// The memory stays mapped read-only: on a GPU, a write to it ends the process' context.
     fn without_read_only_flag(&self, py: Python<'_>) -> PyResult<Received> {
@@ -198,7 +230,8 @@ impl Received {
         })
     }
 
-    /// Ask the producer for a descriptor of the array for somebody else. The new lease does not depend on this one.
+    /// Ask the producer for a descriptor of the array for somebody else. The new lease does not
+    /// depend on this one.
     ///
     /// Your own work on the array must be done: the receiver waits for none of it.
     ///
@@ -222,17 +255,23 @@ impl Received {
         let (to, timeout, block) = (addressee::to(to)?, duration(timeout)?, self.block()?);
         // Not in slices: each would be a question, and a grant, of its own.
         let grant = aside(py, move || block.forward(to, timeout))?.or_raise()?;
-        let meta = meta.as_deref().unwrap_or_else(|| self.descriptor.get().meta_bytes());
+        let meta = meta
+            .as_deref()
+            .unwrap_or_else(|| self.descriptor.get().meta_bytes());
         Ok(Descriptor::new(&grant, self.layout().clone(), meta))
     }
 
     /// Give up this object's hold on the lease. Arrays that were made of it keep theirs.
     ///
-    /// After the CUDA array interface was read the hold stays until this object is dropped: that interface keeps
-    /// nothing else.
+    /// After the CUDA array interface was read the hold stays until this object is dropped: that
+    /// interface keeps nothing else.
     fn release(&self, py: Python<'_>) {
         if !self.is_exposed.load(Ordering::Relaxed) {
-            let block = self.block.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let block = self
+                .block
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
             py.detach(|| drop(block));
         }
     }
@@ -247,13 +286,21 @@ impl Received {
     }
 
     fn __reduce__(&self) -> PyResult<()> {
-        Err(invalid("what to pickle", "a received array", "a descriptor: forward() asks for one"))
+        Err(invalid(
+            "what to pickle",
+            "a received array",
+            "a descriptor: forward() asks for one",
+        ))
     }
 
     fn __repr__(&self) -> String {
         let shape: Vec<String> = self.layout().shape.iter().map(i64::to_string).collect();
         let state = self.state().unwrap_or("released");
-        format!("<gpu_ipc.Received {}[{}], {state}>", self.layout().dtype.name(), shape.join(", "))
+        format!(
+            "<gpu_ipc.Received {}[{}], {state}>",
+            self.layout().dtype.name(),
+            shape.join(", ")
+        )
     }
 }
 

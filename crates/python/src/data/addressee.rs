@@ -55,7 +55,9 @@ pub(crate) struct Ticket(Option<NonZeroU32>);
 impl Ticket {
     /// Makes a ticket for this many claims; `None` for any number.
     pub fn of(claims: Option<u32>) -> PyResult<Ticket> {
-        let Some(claims) = claims else { return Ok(Ticket(None)) };
+        let Some(claims) = claims else {
+            return Ok(Ticket(None));
+        };
         NonZeroU32::new(claims)
             .map(|claims| Ticket(Some(claims)))
             .ok_or_else(|| invalid("a ticket's claims", 0, "at least 1"))
@@ -71,14 +73,19 @@ impl Ticket {
     }
 
     fn __repr__(&self) -> String {
-        self.0.map_or("<gpu_ipc.Ticket, any number of claims>".into(), |n| format!("<gpu_ipc.Ticket, {n} claims>"))
+        self.0
+            .map_or("<gpu_ipc.Ticket, any number of claims>".into(), |n| {
+                format!("<gpu_ipc.Ticket, {n} claims>")
+            })
     }
 }
 
-/// Reads the recipient of a grant: a participant's number or what has one as its `id`, a ticket, or `None` for
-/// one claim by anybody.
+/// Reads the recipient of a grant: a participant's number or what has one as its `id`, a ticket, or
+/// `None` for one claim by anybody.
 pub(crate) fn to(object: Option<&Bound<'_, PyAny>>) -> PyResult<To> {
-    let Some(object) = object else { return Ok(To::Ticket(Claims::Once)) };
+    let Some(object) = object else {
+        return Ok(To::Ticket(Claims::Once));
+    };
     if let Ok(id) = object.cast::<ParticipantId>() {
         return Ok(To::Participant(gpu_ipc::ParticipantId(id.get().0)));
     }
@@ -94,7 +101,10 @@ pub(crate) fn to(object: Option<&Bound<'_, PyAny>>) -> PyResult<To> {
         invalid("the addressee", object.get_type(), must)
     };
     match object.getattr("id") {
-        Ok(id) => id.cast::<ParticipantId>().map(|id| to(Some(id))).unwrap_or_else(|_| Err(neither())),
+        Ok(id) => id
+            .cast::<ParticipantId>()
+            .map(|id| to(Some(id)))
+            .unwrap_or_else(|_| Err(neither())),
         Err(error) if error.is_instance_of::<PyAttributeError>(object.py()) => Err(neither()),
         // A participant that is closed.
         Err(error) => Err(error),

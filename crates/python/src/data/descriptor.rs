@@ -37,8 +37,8 @@ pub(crate) const MOST_META: usize = 1 << 20;
 
 /// A grant of one array, as plain bytes for any transport.
 ///
-/// ``bytes(descriptor)`` gives the bytes, ``Descriptor(data)`` reads them; pickling carries them. Copies are copies of
-/// the same grant: an addressed one is claimed once.
+/// ``bytes(descriptor)`` gives the bytes, ``Descriptor(data)`` reads them; pickling carries them.
+/// Copies are copies of the same grant: an addressed one is claimed once.
 #[pyclass(frozen, eq, hash, module = "gpu_ipc")]
 #[derive(PartialEq, Eq, Hash, Clone)]
 pub(crate) struct Descriptor {
@@ -53,7 +53,11 @@ impl Descriptor {
     pub fn new(grant: &gpu_ipc::Descriptor, layout: Layout, meta: &[u8]) -> Descriptor {
         let mut bytes = Vec::with_capacity(Descriptor::bytes_of(&layout, meta));
         Descriptor::write(&mut bytes, grant, &layout, meta);
-        Descriptor { bytes: bytes.into_boxed_slice(), layout, meta: meta.len() }
+        Descriptor {
+            bytes: bytes.into_boxed_slice(),
+            layout,
+            meta: meta.len(),
+        }
     }
 
     /// Counts the bytes that [`write`](Descriptor::write) appends.
@@ -73,7 +77,11 @@ impl Descriptor {
         bytes.extend_from_slice(&u16::from(layout.strides.is_some()).to_le_bytes());
         bytes.extend_from_slice(&u32::try_from(meta.len()).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend_from_slice(&layout.offset.to_le_bytes());
-        layout.shape.iter().chain(strides).for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
+        layout
+            .shape
+            .iter()
+            .chain(strides)
+            .for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
         bytes.extend_from_slice(meta);
         let crc = crc32c::crc32c(&bytes[start..]);
         bytes.extend_from_slice(&crc.to_le_bytes());
@@ -85,11 +93,20 @@ impl Descriptor {
     ///
     /// [`Error::BadDescriptor`] naming the first field that is wrong.
     pub fn decode(bytes: &[u8]) -> Result<Descriptor, Error> {
-        let grant = gpu_ipc::Descriptor::decode(bytes.get(..gpu_ipc::Descriptor::BYTES).unwrap_or(bytes))?;
+        let grant =
+            gpu_ipc::Descriptor::decode(bytes.get(..gpu_ipc::Descriptor::BYTES).unwrap_or(bytes))?;
         if bytes.len() == gpu_ipc::Descriptor::BYTES {
-            return Ok(Descriptor { bytes: bytes.into(), layout: Layout::bytes(grant.len()), meta: 0 });
+            return Ok(Descriptor {
+                bytes: bytes.into(),
+                layout: Layout::bytes(grant.len()),
+                meta: 0,
+            });
         }
-        let bad = |what, got: String, must: &str| Error::BadDescriptor { what, got, must: must.into() };
+        let bad = |what, got: String, must: &str| Error::BadDescriptor {
+            what,
+            got,
+            must: must.into(),
+        };
         if bytes.len() < AT_SHAPE + CRC
             || bytes[gpu_ipc::Descriptor::BYTES..gpu_ipc::Descriptor::BYTES + 4] != MAGIC
             || bytes[196] != VERSION
@@ -102,18 +119,37 @@ impl Descriptor {
         }
         let (checked, crc) = bytes.split_at(bytes.len() - CRC);
         if crc32c::crc32c(checked).to_le_bytes() != crc {
-            return Err(bad("the layout's checksum", "another".into(), "that of the bytes before"));
+            return Err(bad(
+                "the layout's checksum",
+                "another".into(),
+                "that of the bytes before",
+            ));
         }
         let number = |at: usize| i64::from_le_bytes(std::array::from_fn(|n| bytes[at + n]));
-        let dtype = Dtype { code: bytes[197], bits: bytes[198], lanes: u16::from_le_bytes([bytes[200], bytes[201]]) };
-        let (dimensions, flags) = (usize::from(bytes[199]), u16::from_le_bytes([bytes[202], bytes[203]]));
+        let dtype = Dtype {
+            code: bytes[197],
+            bits: bytes[198],
+            lanes: u16::from_le_bytes([bytes[200], bytes[201]]),
+        };
+        let (dimensions, flags) = (
+            usize::from(bytes[199]),
+            u16::from_le_bytes([bytes[202], bytes[203]]),
+        );
         let meta = u32::from_le_bytes(std::array::from_fn(|n| bytes[204 + n])) as usize;
         let numbers = dimensions << usize::from(flags == 1);
         let whole = AT_SHAPE + 8 * numbers + meta + CRC;
         if flags > 1 || dimensions > MOST_DIMENSIONS || whole != bytes.len() {
-            return Err(bad("the layout's length", bytes.len().to_string(), "that of its fields"));
+            return Err(bad(
+                "the layout's length",
+                bytes.len().to_string(),
+                "that of its fields",
+            ));
         }
-        let list = |from: usize| (from..from + dimensions).map(|n| number(AT_SHAPE + 8 * n)).collect::<Vec<i64>>();
+        let list = |from: usize| {
+            (from..from + dimensions)
+                .map(|n| number(AT_SHAPE + 8 * n))
+                .collect::<Vec<i64>>()
+        };
         let layout = Layout {
             dtype,
             shape: list(0),
@@ -121,10 +157,23 @@ impl Descriptor {
             offset: number(208) as u64,
         };
         if !layout.fits(grant.len()) {
-            let got = format!("{:?} of {} at offset {}", layout.shape, dtype.name(), layout.offset);
-            return Err(bad("the array", got, &format!("inside the block's {} bytes", grant.len())));
+            let got = format!(
+                "{:?} of {} at offset {}",
+                layout.shape,
+                dtype.name(),
+                layout.offset
+            );
+            return Err(bad(
+                "the array",
+                got,
+                &format!("inside the block's {} bytes", grant.len()),
+            ));
         }
-        Ok(Descriptor { bytes: bytes.into(), layout, meta })
+        Ok(Descriptor {
+            bytes: bytes.into(),
+            layout,
+            meta,
+        })
     }
 
     /// Reads a [`Descriptor`], or bytes.
@@ -140,7 +189,11 @@ impl Descriptor {
             return Descriptor::decode(bytes.as_bytes()).or_raise();
         }
         let Ok(view) = PyBuffer::<u8>::get(object) else {
-            return Err(invalid("a descriptor", object.get_type(), "a gpu_ipc.Descriptor, or its bytes"));
+            return Err(invalid(
+                "a descriptor",
+                object.get_type(),
+                "a gpu_ipc.Descriptor, or its bytes",
+            ));
         };
         Descriptor::decode(&view.to_vec(object.py())?).or_raise()
     }
@@ -163,7 +216,11 @@ impl Descriptor {
     /// Returns the user's own bytes.
     pub fn meta_bytes(&self) -> &[u8] {
         let end = self.bytes.len() - CRC;
-        if self.bytes.len() == gpu_ipc::Descriptor::BYTES { &[] } else { &self.bytes[end - self.meta..end] }
+        if self.bytes.len() == gpu_ipc::Descriptor::BYTES {
+            &[]
+        } else {
+            &self.bytes[end - self.meta..end]
+        }
     }
 
     fn decoded(&self) -> PyResult<gpu_ipc::Descriptor> {
@@ -223,19 +280,36 @@ impl Descriptor {
 
     fn __repr__(&self) -> PyResult<String> {
         // A descriptor is a right to claim, so logs show what it is about and not what it is.
-        let kind = if self.decoded()?.is_ticket() { "ticket" } else { "addressed" };
+        let kind = if self.decoded()?.is_ticket() {
+            "ticket"
+        } else {
+            "addressed"
+        };
         let shape: Vec<String> = self.layout.shape.iter().map(i64::to_string).collect();
-        Ok(format!("<gpu_ipc.Descriptor {kind}, {}[{}]>", self.layout.dtype.name(), shape.join(", ")))
+        Ok(format!(
+            "<gpu_ipc.Descriptor {kind}, {}[{}]>",
+            self.layout.dtype.name(),
+            shape.join(", ")
+        ))
     }
 
     // SAFETY: Python calls it as the protocol says: `view` is its own to fill, or null.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
         let bytes = &slf.get().bytes;
         let (start, len) = (bytes.as_ptr().cast_mut().cast(), bytes.len() as isize);
-        // SAFETY: `PyBuffer_FillInfo` asks for an object that keeps the bytes: frozen, and a box's do not move; and for
-        // a view or null, which is an error there. They are read-only, so nobody writes through the pointer.
+        // SAFETY: `PyBuffer_FillInfo` asks for an object that keeps the bytes: frozen, and a box's
+        // do not move; and for a view or null, which is an error there. They are read-only, so
+        // nobody writes through the pointer.
         let done = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) };
-        if done == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+        if done == 0 {
+            Ok(())
+        } else {
+            Err(PyErr::fetch(slf.py()))
+        }
     }
 }
 

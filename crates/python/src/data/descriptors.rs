@@ -1,4 +1,5 @@
-//! Descriptors of several arrays in one piece of bytes, which goes through a pipe as fast as one descriptor does.
+//! Descriptors of several arrays in one piece of bytes, which goes through a pipe as fast as one
+//! descriptor does.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -24,10 +25,12 @@ const MAGIC: [u8; 4] = *b"GIPM";
 const VERSION: u32 = 1;
 const AT_ENDS: usize = 16;
 
-/// The descriptors of several arrays, in their order: what ``share_many`` gives and ``claim_many`` takes.
+/// The descriptors of several arrays, in their order: what ``share_many`` gives and ``claim_many``
+/// takes.
 ///
-/// It is a sequence of ``Descriptor`` that is kept as one piece of bytes. ``bytes(descriptors)`` gives them,
-/// ``Descriptors(data)`` reads them, and pickling carries them, without a Python object for each.
+/// It is a sequence of ``Descriptor`` that is kept as one piece of bytes. ``bytes(descriptors)``
+/// gives them, ``Descriptors(data)`` reads them, and pickling carries them, without a Python object
+/// for each.
 #[pyclass(frozen, eq, hash, sequence, module = "gpu_ipc")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Descriptors {
@@ -38,12 +41,17 @@ pub(crate) struct Descriptors {
 impl Descriptors {
     /// Writes down grants, each of the array beside it.
     pub fn new(grants: &[gpu_ipc::Descriptor], layouts: &[Layout]) -> Descriptors {
-        let lengths: Vec<usize> = layouts.iter().map(|layout| Descriptor::bytes_of(layout, &[])).collect();
+        let lengths: Vec<usize> = layouts
+            .iter()
+            .map(|layout| Descriptor::bytes_of(layout, &[]))
+            .collect();
         let mut bytes = begin(&lengths);
         for (grant, layout) in grants.iter().zip(layouts) {
             Descriptor::write(&mut bytes, grant, layout, &[]);
         }
-        Descriptors { bytes: bytes.into_boxed_slice() }
+        Descriptors {
+            bytes: bytes.into_boxed_slice(),
+        }
     }
 
     /// Reads what somebody sent. Each descriptor is checked when it is taken out.
@@ -52,27 +60,50 @@ impl Descriptors {
     ///
     /// [`Error::BadDescriptor`] naming what is wrong with the table.
     fn decode(bytes: Box<[u8]>) -> Result<Descriptors, Error> {
-        let bad = |what, got: String, must: &str| Error::BadDescriptor { what, got, must: must.into() };
+        let bad = |what, got: String, must: &str| Error::BadDescriptor {
+            what,
+            got,
+            must: must.into(),
+        };
         if bytes.len() < AT_ENDS || bytes[..4] != MAGIC || bytes[4..8] != VERSION.to_le_bytes() {
             let got = format!("{} bytes that begin otherwise", bytes.len());
-            return Err(bad("the list of descriptors", got, "what `share_many` wrote, whole"));
+            return Err(bad(
+                "the list of descriptors",
+                got,
+                "what `share_many` wrote, whole",
+            ));
         }
         let len = bytes.len();
         let list = Descriptors { bytes };
         let count = list.number(8);
-        let table = count.checked_mul(8).and_then(|table| table.checked_add(AT_ENDS)).filter(|&end| end <= len);
+        let table = count
+            .checked_mul(8)
+            .and_then(|table| table.checked_add(AT_ENDS))
+            .filter(|&end| end <= len);
         let Some(table) = table else {
-            return Err(bad("the number of descriptors", count.to_string(), "that of the bytes that follow"));
+            return Err(bad(
+                "the number of descriptors",
+                count.to_string(),
+                "that of the bytes that follow",
+            ));
         };
         let mut last = 0;
         for end in (0..count).map(|n| list.number(AT_ENDS + 8 * n)) {
             if end < last {
-                return Err(bad("where a descriptor ends", end.to_string(), "not before where it begins"));
+                return Err(bad(
+                    "where a descriptor ends",
+                    end.to_string(),
+                    "not before where it begins",
+                ));
             }
             last = end;
         }
         if last != len - table {
-            return Err(bad("the length of the descriptors", (len - table).to_string(), &last.to_string()));
+            return Err(bad(
+                "the length of the descriptors",
+                (len - table).to_string(),
+                &last.to_string(),
+            ));
         }
         Ok(list)
     }
@@ -90,7 +121,11 @@ impl Descriptors {
     /// Returns the bytes of one; `n` is below the length.
     fn of(&self, n: usize) -> &[u8] {
         let table = AT_ENDS + 8 * self.len();
-        let start = if n == 0 { 0 } else { self.number(AT_ENDS + 8 * (n - 1)) };
+        let start = if n == 0 {
+            0
+        } else {
+            self.number(AT_ENDS + 8 * (n - 1))
+        };
         &self.bytes[table + start..table + self.number(AT_ENDS + 8 * n)]
     }
 
@@ -101,11 +136,14 @@ impl Descriptors {
     fn slice(&self, slice: &Bound<'_, PySlice>) -> PyResult<Descriptors> {
         let all = isize::try_from(self.len()).unwrap_or(isize::MAX);
         let range = slice.indices(all)?;
-        let places = (0..range.slicelength).map(|n| (range.start + range.step * n as isize) as usize);
+        let places =
+            (0..range.slicelength).map(|n| (range.start + range.step * n as isize) as usize);
         let lengths: Vec<usize> = places.clone().map(|place| self.of(place).len()).collect();
         let mut bytes = begin(&lengths);
         places.for_each(|place| bytes.extend_from_slice(self.of(place)));
-        Ok(Descriptors { bytes: bytes.into_boxed_slice() })
+        Ok(Descriptors {
+            bytes: bytes.into_boxed_slice(),
+        })
     }
 }
 
@@ -143,20 +181,34 @@ impl Descriptors {
             return Descriptors::decode(view.to_vec(data.py())?.into_boxed_slice()).or_raise();
         }
         let Ok(items) = data.try_iter() else {
-            return Err(invalid("a list of descriptors", data.get_type(), "its bytes, or an iterable of descriptors"));
+            return Err(invalid(
+                "a list of descriptors",
+                data.get_type(),
+                "its bytes, or an iterable of descriptors",
+            ));
         };
-        let items = items.map(|one| Descriptor::of(&one?)).collect::<PyResult<Vec<_>>>()?;
+        let items = items
+            .map(|one| Descriptor::of(&one?))
+            .collect::<PyResult<Vec<_>>>()?;
         let lengths: Vec<usize> = items.iter().map(|one| one.get().as_bytes().len()).collect();
         let mut bytes = begin(&lengths);
-        items.iter().for_each(|one| bytes.extend_from_slice(one.get().as_bytes()));
-        Ok(Descriptors { bytes: bytes.into_boxed_slice() })
+        items
+            .iter()
+            .for_each(|one| bytes.extend_from_slice(one.get().as_bytes()));
+        Ok(Descriptors {
+            bytes: bytes.into_boxed_slice(),
+        })
     }
 
     fn __len__(&self) -> usize {
         self.len()
     }
 
-    fn __getitem__<'py>(&self, py: Python<'py>, place: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    fn __getitem__<'py>(
+        &self,
+        py: Python<'py>,
+        place: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         if let Ok(slice) = place.cast::<PySlice>() {
             return Ok(Bound::new(py, self.slice(slice)?)?.into_any());
         }
@@ -165,17 +217,31 @@ impl Descriptors {
             && error.is_instance_of::<PyTypeError>(py)
         {
             let got = place.get_type();
-            return Err(PyTypeError::new_err(format!("a place in descriptors is an integer or a slice, not {got}")));
+            return Err(PyTypeError::new_err(format!(
+                "a place in descriptors is an integer or a slice, not {got}"
+            )));
         }
         // A number that no address reaches is beyond the end as well.
-        let index = index.ok().and_then(|n| if n < 0 { n.checked_add_unsigned(self.len()) } else { Some(n) });
-        let index = index.and_then(|n| usize::try_from(n).ok()).filter(|&n| n < self.len());
-        let index = index.ok_or_else(|| PyIndexError::new_err(format!("{place} of {} descriptors", self.len())))?;
+        let index = index.ok().and_then(|n| {
+            if n < 0 {
+                n.checked_add_unsigned(self.len())
+            } else {
+                Some(n)
+            }
+        });
+        let index = index
+            .and_then(|n| usize::try_from(n).ok())
+            .filter(|&n| n < self.len());
+        let index = index.ok_or_else(|| {
+            PyIndexError::new_err(format!("{place} of {} descriptors", self.len()))
+        })?;
         Ok(Bound::new(py, self.get(index)?)?.into_any())
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
-        let all = (0..self.len()).map(|n| Py::new(py, self.get(n)?)).collect::<PyResult<Vec<_>>>()?;
+        let all = (0..self.len())
+            .map(|n| Py::new(py, self.get(n)?))
+            .collect::<PyResult<Vec<_>>>()?;
         PyList::new(py, all)?.try_iter()
     }
 

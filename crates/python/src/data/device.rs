@@ -74,7 +74,12 @@ impl Device {
     }
 
     fn __repr__(&self) -> String {
-        format!("<gpu_ipc.Device {}: {}, {} bytes>", self.name(), self.description, self.total_bytes)
+        format!(
+            "<gpu_ipc.Device {}: {}, {} bytes>",
+            self.name(),
+            self.description,
+            self.total_bytes
+        )
     }
 }
 
@@ -90,7 +95,10 @@ impl Detected {
     /// The devices that can be used, GPUs first.
     #[getter]
     fn devices(&self, py: Python<'_>) -> Vec<Py<Device>> {
-        self.devices.iter().map(|device| device.clone_ref(py)).collect()
+        self.devices
+            .iter()
+            .map(|device| device.clone_ref(py))
+            .collect()
     }
 
     /// The vendors that cannot be used, each with the reason and the remedy.
@@ -100,8 +108,16 @@ impl Detected {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let names: Vec<String> = self.devices.iter().map(|device| device.get().name()).collect();
-        format!("<gpu_ipc.Detected devices=[{}] missing={}>", names.join(", "), self.missing.bind(py))
+        let names: Vec<String> = self
+            .devices
+            .iter()
+            .map(|device| device.get().name())
+            .collect();
+        format!(
+            "<gpu_ipc.Detected devices=[{}] missing={}>",
+            names.join(", "),
+            self.missing.bind(py)
+        )
     }
 }
 
@@ -122,13 +138,21 @@ pub(crate) fn detect(py: Python<'_>) -> PyResult<Detected> {
     for (kind, error) in why_not {
         missing.set_item(kind.name(), error.to_string())?;
     }
-    let devices = gpus.iter().map(|gpu| Py::new(py, Device::of(gpu))).collect::<PyResult<_>>()?;
-    Ok(Detected { devices, missing: missing.unbind() })
+    let devices = gpus
+        .iter()
+        .map(|gpu| Py::new(py, Device::of(gpu)))
+        .collect::<PyResult<_>>()?;
+    Ok(Detected {
+        devices,
+        missing: missing.unbind(),
+    })
 }
 
 fn all_of(kind: BackendKind) -> Result<Vec<Gpu>, Error> {
     let backend = process().backends.get(kind)?;
-    (0..backend.device_count()?).map(|ordinal| Gpu::new(backend.clone(), DeviceId(ordinal))).collect()
+    (0..backend.device_count()?)
+        .map(|ordinal| Gpu::new(backend.clone(), DeviceId(ordinal)))
+        .collect()
 }
 
 /// Opens the device of a name, or the first that there is.
@@ -139,18 +163,29 @@ pub(crate) fn open(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResul
         return py.detach(first).or_raise();
     };
     let name = device.str()?.to_string();
-    let bad = || invalid("a device", format!("`{name}`"), "a name such as `cuda:0`, `hip:0` or `host:0`");
+    let bad = || {
+        invalid(
+            "a device",
+            format!("`{name}`"),
+            "a name such as `cuda:0`, `hip:0` or `host:0`",
+        )
+    };
     let (kind, ordinal) = name.split_once(':').unwrap_or((&name, "0"));
-    let kind = BackendKind::ALL.into_iter().find(|known| known.name() == kind).ok_or_else(bad)?;
+    let kind = BackendKind::ALL
+        .into_iter()
+        .find(|known| known.name() == kind)
+        .ok_or_else(bad)?;
     let ordinal: u32 = ordinal.parse().map_err(|_| bad())?;
     py.detach(|| {
         let gpus = all_of(kind)?;
         let count = gpus.len();
-        gpus.into_iter().nth(ordinal as usize).ok_or(Error::Unavailable {
-            backend: kind,
-            why: format!("it has no device {ordinal}: this process sees {count}"),
-            remedy: "check `gpu_ipc.detect()`, and CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES",
-        })
+        gpus.into_iter()
+            .nth(ordinal as usize)
+            .ok_or(Error::Unavailable {
+                backend: kind,
+                why: format!("it has no device {ordinal}: this process sees {count}"),
+                remedy: "check `gpu_ipc.detect()`, and CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES",
+            })
     })
     .or_raise()
 }

@@ -51,19 +51,36 @@ const NAMES: [(&str, u8, u8); 27] = [
 ];
 
 impl Dtype {
-    pub const U8: Dtype = Dtype { code: 1, bits: 8, lanes: 1 };
+    pub const U8: Dtype = Dtype {
+        code: 1,
+        bits: 8,
+        lanes: 1,
+    };
 
     /// Returns the name that array libraries have for it.
     pub fn name(self) -> String {
-        let name = NAMES.iter().find(|(_, code, bits)| (*code, *bits) == (self.code, self.bits));
-        let name = name.map_or_else(|| format!("dlpack{}_{}", self.code, self.bits), |(name, ..)| (*name).into());
-        if self.lanes == 1 { name } else { format!("{name}x{}", self.lanes) }
+        let name = NAMES
+            .iter()
+            .find(|(_, code, bits)| (*code, *bits) == (self.code, self.bits));
+        let name = name.map_or_else(
+            || format!("dlpack{}_{}", self.code, self.bits),
+            |(name, ..)| (*name).into(),
+        );
+        if self.lanes == 1 {
+            name
+        } else {
+            format!("{name}x{}", self.lanes)
+        }
     }
 
     /// Finds an element type by its name.
     pub fn of_name(name: &str) -> Option<Dtype> {
         let known = NAMES.iter().find(|(known, ..)| *known == name);
-        known.map(|&(_, code, bits)| Dtype { code, bits, lanes: 1 })
+        known.map(|&(_, code, bits)| Dtype {
+            code,
+            bits,
+            lanes: 1,
+        })
     }
 
     pub fn is_complex(self) -> bool {
@@ -76,7 +93,8 @@ impl Dtype {
         (bits > 0 && bits.is_multiple_of(8)).then_some(bits / 8)
     }
 
-    /// Returns the character that numpy's type strings and `struct` have for it, where they have one.
+    /// Returns the character that numpy's type strings and `struct` have for it, where they have
+    /// one.
     pub fn characters(self) -> Option<(char, &'static CStr)> {
         if self.lanes != 1 {
             return None;
@@ -110,7 +128,11 @@ impl Dtype {
             'b' => 6,
             _ => return None,
         };
-        let dtype = Dtype { code, bits: u8::try_from(bytes.checked_mul(8)?).ok()?, lanes: 1 };
+        let dtype = Dtype {
+            code,
+            bits: u8::try_from(bytes.checked_mul(8)?).ok()?,
+            lanes: 1,
+        };
         dtype.characters().map(|_| dtype)
     }
 }
@@ -129,7 +151,12 @@ impl Layout {
     /// Describes plain bytes.
     pub fn bytes(len: u64) -> Layout {
         let len = i64::try_from(len).unwrap_or(i64::MAX);
-        Layout { dtype: Dtype::U8, shape: vec![len], strides: None, offset: 0 }
+        Layout {
+            dtype: Dtype::U8,
+            shape: vec![len],
+            strides: None,
+            offset: 0,
+        }
     }
 
     /// Describes an array; strides that say no more than the shape does are left out.
@@ -146,19 +173,31 @@ impl Layout {
             });
         }
         if shape.iter().any(|&length| length < 0) {
-            return Err(Error::Invalid { what: "a shape", got: format!("{shape:?}"), must: "not negative" });
+            return Err(Error::Invalid {
+                what: "a shape",
+                got: format!("{shape:?}"),
+                must: "not negative",
+            });
         }
         let plain = c_order(&shape);
         let strides = strides.filter(|strides| {
-            let says_more = |(axis, &stride): (usize, &i64)| shape[axis] > 1 && plain[axis] != stride;
+            let says_more =
+                |(axis, &stride): (usize, &i64)| shape[axis] > 1 && plain[axis] != stride;
             !shape.contains(&0) && strides.iter().enumerate().any(says_more)
         });
-        Ok(Layout { dtype, shape, strides, offset: 0 })
+        Ok(Layout {
+            dtype,
+            shape,
+            strides,
+            offset: 0,
+        })
     }
 
     /// Counts the elements.
     pub fn elements(&self) -> Option<u64> {
-        self.shape.iter().try_fold(1u64, |product, &length| product.checked_mul(u64::try_from(length).ok()?))
+        self.shape.iter().try_fold(1u64, |product, &length| {
+            product.checked_mul(u64::try_from(length).ok()?)
+        })
     }
 
     /// Returns the bytes of the elements, gaps not counted.
@@ -177,12 +216,16 @@ impl Layout {
         if self.elements()? == 0 {
             return Some((0, 0));
         }
-        let Some(strides) = &self.strides else { return Some((0, self.nbytes()?)) };
+        let Some(strides) = &self.strides else {
+            return Some((0, self.nbytes()?));
+        };
         let bytes = self.dtype.bytes()?;
         let (mut before, mut after) = (0u64, bytes);
         for (&length, &stride) in self.shape.iter().zip(strides) {
             let steps = u64::try_from(length).ok()? - 1;
-            let reach = steps.checked_mul(stride.unsigned_abs())?.checked_mul(bytes)?;
+            let reach = steps
+                .checked_mul(stride.unsigned_abs())?
+                .checked_mul(bytes)?;
             let side = if stride < 0 { &mut before } else { &mut after };
             *side = side.checked_add(reach)?;
         }
@@ -223,13 +266,19 @@ macro_rules! layout_methods {
 
             /// The lengths of the array's dimensions.
             #[getter]
-            fn shape<'py>(&self, py: pyo3::Python<'py>) -> pyo3::PyResult<pyo3::Bound<'py, pyo3::types::PyTuple>> {
+            fn shape<'py>(
+                &self,
+                py: pyo3::Python<'py>,
+            ) -> pyo3::PyResult<pyo3::Bound<'py, pyo3::types::PyTuple>> {
                 pyo3::types::PyTuple::new(py, &self.layout().shape)
             }
 
             /// The steps between elements of each dimension, in elements.
             #[getter]
-            fn strides<'py>(&self, py: pyo3::Python<'py>) -> pyo3::PyResult<pyo3::Bound<'py, pyo3::types::PyTuple>> {
+            fn strides<'py>(
+                &self,
+                py: pyo3::Python<'py>,
+            ) -> pyo3::PyResult<pyo3::Bound<'py, pyo3::types::PyTuple>> {
                 pyo3::types::PyTuple::new(py, self.layout().full_strides())
             }
 

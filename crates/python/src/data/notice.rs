@@ -14,7 +14,8 @@ use super::addressee::ParticipantId;
 use super::descriptor::Descriptor;
 use crate::interpreter::errors::OrRaise;
 
-/// Notices of comings and goings kept for a program that does not read them; what comes on top is dropped.
+/// Notices of comings and goings kept for a program that does not read them; what comes on top is
+/// dropped.
 const MOST_KEPT: usize = 4096;
 
 /// Something that a producer told a participant.
@@ -25,10 +26,10 @@ pub(crate) struct Notice {
 
 #[pymethods]
 impl Notice {
-    /// ``producer_gone``: nothing new comes, what is held stays readable. ``closing``: nothing new comes, but what was
-    /// granted can be claimed. ``please_unmap``: the producer is short of memory; drop what you can of ``region``.
-    /// ``revoked``: a grant was taken back, ``concerns`` says which. ``try_again``: what ``try_claim`` waited for may
-    /// have come.
+    /// ``producer_gone``: nothing new comes, what is held stays readable. ``closing``: nothing new
+    /// comes, but what was granted can be claimed. ``please_unmap``: the producer is short of
+    /// memory; drop what you can of ``region``. ``revoked``: a grant was taken back, ``concerns``
+    /// says which. ``try_again``: what ``try_claim`` waited for may have come.
     #[getter]
     fn kind(&self) -> &'static str {
         match self.notice {
@@ -52,7 +53,8 @@ impl Notice {
 
     /// Whether the notice is about the grant of this descriptor.
     fn concerns(&self, descriptor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let descriptor = gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.get().grant()).or_raise()?;
+        let descriptor =
+            gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.get().grant()).or_raise()?;
         Ok(matches!(self.notice, FromProducer::Revoked { lease } if lease == descriptor.lease()))
     }
 
@@ -71,9 +73,10 @@ pub(crate) struct SessionNotice {
 
 #[pymethods]
 impl SessionNotice {
-    /// ``joined``, ``left``: a participant came, or is gone and holds nothing any more. ``try_again``: a block is
-    /// released of which ``wait_released`` said that it was not. ``failed``: the session's thread broke, see the log;
-    /// nothing more can be shared. ``closed``: this program closed it.
+    /// ``joined``, ``left``: a participant came, or is gone and holds nothing any more.
+    /// ``try_again``: a block is released of which ``wait_released`` said that it was not.
+    /// ``failed``: the session's thread broke, see the log; nothing more can be shared. ``closed``:
+    /// this program closed it.
     #[getter]
     fn kind(&self) -> &'static str {
         match self.notice {
@@ -99,7 +102,11 @@ impl SessionNotice {
 
     fn __repr__(&self) -> String {
         match self.participant() {
-            Some(participant) => format!("<gpu_ipc.SessionNotice {} {:#x}>", self.kind(), participant.number()),
+            Some(participant) => format!(
+                "<gpu_ipc.SessionNotice {} {:#x}>",
+                self.kind(),
+                participant.number()
+            ),
             None => format!("<gpu_ipc.SessionNotice {}>", self.kind()),
         }
     }
@@ -107,7 +114,8 @@ impl SessionNotice {
 
 /// A session's notices that its program has not read.
 ///
-/// The library's own queue is read by the keeper's thread, which acts on returned memory and passes the rest on.
+/// The library's own queue is read by the keeper's thread, which acts on returned memory and passes
+/// the rest on.
 pub(crate) struct SessionNotices {
     fd: OwnedFd,
     kept: Mutex<VecDeque<SessionNotice>>,
@@ -120,21 +128,29 @@ impl SessionNotices {
     ///
     /// [`Error::System`] when the process has no descriptor left.
     pub fn new() -> Result<SessionNotices, Error> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", error))?;
-        Ok(SessionNotices { fd, kept: Mutex::default() })
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
+            Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", error)
+        })?;
+        Ok(SessionNotices {
+            fd,
+            kept: Mutex::default(),
+        })
     }
 
     /// Passes a notice on; `None` says that the session is closed.
     pub fn push(&self, notice: Option<FromSession>) {
         let one = SessionNotice { notice };
         let mut kept = self.lock();
-        let is_idle = matches!(notice, Some(FromSession::Joined { .. } | FromSession::Left { .. }));
+        let is_idle = matches!(
+            notice,
+            Some(FromSession::Joined { .. } | FromSession::Left { .. })
+        );
         if is_idle && kept.len() >= MOST_KEPT || !is_idle && kept.contains(&one) {
             return;
         }
         kept.push_back(one);
-        // The only failure is a counter that is full: then it is readable, which is all that is wanted.
+        // The only failure is a counter that is full: then it is readable, which is all that is
+        // wanted.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 

@@ -41,7 +41,10 @@ impl Holder {
             oldest: holder.oldest.as_secs_f64(),
             dying: holder.dying,
         };
-        holders.into_iter().map(|one| Py::new(py, holder(one))).collect()
+        holders
+            .into_iter()
+            .map(|one| Py::new(py, holder(one)))
+            .collect()
     }
 }
 
@@ -71,7 +74,10 @@ pub(crate) struct SourceUsage {
 #[pymethods]
 impl SourceUsage {
     fn __repr__(&self) -> String {
-        format!("<gpu_ipc.SourceUsage {} of {} bytes in {} regions>", self.in_use, self.reserved, self.regions)
+        format!(
+            "<gpu_ipc.SourceUsage {} of {} bytes in {} regions>",
+            self.in_use, self.reserved, self.regions
+        )
     }
 }
 
@@ -123,7 +129,8 @@ stats! {
     limbo_blocks
     /// Their bytes.
     limbo_bytes
-    /// Of those, blocks that wait for streams on which no event could be recorded: a thread synchronises these.
+    /// Of those, blocks that wait for streams on which no event could be recorded: a thread
+    /// synchronises these.
     unmarked_blocks
     /// Leases granted and not claimed.
     in_flight
@@ -166,14 +173,21 @@ pub(crate) struct Collected {
 
 impl Collected {
     pub fn of((blocks, bytes): (u64, u64), arrays: u64) -> Collected {
-        Collected { blocks, bytes, arrays }
+        Collected {
+            blocks,
+            bytes,
+            arrays,
+        }
     }
 }
 
 #[pymethods]
 impl Collected {
     fn __repr__(&self) -> String {
-        format!("<gpu_ipc.Collected {} blocks, {} bytes, {} arrays>", self.blocks, self.bytes, self.arrays)
+        format!(
+            "<gpu_ipc.Collected {} blocks, {} bytes, {} arrays>",
+            self.blocks, self.bytes, self.arrays
+        )
     }
 }
 
@@ -191,16 +205,27 @@ pub(crate) struct ShutdownReport {
 }
 
 impl ShutdownReport {
-    pub fn of(py: Python<'_>, report: gpu_ipc::session::ShutdownReport) -> PyResult<ShutdownReport> {
+    pub fn of(
+        py: Python<'_>,
+        report: gpu_ipc::session::ShutdownReport,
+    ) -> PyResult<ShutdownReport> {
         let (clean, blocks, bytes) = (report.clean, report.blocks, report.bytes);
-        Ok(ShutdownReport { clean, blocks, bytes, holders: Holder::list(py, report.holders)? })
+        Ok(ShutdownReport {
+            clean,
+            blocks,
+            bytes,
+            holders: Holder::list(py, report.holders)?,
+        })
     }
 }
 
 #[pymethods]
 impl ShutdownReport {
     fn __repr__(&self) -> String {
-        format!("<gpu_ipc.ShutdownReport clean={} blocks={} bytes={}>", self.clean, self.blocks, self.bytes)
+        format!(
+            "<gpu_ipc.ShutdownReport clean={} blocks={} bytes={}>",
+            self.clean, self.blocks, self.bytes
+        )
     }
 }
 
@@ -226,7 +251,10 @@ pub(crate) struct SessionReport {
 #[pymethods]
 impl SessionReport {
     fn __repr__(&self) -> String {
-        format!("<gpu_ipc.SessionReport {} of process {} ({})>", self.session, self.pid, self.command)
+        format!(
+            "<gpu_ipc.SessionReport {} of process {} ({})>",
+            self.session, self.pid, self.command
+        )
     }
 }
 
@@ -237,8 +265,13 @@ impl SessionReport {
 #[pyfunction]
 #[pyo3(signature = (runtime_dir=None))]
 pub(crate) fn sessions(py: Python<'_>, runtime_dir: Option<PathBuf>) -> PyResult<Vec<String>> {
-    let found = py.detach(|| gpu_ipc::admin::sessions(runtime_dir.as_deref())).or_raise()?;
-    Ok(found.into_iter().map(|path| path.display().to_string()).collect())
+    let found = py
+        .detach(|| gpu_ipc::admin::sessions(runtime_dir.as_deref()))
+        .or_raise()?;
+    Ok(found
+        .into_iter()
+        .map(|path| path.display().to_string())
+        .collect())
 }
 
 /// Ask a session for its counts and holders, without becoming a participant.
@@ -248,7 +281,11 @@ pub(crate) fn sessions(py: Python<'_>, runtime_dir: Option<PathBuf>) -> PyResult
 ///     Timeout: its process does not answer; it hangs or is stopped.
 #[pyfunction]
 #[pyo3(signature = (path, timeout=10.0))]
-pub(crate) fn inspect(py: Python<'_>, path: PathBuf, timeout: Option<f64>) -> PyResult<SessionReport> {
+pub(crate) fn inspect(
+    py: Python<'_>,
+    path: PathBuf,
+    timeout: Option<f64>,
+) -> PyResult<SessionReport> {
     let report = ask(py, path, timeout)?;
     Ok(SessionReport {
         session: report.session.to_string(),
@@ -262,7 +299,12 @@ pub(crate) fn inspect(py: Python<'_>, path: PathBuf, timeout: Option<f64>) -> Py
 }
 
 /// Asks a session about itself.
-pub(crate) fn ask(py: Python<'_>, path: PathBuf, timeout: Option<f64>) -> PyResult<gpu_ipc::admin::SessionReport> {
+pub(crate) fn ask(
+    py: Python<'_>,
+    path: PathBuf,
+    timeout: Option<f64>,
+) -> PyResult<gpu_ipc::admin::SessionReport> {
     let timeout = duration(timeout)?;
-    crate::interpreter::waiting::aside(py, move || gpu_ipc::admin::inspect(path, timeout))?.or_raise()
+    crate::interpreter::waiting::aside(py, move || gpu_ipc::admin::inspect(path, timeout))?
+        .or_raise()
 }

@@ -33,7 +33,9 @@ impl Stream {
     #[pyo3(signature = (device=None))]
     fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Stream> {
         let gpu = device::open(py, device)?;
-        py.detach(|| gpu_ipc::Stream::create(&gpu)).or_raise().map(Stream)
+        py.detach(|| gpu_ipc::Stream::create(&gpu))
+            .or_raise()
+            .map(Stream)
     }
 
     /// The driver's handle, as an integer (``CUstream``, ``hipStream_t``).
@@ -80,9 +82,10 @@ pub(crate) fn of_handle(gpu: &Gpu, raw: u64) -> Result<gpu_ipc::Stream, Error> {
 }
 
 fn borrow(gpu: &Gpu, raw: u64, keep: Arc<dyn Any + Send + Sync>) -> Result<gpu_ipc::Stream, Error> {
-    // SAFETY: `Stream::borrow` asks for a stream that is alive as long as `keep` is: it keeps the object that owns the
-    // stream, and for an integer the caller vouches, as the documentation asks; and that no thread begins to capture it
-    // during a call that was given it, which the documentation asks for too.
+    // SAFETY: `Stream::borrow` asks for a stream that is alive as long as `keep` is: it keeps the
+    // object that owns the stream, and for an integer the caller vouches, as the documentation
+    // asks; and that no thread begins to capture it during a call that was given it, which the
+    // documentation asks for too.
     unsafe { gpu_ipc::Stream::borrow(gpu, raw, keep) }
 }
 
@@ -92,8 +95,12 @@ fn handle(object: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     if object.is_instance_of::<PyInt>() {
         return Ok(object.extract().ok());
     }
-    // PyTorch, CuPy, then whatever speaks cuda.core's protocol, Numba, and numbers of other libraries.
-    for name in [intern!(object.py(), "cuda_stream"), intern!(object.py(), "ptr")] {
+    // PyTorch, CuPy, then whatever speaks cuda.core's protocol, Numba, and numbers of other
+    // libraries.
+    for name in [
+        intern!(object.py(), "cuda_stream"),
+        intern!(object.py(), "ptr"),
+    ] {
         if let Ok(raw) = object.getattr(name)
             && let Ok(raw) = raw.extract::<u64>()
         {
@@ -101,16 +108,26 @@ fn handle(object: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
         }
     }
     if let Ok(protocol) = object.getattr("__cuda_stream__") {
-        let pair = if protocol.is_callable() { protocol.call0()? } else { protocol };
+        let pair = if protocol.is_callable() {
+            protocol.call0()?
+        } else {
+            protocol
+        };
         return pair.extract::<(u64, u64)>().map(|(_, raw)| Some(raw));
     }
-    let Ok(raw) = object.getattr("handle") else { return Ok(object.extract().ok()) };
+    let Ok(raw) = object.getattr("handle") else {
+        return Ok(object.extract().ok());
+    };
     if let Ok(raw) = raw.extract::<u64>() {
         return Ok(Some(raw));
     }
     // A `c_void_p`, which reads as None for the default stream.
     let raw = raw.getattr("value")?;
-    if raw.is_none() { Ok(Some(0)) } else { raw.extract().map(Some) }
+    if raw.is_none() {
+        Ok(Some(0))
+    } else {
+        raw.extract().map(Some)
+    }
 }
 
 /// How a consumer wants the producer's work to be waited for.
@@ -129,14 +146,24 @@ pub(crate) fn of_consumer(gpu: &Gpu, stream: Option<i64>) -> PyResult<ConsumerSt
     match (gpu.kind(), stream) {
         (_, Some(-1)) => Ok(ConsumerStream::NoSync),
         (BackendKind::Host, None) => Ok(ConsumerStream::Host),
-        (BackendKind::Host, Some(other)) => Err(invalid("the stream of host memory", other, "None")),
+        (BackendKind::Host, Some(other)) => {
+            Err(invalid("the stream of host memory", other, "None"))
+        }
         // CUDA names its legacy default stream 1 there and forbids 0, HIP names it 0.
         (_, None) => Ok(ConsumerStream::Raw(0)),
         (BackendKind::Cuda, Some(1)) => Ok(ConsumerStream::Raw(0)),
-        (BackendKind::Cuda, Some(0)) => Err(invalid("the stream of __dlpack__", 0, "None, -1, 1, 2 or a handle")),
+        (BackendKind::Cuda, Some(0)) => Err(invalid(
+            "the stream of __dlpack__",
+            0,
+            "None, -1, 1, 2 or a handle",
+        )),
         (_, Some(raw)) => match u64::try_from(raw) {
             Ok(raw) => Ok(ConsumerStream::Raw(raw)),
-            Err(_) => Err(invalid("the stream of __dlpack__", raw, "None, -1, 1, 2 or a handle")),
+            Err(_) => Err(invalid(
+                "the stream of __dlpack__",
+                raw,
+                "None, -1, 1, 2 or a handle",
+            )),
         },
     }
 }

@@ -1,6 +1,7 @@
 //! The library's errors as Python's.
 //!
-//! The classes are Python's own, in `gpu_ipc._errors`, because most have a second base (`TimeoutError`, `MemoryError`).
+//! The classes are Python's own, in `gpu_ipc._errors`, because most have a second base
+//! (`TimeoutError`, `MemoryError`).
 
 use gpu_ipc::backend::explain;
 use gpu_ipc::broker::ObjectError;
@@ -88,12 +89,24 @@ pub(crate) fn raise_claim(error: ClaimError) -> PyErr {
 
 /// Makes the exception of a wrong argument.
 pub(crate) fn invalid(what: &'static str, got: impl ToString, must: &'static str) -> PyErr {
-    raise(Error::Invalid { what, got: got.to_string(), must })
+    raise(Error::Invalid {
+        what,
+        got: got.to_string(),
+        must,
+    })
 }
 
 /// Makes the exception of what cannot be done with this array or memory.
-pub(crate) fn unsupported(what: &'static str, why: impl Into<String>, remedy: &'static str) -> PyErr {
-    raise(Error::Unsupported { what, why: why.into(), remedy })
+pub(crate) fn unsupported(
+    what: &'static str,
+    why: impl Into<String>,
+    remedy: &'static str,
+) -> PyErr {
+    raise(Error::Unsupported {
+        what,
+        why: why.into(),
+        remedy,
+    })
 }
 
 /// Makes the exception of contents that are garbage.
@@ -114,9 +127,13 @@ pub(crate) fn no_buffer(text: impl Into<String>) -> PyErr {
 fn exception(code: i32, text: String) -> PyErr {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     Python::attach(|py| {
-        let name = CLASSES.iter().find(|(known, _)| *known == code).map_or("Error", |(_, name)| name);
+        let name = CLASSES
+            .iter()
+            .find(|(known, _)| *known == code)
+            .map_or("Error", |(_, name)| name);
         let made = || -> PyResult<PyErr> {
-            let module = MODULE.get_or_try_init(py, || py.import("gpu_ipc._errors").map(Bound::unbind))?;
+            let module =
+                MODULE.get_or_try_init(py, || py.import("gpu_ipc._errors").map(Bound::unbind))?;
             let class = module.bind(py).getattr(name)?.cast_into::<PyType>()?;
             Ok(PyErr::from_type(class, text))
         };

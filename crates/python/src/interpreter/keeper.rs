@@ -2,9 +2,9 @@
 //!
 //! It is called `gpu-ipc`, a daemon that `atexit` stops; what is given up after that is leaked.
 //!
-//! The thread sleeps in one `poll`: on a descriptor of the queue, and on that of each session's notices, which says
-//! when adopted memory is its owner's again. Nothing says when somebody resizes a storage that is lent, so while
-//! PyTorch's storages are, it looks at them once a second.
+//! The thread sleeps in one `poll`: on a descriptor of the queue, and on that of each session's
+//! notices, which says when adopted memory is its owner's again. Nothing says when somebody resizes
+//! a storage that is lent, so while PyTorch's storages are, it looks at them once a second.
 //!
 //! [`queue`]: super::queue
 
@@ -23,7 +23,11 @@ pub(crate) fn start(py: Python<'_>) -> PyResult<()> {
     if !queue.open().or_raise()? {
         return Ok(());
     }
-    let start = START.get_or_try_init(py, || py.import("gpu_ipc._threads")?.getattr("start").map(Bound::unbind));
+    let start = START.get_or_try_init(py, || {
+        py.import("gpu_ipc._threads")?
+            .getattr("start")
+            .map(Bound::unbind)
+    });
     let started = start.and_then(|start| start.call0(py));
     if started.is_err() {
         queue.abandon();
@@ -36,10 +40,19 @@ pub(crate) fn start(py: Python<'_>) -> PyResult<()> {
 pub(crate) fn keep(py: Python<'_>) {
     let queue = &process().queue;
     loop {
-        let Some(Work { garbage, lines, heard, lenders }) = py.detach(|| queue.next()) else { return };
+        let Some(Work {
+            garbage,
+            lines,
+            heard,
+            lenders,
+        }) = py.detach(|| queue.next())
+        else {
+            return;
+        };
         drop(garbage);
         lines.into_iter().for_each(|line| logging::tell(py, line));
-        // Asked without the interpreter's lock, dropped with it: a `__del__` may run here, and no lock of ours is held.
+        // Asked without the interpreter's lock, dropped with it: a `__del__` may run here, and no
+        // lock of ours is held.
         let returned: Vec<_> = py.detach(|| heard.iter().map(|session| session.hear()).collect());
         drop(returned);
         lenders.iter().for_each(|lender| lender.look_for_freed(py));

@@ -11,8 +11,8 @@ thread_local! {
     static GIVEN_UP: RefCell<Option<Vec<Box<dyn Send>>>> = const { RefCell::new(None) };
 }
 
-/// Something of Python's. Its drop leaves it to the thread's [`Call`], or else to the keeper, and takes no lock of
-/// Python's.
+/// Something of Python's. Its drop leaves it to the thread's [`Call`], or else to the keeper, and
+/// takes no lock of Python's.
 pub(crate) struct Later<T: Send + 'static>(Option<T>);
 
 impl<T: Send + 'static> Later<T> {
@@ -37,8 +37,9 @@ impl<T: Send + 'static> Drop for Later<T> {
     }
 }
 
-/// A call from Python. What its thread gives up meanwhile, with the interpreter's lock or without, is dropped at its
-/// end, with the lock: to leave it to the keeper costs a wake-up, and the keeper takes the lock from this thread.
+/// A call from Python. What its thread gives up meanwhile, with the interpreter's lock or without,
+/// is dropped at its end, with the lock: to leave it to the keeper costs a wake-up, and the keeper
+/// takes the lock from this thread.
 ///
 /// It stays on the thread that began it, since `Python` does.
 pub(crate) struct Call<'py> {
@@ -49,7 +50,10 @@ pub(crate) struct Call<'py> {
 
 impl<'py> Call<'py> {
     pub fn begin(py: Python<'py>) -> Call<'py> {
-        Call { _py: py, outer: GIVEN_UP.replace(Some(Vec::new())) }
+        Call {
+            _py: py,
+            outer: GIVEN_UP.replace(Some(Vec::new())),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the library tells `tracing`, and its panics, told to Python's `logging`.
 //!
-//! `tracing` hands its events on to `log`, as text. They come on any thread, with any lock held, so they are logged by
-//! the keeper's thread.
+//! `tracing` hands its events on to `log`, as text. They come on any thread, with any lock held, so
+//! they are logged by the keeper's thread.
 
 use std::sync::Once;
 
@@ -15,16 +15,26 @@ use super::queue::Line;
 /// Takes in what is logged from here on, at the level that the logger has at this moment.
 pub(crate) fn listen(py: Python<'_>) {
     static ONCE: Once = Once::new();
-    // The first of this library: its `log` and its panics are its own, whatever other libraries of the process have.
+    // The first of this library: its `log` and its panics are its own, whatever other libraries of
+    // the process have.
     ONCE.call_once(|| {
         drop(log::set_logger(&ToPython));
         std::panic::set_hook(Box::new(|panic| {
             let thread = std::thread::current();
-            error_later(format!("{} panicked: {panic}", thread.name().unwrap_or("a thread")));
+            error_later(format!(
+                "{} panicked: {panic}",
+                thread.name().unwrap_or("a thread")
+            ));
         }));
     });
-    if let Ok(level) = logger(py).and_then(|logger| logger.call_method0(py, "getEffectiveLevel")?.extract::<u32>(py)) {
-        let wanted = Level::iter().filter(|known| u32::from(number(*known)) >= level).max();
+    if let Ok(level) = logger(py).and_then(|logger| {
+        logger
+            .call_method0(py, "getEffectiveLevel")?
+            .extract::<u32>(py)
+    }) {
+        let wanted = Level::iter()
+            .filter(|known| u32::from(number(*known)) >= level)
+            .max();
         log::set_max_level(wanted.map_or(LevelFilter::Off, |level| level.to_level_filter()));
     }
 }
@@ -38,17 +48,31 @@ pub(crate) fn tell(py: Python<'_>, line: Line) {
 
 /// Leaves an error to be logged, from any thread.
 pub(crate) fn error_later(text: String) {
-    process().queue.log(Line { level: number(Level::Error), text });
+    process().queue.log(Line {
+        level: number(Level::Error),
+        text,
+    });
 }
 
 /// Logs an error from a Python thread.
 pub(crate) fn error(py: Python<'_>, text: String) {
-    tell(py, Line { level: number(Level::Error), text });
+    tell(
+        py,
+        Line {
+            level: number(Level::Error),
+            text,
+        },
+    );
 }
 
 fn logger(py: Python<'_>) -> PyResult<&Py<PyAny>> {
     static LOGGER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    LOGGER.get_or_try_init(py, || Ok(py.import("logging")?.call_method1("getLogger", ("gpu_ipc",))?.unbind()))
+    LOGGER.get_or_try_init(py, || {
+        Ok(py
+            .import("logging")?
+            .call_method1("getLogger", ("gpu_ipc",))?
+            .unbind())
+    })
 }
 
 /// Returns Python's number of a level.
@@ -71,7 +95,10 @@ impl Log for ToPython {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            process().queue.log(Line { level: number(record.level()), text: record.args().to_string() });
+            process().queue.log(Line {
+                level: number(record.level()),
+                text: record.args().to_string(),
+            });
         }
     }
 

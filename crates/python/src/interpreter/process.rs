@@ -1,7 +1,7 @@
 //! What a process has one of: its backends, and the queue of what is left to the interpreter.
 //!
-//! A forked child starts with fresh ones. The parent's may be locked by a thread that the child does not have, so the
-//! child never touches them, and leaks them.
+//! A forked child starts with fresh ones. The parent's may be locked by a thread that the child
+//! does not have, so the child never touches them, and leaks them.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -23,7 +23,8 @@ static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 /// Returns this process' own.
 pub(crate) fn process() -> &'static Process {
     let current = CURRENT.load(Ordering::Acquire);
-    // SAFETY: `as_ref` asks for null or a valid value for as long as the reference: what is stored was leaked.
+    // SAFETY: `as_ref` asks for null or a valid value for as long as the reference: what is stored
+    // was leaked.
     if let Some(process) = unsafe { current.as_ref() } {
         return process;
     }
@@ -32,7 +33,8 @@ pub(crate) fn process() -> &'static Process {
         // SAFETY: `&*` asks for a valid value: it was made above and is never freed.
         Ok(_) => unsafe { &*fresh },
         Err(other) => {
-            // SAFETY: `Box::from_raw` asks for what `into_raw` gave and nobody else has: it was not stored.
+            // SAFETY: `Box::from_raw` asks for what `into_raw` gave and nobody else has: it was not
+            // stored.
             drop(unsafe { Box::from_raw(fresh) });
             // SAFETY: `&*` asks for a valid value: another thread stored it, and nothing frees it.
             unsafe { &*other }

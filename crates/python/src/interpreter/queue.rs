@@ -1,7 +1,9 @@
-//! The queue of what other threads leave to Python: references to drop, lines to log, adopted memory to give back.
+//! The queue of what other threads leave to Python: references to drop, lines to log, adopted
+//! memory to give back.
 //!
-//! A thread of the library, or one that drops an array, may hold locks that a Python thread waits for; if it waited for
-//! the interpreter's lock, both would wait for ever. So it puts what it gives up here, and the [`keeper`] empties it.
+//! A thread of the library, or one that drops an array, may hold locks that a Python thread waits
+//! for; if it waited for the interpreter's lock, both would wait for ever. So it puts what it gives
+//! up here, and the [`keeper`] empties it.
 //!
 //! [`keeper`]: super::keeper
 
@@ -36,7 +38,8 @@ pub(crate) trait Lender: Send + Sync {
     /// Reads its notices. Asked without the interpreter's lock; what it returns is dropped with it.
     fn hear(&self) -> Box<dyn Any + Send>;
 
-    /// Looks at some of the storages that are lent, and reports those that were freed under their leases.
+    /// Looks at some of the storages that are lent, and reports those that were freed under their
+    /// leases.
     fn look_for_freed(&self, py: Python<'_>);
 
     /// Says whether storages of PyTorch's are lent, which may be resized under their leases.
@@ -68,7 +71,8 @@ struct Inside {
 impl Inside {
     fn wake(&self) {
         if let Some(wake) = &self.wake {
-            // The only failure is a counter that is full: then it is readable, which is all that is wanted.
+            // The only failure is a counter that is full: then it is readable, which is all that is
+            // wanted.
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
         }
     }
@@ -121,10 +125,16 @@ impl Queue {
     /// [`Error::System`] when the process has no descriptor left.
     pub fn watch(&self, notices: BorrowedFd<'_>, session: Weak<dyn Lender>) -> Result<(), Error> {
         let fd = notices.try_clone_to_owned();
-        let fd = Arc::new(fd.map_err(|error| Error::system("dup", "raise RLIMIT_NOFILE or close descriptors", error))?);
+        let fd = Arc::new(fd.map_err(|error| {
+            Error::system("dup", "raise RLIMIT_NOFILE or close descriptors", error)
+        })?);
         let mut queue = self.lock();
         if !queue.is_stopped {
-            queue.watched.push(Watched { fd, session, lender: None });
+            queue.watched.push(Watched {
+                fd,
+                session,
+                lender: None,
+            });
             queue.wake();
         }
         Ok(())
@@ -133,7 +143,8 @@ impl Queue {
     /// Keeps a session until all that it adopted is its owner's again.
     pub fn look_after(&self, lender: Arc<dyn Lender>) {
         let mut queue = self.lock();
-        let is_it = |watched: &&mut Watched| ptr::addr_eq(watched.session.as_ptr(), Arc::as_ptr(&lender));
+        let is_it =
+            |watched: &&mut Watched| ptr::addr_eq(watched.session.as_ptr(), Arc::as_ptr(&lender));
         if let Some(watched) = queue.watched.iter_mut().find(is_it)
             && watched.lender.is_none()
         {
@@ -145,7 +156,10 @@ impl Queue {
     /// Stops listening to sessions that are gone.
     pub fn forget_gone(&self) {
         let mut queue = self.lock();
-        let gone = queue.watched.extract_if(.., |watched| watched.session.strong_count() == 0).collect::<Vec<_>>();
+        let gone = queue
+            .watched
+            .extract_if(.., |watched| watched.session.strong_count() == 0)
+            .collect::<Vec<_>>();
         queue.wake();
         drop(queue);
         drop(gone);
@@ -161,8 +175,9 @@ impl Queue {
         if queue.wake.is_some() || queue.is_stopped {
             return Ok(false);
         }
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", error))?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
+            Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", error)
+        })?;
         queue.wake = Some(Arc::new(wake));
         Ok(true)
     }
@@ -172,18 +187,28 @@ impl Queue {
         self.lock().wake = None;
     }
 
-    /// Ends the thread. What is given up from here on is leaked. The caller drops what it gets with the interpreter's
-    /// lock.
+    /// Ends the thread. What is given up from here on is leaked. The caller drops what it gets with
+    /// the interpreter's lock.
     pub fn stop(&self) -> Work {
         let (work, watched) = {
             let mut queue = self.lock();
             queue.is_stopped = true;
             queue.wake();
             let (garbage, lines) = (mem::take(&mut queue.garbage), mem::take(&mut queue.lines));
-            (Work { garbage, lines, ..Work::default() }, mem::take(&mut queue.watched))
+            (
+                Work {
+                    garbage,
+                    lines,
+                    ..Work::default()
+                },
+                mem::take(&mut queue.watched),
+            )
         };
-        // Somebody may still read what they lent: the references in them are for the end of the process.
-        watched.into_iter().for_each(|watched| mem::forget(watched.lender));
+        // Somebody may still read what they lent: the references in them are for the end of the
+        // process.
+        watched
+            .into_iter()
+            .for_each(|watched| mem::forget(watched.lender));
         work
     }
 
@@ -200,25 +225,50 @@ impl Queue {
                     return None;
                 }
                 if !queue.garbage.is_empty() || !queue.lines.is_empty() {
-                    // What is given up comes in bursts, and each turn of this thread costs its caller the interpreter's
-                    // lock: it takes its turn once for a burst.
+                    // What is given up comes in bursts, and each turn of this thread costs its
+                    // caller the interpreter's lock: it takes its turn once for a burst.
                     drop(queue);
                     std::thread::sleep(BURST);
                     let mut queue = self.lock();
-                    let (garbage, lines) = (mem::take(&mut queue.garbage), mem::take(&mut queue.lines));
-                    return Some(Work { garbage, lines, ..Work::default() });
+                    let (garbage, lines) =
+                        (mem::take(&mut queue.garbage), mem::take(&mut queue.lines));
+                    return Some(Work {
+                        garbage,
+                        lines,
+                        ..Work::default()
+                    });
                 }
-                let watched: Vec<_> = queue.watched.iter().map(|one| (one.fd.clone(), one.session.clone())).collect();
-                let looks = queue.watched.iter().filter_map(|one| one.lender.as_ref()).any(|one| one.lends_storages());
+                let watched: Vec<_> = queue
+                    .watched
+                    .iter()
+                    .map(|one| (one.fd.clone(), one.session.clone()))
+                    .collect();
+                let looks = queue
+                    .watched
+                    .iter()
+                    .filter_map(|one| one.lender.as_ref())
+                    .any(|one| one.lends_storages());
                 (queue.wake.clone()?, watched, looks)
             };
             let mut fds = vec![PollFd::new(&*wake, PollFlags::IN)];
-            fds.extend(watched.iter().map(|(fd, _)| PollFd::new(&**fd, PollFlags::IN)));
+            fds.extend(
+                watched
+                    .iter()
+                    .map(|(fd, _)| PollFd::new(&**fd, PollFlags::IN)),
+            );
             let time = Timespec::try_from(LOOK_EVERY).ok().filter(|_| looks);
             let ready = poll(&mut fds, time.as_ref());
             if ready == Ok(0) {
-                let lenders = self.lock().watched.iter().filter_map(|one| one.lender.clone()).collect();
-                return Some(Work { lenders, ..Work::default() });
+                let lenders = self
+                    .lock()
+                    .watched
+                    .iter()
+                    .filter_map(|one| one.lender.clone())
+                    .collect();
+                return Some(Work {
+                    lenders,
+                    ..Work::default()
+                });
             }
             let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
             if is_ready(&fds[0]) {
@@ -226,9 +276,14 @@ impl Queue {
                 let _ = rustix::io::read(&wake, &mut [0; 8]);
             }
             let heard = fds[1..].iter().zip(&watched).filter(|(fd, _)| is_ready(fd));
-            let heard: Vec<_> = heard.filter_map(|(_, (_, session))| session.upgrade()).collect();
+            let heard: Vec<_> = heard
+                .filter_map(|(_, (_, session))| session.upgrade())
+                .collect();
             if !heard.is_empty() {
-                return Some(Work { heard, ..Work::default() });
+                return Some(Work {
+                    heard,
+                    ..Work::default()
+                });
             }
         }
     }
@@ -236,7 +291,17 @@ impl Queue {
     /// Gives up the hold on sessions that have nothing lent any more.
     pub fn let_go(&self) -> Vec<Arc<dyn Lender>> {
         let mut queue = self.lock();
-        let done = |watched: &&mut Watched| watched.lender.as_ref().is_some_and(|lender| lender.lends_nothing());
-        queue.watched.iter_mut().filter(done).filter_map(|watched| watched.lender.take()).collect()
+        let done = |watched: &&mut Watched| {
+            watched
+                .lender
+                .as_ref()
+                .is_some_and(|lender| lender.lends_nothing())
+        };
+        queue
+            .watched
+            .iter_mut()
+            .filter(done)
+            .filter_map(|watched| watched.lender.take())
+            .collect()
     }
 }

@@ -1,7 +1,7 @@
 //! Waits that Ctrl-C ends.
 //!
-//! A wait runs without the interpreter's lock, in slices; after each Python's signal handlers run. A wait ends early
-//! when what it waits for comes, so the slices cost nothing but their end.
+//! A wait runs without the interpreter's lock, in slices; after each Python's signal handlers run.
+//! A wait ends early when what it waits for comes, so the slices cost nothing but their end.
 
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
@@ -19,13 +19,19 @@ const SLICE: Duration = Duration::from_millis(50);
 
 /// Reads a time in seconds; `None`, and infinity, wait for ever.
 pub(crate) fn duration(seconds: Option<f64>) -> PyResult<Option<Duration>> {
-    let Some(seconds) = seconds else { return Ok(None) };
+    let Some(seconds) = seconds else {
+        return Ok(None);
+    };
     if seconds == f64::INFINITY {
         return Ok(None);
     }
-    Duration::try_from_secs_f64(seconds)
-        .map(Some)
-        .map_err(|_| invalid("a time", seconds, "a number of seconds that is not negative, or None"))
+    Duration::try_from_secs_f64(seconds).map(Some).map_err(|_| {
+        invalid(
+            "a time",
+            seconds,
+            "a number of seconds that is not negative, or None",
+        )
+    })
 }
 
 /// Calls `wait` with no lock held, slice after slice, until it gives something or the time is over.
@@ -38,7 +44,9 @@ pub(crate) fn in_slices<T: Send>(
 ) -> PyResult<Option<T>> {
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
-        let left = deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = deadline.map_or(SLICE, |deadline| {
+            deadline.saturating_duration_since(Instant::now())
+        });
         let slice = left.min(SLICE);
         if let Some(done) = py.detach(|| wait(slice)) {
             return Ok(Some(done));
@@ -51,7 +59,10 @@ pub(crate) fn in_slices<T: Send>(
 }
 
 /// Calls `wait` with no lock held, slice after slice, until it gives something.
-pub(crate) fn for_ever<T: Send>(py: Python<'_>, mut wait: impl FnMut(Duration) -> Option<T> + Send) -> PyResult<T> {
+pub(crate) fn for_ever<T: Send>(
+    py: Python<'_>,
+    mut wait: impl FnMut(Duration) -> Option<T> + Send,
+) -> PyResult<T> {
     loop {
         if let Some(done) = in_slices(py, None, &mut wait)? {
             return Ok(done);
@@ -65,11 +76,18 @@ pub(crate) struct Waiters(Mutex<Option<Py<PyAny>>>);
 
 impl Waiters {
     pub fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|waiters| waiters.clone_ref(py))
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(|waiters| waiters.clone_ref(py))
     }
 
     pub fn set(&self, waiters: Option<Py<PyAny>>) {
-        let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), waiters);
+        let before = std::mem::replace(
+            &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner),
+            waiters,
+        );
         // With no lock held: it may be anything.
         drop(before);
     }
@@ -87,13 +105,22 @@ pub(crate) fn coroutine<'py>(
 /// Calls what cannot be asked in slices on a thread of its own, and waits for it.
 ///
 /// An exception of a signal handler leaves the call to its own end; what it gives is dropped there.
-pub(crate) fn aside<T: Send + 'static>(py: Python<'_>, call: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+pub(crate) fn aside<T: Send + 'static>(
+    py: Python<'_>,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
     let (sender, receiver) = mpsc::sync_channel(1);
     thread::Builder::new()
         .name("gpu-ipc-wait".into())
         // Nobody listens any more after an exception.
         .spawn(move || drop(sender.send(call())))
-        .map_err(|error| raise(Error::system("clone", "raise the limit of threads (ulimit -u)", error)))?;
+        .map_err(|error| {
+            raise(Error::system(
+                "clone",
+                "raise the limit of threads (ulimit -u)",
+                error,
+            ))
+        })?;
     let done = for_ever(py, move |slice| match receiver.recv_timeout(slice) {
         Ok(done) => Some(Some(done)),
         Err(mpsc::RecvTimeoutError::Timeout) => None,

@@ -7,7 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use gpu_ipc::Gpu;
 use gpu_ipc::backend::DevicePtr;
 use gpu_ipc::broker::client::broker_dir;
-use gpu_ipc::broker::{Client, Commit, CreateOptions, DType, Dimension, Epoch, Layout, PartSpec, Writer};
+use gpu_ipc::broker::{
+    Client, Commit, CreateOptions, DType, Dimension, Epoch, Layout, PartSpec, Writer,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use serde_json::Value;
@@ -54,10 +56,15 @@ pub(crate) fn connect_broker(
     let dir = broker_dir(dir.as_deref()).or_raise()?;
     let builder = builder.dir(dir.clone());
     let client = aside(py, move || builder.connect())?.or_raise()?;
-    Ok(Broker { client: Mutex::new(Some(client)), dir, gpu })
+    Ok(Broker {
+        client: Mutex::new(Some(client)),
+        dir,
+        gpu,
+    })
 }
 
-/// A connection to a broker; made by ``connect_broker``. It reconnects by itself when the broker was started again.
+/// A connection to a broker; made by ``connect_broker``. It reconnects by itself when the broker
+/// was started again.
 #[pyclass(frozen, module = "gpu_ipc")]
 pub(crate) struct Broker {
     client: Mutex<Option<Client>>,
@@ -68,15 +75,25 @@ pub(crate) struct Broker {
 impl Broker {
     fn client(&self) -> PyResult<Client> {
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        client.clone().ok_or_else(|| invalid("a broker's connection", "closed", "open: connect again"))
+        client
+            .clone()
+            .ok_or_else(|| invalid("a broker's connection", "closed", "open: connect again"))
     }
 
     fn specs_of(&self, parts: &Bound<'_, PyDict>) -> PyResult<Vec<PartSpec>> {
-        let spec = |(name, what): (Bound<'_, PyAny>, Bound<'_, PyAny>)| spec_of_what(&self.gpu, name.extract()?, &what);
+        let spec = |(name, what): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+            spec_of_what(&self.gpu, name.extract()?, &what)
+        };
         parts.iter().map(spec).collect()
     }
 
-    fn start(&self, py: Python<'_>, name: String, parts: Layout, options: CreateOptions) -> PyResult<Writer> {
+    fn start(
+        &self,
+        py: Python<'_>,
+        name: String,
+        parts: Layout,
+        options: CreateOptions,
+    ) -> PyResult<Writer> {
         let client = self.client()?;
         aside(py, move || client.create_with(&name, parts, &options))?.or_raise()
     }
@@ -108,7 +125,10 @@ impl Broker {
     #[pyo3(signature = (
         name, parts, *, stream=None, expect=None, replace=false, meta=None, groups=Vec::new(), unchanged=Vec::new(),
     ))]
-    #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "they are Python's keyword arguments"
+    )]
     fn put(
         &self,
         py: Python<'_>,
@@ -121,8 +141,12 @@ impl Broker {
         groups: Vec<Vec<String>>,
         unchanged: Vec<String>,
     ) -> PyResult<u64> {
-        let given = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
-        let own = py.detach(|| gpu_ipc::Stream::create(&self.gpu)).or_raise()?;
+        let given = stream
+            .map(|stream| stream::given(&self.gpu, stream))
+            .transpose()?;
+        let own = py
+            .detach(|| gpu_ipc::Stream::create(&self.gpu))
+            .or_raise()?;
         let order = || Ok(given.is_none().then(|| own.raw().handle));
         let parts = flat(py, parts)?;
         let unchanged = expanded(&parts, unchanged)?;
@@ -162,7 +186,8 @@ impl Broker {
             }
             Ok::<(), PyErr>(())
         });
-        // The arrays and the object are kept until their copies are over, also when one failed or Ctrl-C ends the wait.
+        // The arrays and the object are kept until their copies are over, also when one failed or
+        // Ctrl-C ends the wait.
         let kept = Later::new(sources);
         let (writer, copied) = aside(py, move || {
             let copied = used.iter().try_for_each(gpu_ipc::Stream::synchronize);
@@ -175,7 +200,8 @@ impl Broker {
         Ok(epoch.0)
     }
 
-    /// Make an object to be filled in place: its parts are arrays that kernels write to, and nobody else sees.
+    /// Make an object to be filled in place: its parts are arrays that kernels write to, and nobody
+    /// else sees.
     ///
     /// Args:
     ///     parts: as for ``put``, but nothing is copied: arrays say type and shape, as does a pair of both,
@@ -184,7 +210,10 @@ impl Broker {
     #[pyo3(signature = (
         name, parts, *, expect=None, replace=false, meta=None, groups=Vec::new(), unchanged=Vec::new(),
     ))]
-    #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "they are Python's keyword arguments"
+    )]
     fn create(
         &self,
         py: Python<'_>,
@@ -203,7 +232,8 @@ impl Broker {
         Ok(ObjectWriter::new(writer, &self.gpu))
     }
 
-    /// Make memory of this process alone, which nobody else sees: a mapping of names to arrays that may be written to.
+    /// Make memory of this process alone, which nobody else sees: a mapping of names to arrays that
+    /// may be written to.
     ///
     /// Args:
     ///     name: what the broker's listing calls it.
@@ -232,9 +262,11 @@ impl Broker {
         Ok(Object::new(reader, &self.gpu))
     }
 
-    /// Get an object from another host, by this host's gateway (docs/HOSTS.md); it is then opened as any other.
+    /// Get an object from another host, by this host's gateway (docs/HOSTS.md); it is then opened
+    /// as any other.
     ///
-    /// Runs ``gpu-ipc-gateway pull`` in a process of its own, which is killed when the wait ends by an exception.
+    /// Runs ``gpu-ipc-gateway pull`` in a process of its own, which is killed when the wait ends by
+    /// an exception.
     ///
     /// Args:
     ///     name: its name.
@@ -265,7 +297,10 @@ impl Broker {
         self.client()?;
         let device = format!("{}:{}", self.gpu.kind(), self.gpu.device().0);
         let gateway = py.import("gpu_ipc._gateway")?;
-        gateway.call_method1("pull", (self.dir.as_os_str(), device, name, from_, epoch, timeout))
+        gateway.call_method1(
+            "pull",
+            (self.dir.as_os_str(), device, name, from_, epoch, timeout),
+        )
     }
 
     /// Wait until a name has an epoch newer than ``seen``, and return it.
@@ -273,19 +308,31 @@ impl Broker {
     /// Returns:
     ///     The epoch; None when there is none after ``timeout`` seconds.
     #[pyo3(signature = (name, seen=0, timeout=None))]
-    fn watch(&self, py: Python<'_>, name: &str, seen: u64, timeout: Option<f64>) -> PyResult<Option<u64>> {
+    fn watch(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        seen: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<u64>> {
         let client = self.client()?;
-        let newer = in_slices(py, duration(timeout)?, |slice| match client.watch(name, Epoch(seen), slice) {
-            Ok(None) => None,
-            Ok(Some((epoch, _))) => Some(Ok(epoch.0)),
-            Err(error) => Some(Err(error)),
+        let newer = in_slices(py, duration(timeout)?, |slice| {
+            match client.watch(name, Epoch(seen), slice) {
+                Ok(None) => None,
+                Ok(Some((epoch, _))) => Some(Ok(epoch.0)),
+                Err(error) => Some(Err(error)),
+            }
         })?;
         newer.transpose().or_raise()
     }
 
     /// Wait for an epoch newer than ``seen`` without blocking the event loop.
     #[pyo3(signature = (name, seen=0))]
-    fn watch_async<'py>(slf: &Bound<'py, Self>, name: &str, seen: u64) -> PyResult<Bound<'py, PyAny>> {
+    fn watch_async<'py>(
+        slf: &Bound<'py, Self>,
+        name: &str,
+        seen: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
         coroutine(slf.py(), "watch", (slf, name, seen))
     }
 
@@ -296,21 +343,29 @@ impl Broker {
     #[pyo3(signature = (name, epoch=None))]
     fn remove(&self, py: Python<'_>, name: String, epoch: Option<u64>) -> PyResult<u64> {
         let client = self.client()?;
-        let removed = aside(py, move || client.remove_epoch(&name, Epoch(epoch.unwrap_or(0))))?;
+        let removed = aside(py, move || {
+            client.remove_epoch(&name, Epoch(epoch.unwrap_or(0)))
+        })?;
         Ok(removed.or_raise()?.0)
     }
 
-    /// The broker's objects and their readers: a dictionary, with ``objects`` as a list of dictionaries.
+    /// The broker's objects and their readers: a dictionary, with ``objects`` as a list of
+    /// dictionaries.
     fn listing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let client = self.client()?;
         let listing = aside(py, move || client.list())?.or_raise()?;
-        let listing = serde_json::to_value(&listing).map_err(|error| invalid("the broker's listing", error, "JSON"))?;
+        let listing = serde_json::to_value(&listing)
+            .map_err(|error| invalid("the broker's listing", error, "JSON"))?;
         python_of(py, &listing)
     }
 
     /// Give up the connection. Objects that are mapped stay good.
     fn close(&self, py: Python<'_>) {
-        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let client = self
+            .client
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         py.detach(|| drop(client));
     }
 
@@ -333,7 +388,12 @@ impl Broker {
 }
 
 fn options_of(expect: Option<u64>, replace: bool, unchanged: Vec<String>) -> CreateOptions {
-    CreateOptions { expect: expect.map(Epoch), replace, unchanged, ..CreateOptions::default() }
+    CreateOptions {
+        expect: expect.map(Epoch),
+        replace,
+        unchanged,
+        ..CreateOptions::default()
+    }
 }
 
 /// Puts the parts that names stand for in the place of those of mappings.
@@ -358,10 +418,18 @@ fn layout_of(
     for (at, names) in groups.into_iter().enumerate() {
         for name in expanded(parts, names)? {
             if !parts.contains(&name)? {
-                return Err(invalid("a group of parts", format!("`{name}`"), "of parts of the object"));
+                return Err(invalid(
+                    "a group of parts",
+                    format!("`{name}`"),
+                    "of parts of the object",
+                ));
             }
             if place.insert(name.clone(), at + 1).is_some() {
-                return Err(invalid("the groups of parts", format!("`{name}` twice"), "apart from each other"));
+                return Err(invalid(
+                    "the groups of parts",
+                    format!("`{name}` twice"),
+                    "apart from each other",
+                ));
             }
         }
     }
@@ -377,29 +445,44 @@ fn spec_of_what(gpu: &Gpu, name: String, what: &Bound<'_, PyAny>) -> PyResult<Pa
         Ok(pair) => {
             let (dtype, shape): (String, Vec<u64>) = pair.extract()?;
             let known = Dtype::of_name(&dtype);
-            (known.ok_or_else(|| invalid("an element type", dtype, "a name such as `bfloat16`"))?, shape)
+            (
+                known.ok_or_else(|| {
+                    invalid("an element type", dtype, "a name such as `bfloat16`")
+                })?,
+                shape,
+            )
         }
         Err(_) => {
             let layout = read::read(gpu, what, || Ok(None))?.layout;
-            (layout.dtype, layout.shape.iter().map(|&length| length as u64).collect())
+            (
+                layout.dtype,
+                layout.shape.iter().map(|&length| length as u64).collect(),
+            )
         }
     };
     PartSpec::contiguous(name, dtype_of(dtype), &shape).or_raise()
 }
 
-/// Makes Python's objects of JSON's, without running Python's code: at the interpreter's end that ends its thread,
-/// which cannot be unwound through this library.
+/// Makes Python's objects of JSON's, without running Python's code: at the interpreter's end that
+/// ends its thread, which cannot be unwound through this library.
 fn python_of<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
     Ok(match value {
         Value::Null => py.None().into_bound(py),
         Value::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
         Value::Number(number) => match number.as_u64() {
             Some(number) => number.into_pyobject(py)?.into_any(),
-            None => number.as_f64().unwrap_or(f64::NAN).into_pyobject(py)?.into_any(),
+            None => number
+                .as_f64()
+                .unwrap_or(f64::NAN)
+                .into_pyobject(py)?
+                .into_any(),
         },
         Value::String(text) => text.into_pyobject(py)?.into_any(),
         Value::Array(values) => {
-            let values = values.iter().map(|value| python_of(py, value)).collect::<PyResult<Vec<_>>>()?;
+            let values = values
+                .iter()
+                .map(|value| python_of(py, value))
+                .collect::<PyResult<Vec<_>>>()?;
             values.into_pyobject(py)?.into_any()
         }
         Value::Object(fields) => {
@@ -414,11 +497,18 @@ fn python_of<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>>
 
 /// Lays nested mappings out flat.
 fn flat<'py>(py: Python<'py>, parts: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-    Ok(py.import("gpu_ipc._objects")?.call_method1("flat", (parts,))?.cast_into::<PyDict>()?)
+    Ok(py
+        .import("gpu_ipc._objects")?
+        .call_method1("flat", (parts,))?
+        .cast_into::<PyDict>()?)
 }
 
 fn dtype_of(dtype: Dtype) -> DType {
-    DType { code: dtype.code, bits: dtype.bits, lanes: dtype.lanes }
+    DType {
+        code: dtype.code,
+        bits: dtype.bits,
+        lanes: dtype.lanes,
+    }
 }
 
 /// Describes an array as a part: its elements lie there as they lie here.
@@ -427,12 +517,24 @@ fn spec_of(name: &str, view: &View) -> PyResult<PartSpec> {
     let strides = layout.full_strides();
     let dimensions = layout.shape.iter().zip(&strides).map(|(&extent, &stride)| {
         let stride = u64::try_from(stride).map_err(|_| {
-            unsupported("putting this array into an object", "it runs backwards", "put a contiguous copy of it")
+            unsupported(
+                "putting this array into an object",
+                "it runs backwards",
+                "put a contiguous copy of it",
+            )
         })?;
-        Ok(Dimension { extent: extent as u64, stride })
+        Ok(Dimension {
+            extent: extent as u64,
+            stride,
+        })
     });
     let dimensions = dimensions.collect::<PyResult<Vec<_>>>()?;
-    let spec = PartSpec { name: name.into(), dtype: dtype_of(layout.dtype), dimensions, len };
+    let spec = PartSpec {
+        name: name.into(),
+        dtype: dtype_of(layout.dtype),
+        dimensions,
+        len,
+    };
     spec.check().or_raise()?;
     Ok(spec)
 }

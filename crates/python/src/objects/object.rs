@@ -16,9 +16,9 @@ use crate::interpreter::waiting::aside;
 
 /// An object that is mapped: a mapping of the names of its parts to arrays, which are read-only.
 ///
-/// Its addresses stay the same whatever epoch they reach, so graphs that were captured over them stay good. Arrays keep
-/// the addresses, not the epoch: after ``advance`` they show the newer contents, and while the object sleeps they reach
-/// nothing. Launch no work on them meanwhile.
+/// Its addresses stay the same whatever epoch they reach, so graphs that were captured over them
+/// stay good. Arrays keep the addresses, not the epoch: after ``advance`` they show the newer
+/// contents, and while the object sleeps they reach nothing. Launch no work on them meanwhile.
 #[pyclass(frozen, mapping, module = "gpu_ipc")]
 pub(crate) struct Object {
     reader: Arc<Mutex<Reader>>,
@@ -27,11 +27,18 @@ pub(crate) struct Object {
 
 impl Object {
     pub fn new(reader: Reader, gpu: &Gpu) -> Object {
-        Object { reader: Arc::new(Mutex::new(reader)), gpu: gpu.clone() }
+        Object {
+            reader: Arc::new(Mutex::new(reader)),
+            gpu: gpu.clone(),
+        }
     }
 
     /// Asks the reader something.
-    fn with<T: Send>(&self, py: Python<'_>, question: impl Fn(&mut Reader) -> T + Send + Sync) -> PyResult<T> {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        question: impl Fn(&mut Reader) -> T + Send + Sync,
+    ) -> PyResult<T> {
         ask(py, &self.reader, question)
     }
 
@@ -57,7 +64,10 @@ impl Object {
     /// The bytes that the writer put beside the parts.
     #[getter]
     fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        Ok(PyBytes::new(py, &self.with(py, |reader| reader.layout().user().to_vec())?))
+        Ok(PyBytes::new(
+            py,
+            &self.with(py, |reader| reader.layout().user().to_vec())?,
+        ))
     }
 
     /// Whether the addresses reach nothing.
@@ -67,8 +77,15 @@ impl Object {
     }
 
     fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Part> {
-        let place = self.with(py, |reader| place_of(reader.layout(), reader.device_ptr(name), name))??;
-        Ok(Part::new(Addresses::Reader(self.reader.clone()), place, &self.gpu, true))
+        let place = self.with(py, |reader| {
+            place_of(reader.layout(), reader.device_ptr(name), name)
+        })??;
+        Ok(Part::new(
+            Addresses::Reader(self.reader.clone()),
+            place,
+            &self.gpu,
+            true,
+        ))
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
@@ -90,29 +107,39 @@ impl Object {
 
     /// The parts, in the order of their names.
     fn values(&self, py: Python<'_>) -> PyResult<Vec<Part>> {
-        self.keys(py)?.iter().map(|name| self.__getitem__(py, name)).collect()
+        self.keys(py)?
+            .iter()
+            .map(|name| self.__getitem__(py, name))
+            .collect()
     }
 
     /// Names and parts.
     fn items(&self, py: Python<'_>) -> PyResult<Vec<(String, Part)>> {
-        self.keys(py)?.into_iter().map(|name| Ok((name.clone(), self.__getitem__(py, &name)?))).collect()
+        self.keys(py)?
+            .into_iter()
+            .map(|name| Ok((name.clone(), self.__getitem__(py, &name)?)))
+            .collect()
     }
 
     /// Make PyTorch tensors of all parts, nested as they were put.
     ///
-    /// PyTorch has no read-only tensors, and these are on memory that is mapped read-only: a write to one faults. On a
-    /// GPU it ends the process' context.
+    /// PyTorch has no read-only tensors, and these are on memory that is mapped read-only: a write
+    /// to one faults. On a GPU it ends the process' context.
     fn tensors<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("gpu_ipc._objects")?.call_method1("tensors", (slf,))
+        slf.py()
+            .import("gpu_ipc._objects")?
+            .call_method1("tensors", (slf,))
     }
 
-    /// Name a stream whose work touches the object: ``advance``, ``sleep`` and its end wait for that.
+    /// Name a stream whose work touches the object: ``advance``, ``sleep`` and its end wait for
+    /// that.
     fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let stream = stream::given(&self.gpu, stream)?;
         self.with(py, |reader| reader.used_on(&stream))?.or_raise()
     }
 
-    /// Move to the newest epoch, or the one that is named, at the same addresses; say whether it is another.
+    /// Move to the newest epoch, or the one that is named, at the same addresses; say whether it is
+    /// another.
     ///
     /// Raises:
     ///     LayoutDiffers: the parts are not the same; nothing changed. Open it as an object of its own.
@@ -121,14 +148,26 @@ impl Object {
     fn advance(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<bool> {
         let to = self.select(py, epoch)?;
         let reader = self.reader.clone();
-        aside(py, move || reader.lock().unwrap_or_else(PoisonError::into_inner).advance_to(&to))?.or_raise()
+        aside(py, move || {
+            reader
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .advance_to(&to)
+        })?
+        .or_raise()
     }
 
     /// Give the mapping up and keep the addresses; with ``release`` also the hold on the object.
     #[pyo3(signature = (release=false))]
     fn sleep(&self, py: Python<'_>, release: bool) -> PyResult<()> {
         let reader = self.reader.clone();
-        aside(py, move || reader.lock().unwrap_or_else(PoisonError::into_inner).sleep(release))?.or_raise()
+        aside(py, move || {
+            reader
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .sleep(release)
+        })?
+        .or_raise()
     }
 
     /// Map the same object again at the same addresses, or the epoch that is named.
@@ -137,7 +176,9 @@ impl Object {
     ///     NotFound: the hold was released and the object has gone meanwhile.
     #[pyo3(signature = (epoch=None))]
     fn wake(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<()> {
-        let to = epoch.map(|epoch| self.select(py, Some(epoch))).transpose()?;
+        let to = epoch
+            .map(|epoch| self.select(py, Some(epoch)))
+            .transpose()?;
         let reader = self.reader.clone();
         let woken = aside(py, move || {
             let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,22 +205,30 @@ impl Object {
         copied.or_raise()
     }
 
-    /// Copy the whole object into memory of this process alone, which may be written to. It counts against the broker's
-    /// limits, and is given back when the copy and every array made of it are gone.
+    /// Copy the whole object into memory of this process alone, which may be written to. It counts
+    /// against the broker's limits, and is given back when the copy and every array made of it are
+    /// gone.
     ///
     /// Raises:
     ///     OutOfMemory: there is no room for it.
     ///     Asleep: this object sleeps.
     fn writable_copy(&self, py: Python<'_>) -> PyResult<Scratch> {
         let reader = self.reader.clone();
-        let copied = aside(py, move || reader.lock().unwrap_or_else(PoisonError::into_inner).writable_copy())?;
+        let copied = aside(py, move || {
+            reader
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .writable_copy()
+        })?;
         Ok(Scratch::new(copied.or_raise()?, &self.gpu))
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let state = if self.asleep(py)? { ", asleep" } else { "" };
         let (name, epoch, parts) = (self.name(py)?, self.epoch(py)?, self.__len__(py)?);
-        Ok(format!("<gpu_ipc.Object {name} epoch {epoch}, {parts} parts{state}>"))
+        Ok(format!(
+            "<gpu_ipc.Object {name} epoch {epoch}, {parts} parts{state}>"
+        ))
     }
 }
 

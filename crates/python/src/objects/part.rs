@@ -32,8 +32,8 @@ pub(crate) enum Addresses {
 
 /// A part of an object: an array for every library that takes arrays.
 ///
-/// It and every array made of it keep the addresses. The stream that a library names when it takes the array counts as
-/// used; name further streams with ``record_stream`` of the object.
+/// It and every array made of it keep the addresses. The stream that a library names when it takes
+/// the array counts as used; name further streams with ``record_stream`` of the object.
 #[pyclass(frozen, module = "gpu_ipc")]
 pub(crate) struct Part {
     addresses: Addresses,
@@ -44,8 +44,19 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    pub fn new(addresses: Addresses, (layout, start): (Layout, u64), gpu: &Gpu, read_only: bool) -> Part {
-        Part { addresses, start, layout, gpu: gpu.clone(), read_only }
+    pub fn new(
+        addresses: Addresses,
+        (layout, start): (Layout, u64),
+        gpu: &Gpu,
+        read_only: bool,
+    ) -> Part {
+        Part {
+            addresses,
+            start,
+            layout,
+            gpu: gpu.clone(),
+            read_only,
+        }
     }
 }
 
@@ -70,18 +81,26 @@ impl Array for Part {
 
     /// An object is opened when it is whole: there is nothing to wait for.
     fn use_on(&self, py: Python<'_>, addresses: &Addresses, on: ConsumerStream) -> PyResult<()> {
-        let ConsumerStream::Raw(raw) = on else { return Ok(()) };
+        let ConsumerStream::Raw(raw) = on else {
+            return Ok(());
+        };
         let stream = py.detach(|| stream::of_handle(&self.gpu, raw)).or_raise()?;
         match addresses {
-            Addresses::Writer(writer) => ask(py, writer, |writer| writer.used_on(&stream))?.or_raise(),
-            Addresses::Reader(reader) => ask(py, reader, |reader| reader.used_on(&stream))?.or_raise(),
-            Addresses::Scratch(scratch) => ask(py, scratch, |scratch| scratch.used_on(&stream))?.or_raise(),
+            Addresses::Writer(writer) => {
+                ask(py, writer, |writer| writer.used_on(&stream))?.or_raise()
+            }
+            Addresses::Reader(reader) => {
+                ask(py, reader, |reader| reader.used_on(&stream))?.or_raise()
+            }
+            Addresses::Scratch(scratch) => {
+                ask(py, scratch, |scratch| scratch.used_on(&stream))?.or_raise()
+            }
         }
     }
 }
 
-/// Asks an object something, with no lock of Python's held. A move that Ctrl-C gave up on has the object until its
-/// broker answers, and Ctrl-C ends this wait for it as well.
+/// Asks an object something, with no lock of Python's held. A move that Ctrl-C gave up on has the
+/// object until its broker answers, and Ctrl-C ends this wait for it as well.
 pub(crate) fn ask<O: Send, T: Send>(
     py: Python<'_>,
     object: &Mutex<O>,
@@ -92,7 +111,9 @@ pub(crate) fn ask<O: Send, T: Send>(
         loop {
             match object.try_lock() {
                 Ok(mut object) => return Some(question(&mut object)),
-                Err(TryLockError::Poisoned(broken)) => return Some(question(&mut broken.into_inner())),
+                Err(TryLockError::Poisoned(broken)) => {
+                    return Some(question(&mut broken.into_inner()));
+                }
                 Err(TryLockError::WouldBlock) if begin.elapsed() >= slice => return None,
                 Err(TryLockError::WouldBlock) => thread::sleep(LOOK_AGAIN),
             }
@@ -119,17 +140,32 @@ impl Part {
         class::tensor(self, py)
     }
 
-    /// Hand out the same part without the mark that it is read-only, to libraries that do not know the mark.
+    /// Hand out the same part without the mark that it is read-only, to libraries that do not know
+    /// the mark.
     ///
     /// The memory stays mapped read-only: on a GPU, a write to it ends the process' context.
     fn without_read_only_flag(&self) -> Part {
-        let (addresses, layout, gpu) = (self.addresses.clone(), self.layout.clone(), self.gpu.clone());
-        Part { addresses, start: self.start, layout, gpu, read_only: false }
+        let (addresses, layout, gpu) = (
+            self.addresses.clone(),
+            self.layout.clone(),
+            self.gpu.clone(),
+        );
+        Part {
+            addresses,
+            start: self.start,
+            layout,
+            gpu,
+            read_only: false,
+        }
     }
 
     fn __repr__(&self) -> String {
         let shape: Vec<String> = self.layout.shape.iter().map(i64::to_string).collect();
-        format!("<gpu_ipc.Part {}[{}]>", self.layout.dtype.name(), shape.join(", "))
+        format!(
+            "<gpu_ipc.Part {}[{}]>",
+            self.layout.dtype.name(),
+            shape.join(", ")
+        )
     }
 }
 
@@ -137,17 +173,38 @@ array_methods!(Part);
 
 /// Lists the names of parts, in their order.
 pub(crate) fn names_of(parts: &Parts) -> Vec<String> {
-    parts.parts().iter().map(|part| part.spec.name.clone()).collect()
+    parts
+        .parts()
+        .iter()
+        .map(|part| part.spec.name.clone())
+        .collect()
 }
 
 /// Finds a part: its layout, and where it begins.
-pub(crate) fn place_of(parts: &Parts, start: Option<DevicePtr>, name: &str) -> PyResult<(Layout, u64)> {
+pub(crate) fn place_of(
+    parts: &Parts,
+    start: Option<DevicePtr>,
+    name: &str,
+) -> PyResult<(Layout, u64)> {
     let Some((part, start)) = parts.part(name).zip(start) else {
         return Err(PyKeyError::new_err(name.to_owned()));
     };
     let DType { code, bits, lanes } = part.spec.dtype;
     let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-    let shape = part.spec.dimensions.iter().map(|one| number(one.extent)).collect();
-    let strides = part.spec.dimensions.iter().map(|one| number(one.stride)).collect();
-    Ok((Layout::new(Dtype { code, bits, lanes }, shape, Some(strides)).or_raise()?, start.0))
+    let shape = part
+        .spec
+        .dimensions
+        .iter()
+        .map(|one| number(one.extent))
+        .collect();
+    let strides = part
+        .spec
+        .dimensions
+        .iter()
+        .map(|one| number(one.stride))
+        .collect();
+    Ok((
+        Layout::new(Dtype { code, bits, lanes }, shape, Some(strides)).or_raise()?,
+        start.0,
+    ))
 }

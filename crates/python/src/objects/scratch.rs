@@ -10,10 +10,11 @@ use super::part::{Addresses, Part, ask, names_of, place_of};
 use crate::data::stream;
 use crate::interpreter::errors::OrRaise;
 
-/// Memory of this process alone, as a mapping of the names of its parts to arrays that may be written to.
+/// Memory of this process alone, as a mapping of the names of its parts to arrays that may be
+/// written to.
 ///
-/// It is the broker's, and counts against its limits; nobody else sees it. It is given back when this object and every
-/// array made of it are gone, or when the process dies.
+/// It is the broker's, and counts against its limits; nobody else sees it. It is given back when
+/// this object and every array made of it are gone, or when the process dies.
 #[pyclass(frozen, mapping, module = "gpu_ipc")]
 pub(crate) struct Scratch {
     memory: Arc<Mutex<Memory>>,
@@ -22,10 +23,17 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     pub fn new(memory: Memory, gpu: &Gpu) -> Scratch {
-        Scratch { memory: Arc::new(Mutex::new(memory)), gpu: gpu.clone() }
+        Scratch {
+            memory: Arc::new(Mutex::new(memory)),
+            gpu: gpu.clone(),
+        }
     }
 
-    fn with<T: Send>(&self, py: Python<'_>, question: impl Fn(&mut Memory) -> T + Send + Sync) -> PyResult<T> {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        question: impl Fn(&mut Memory) -> T + Send + Sync,
+    ) -> PyResult<T> {
         ask(py, &self.memory, question)
     }
 }
@@ -33,8 +41,15 @@ impl Scratch {
 #[pymethods]
 impl Scratch {
     fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Part> {
-        let place = self.with(py, |memory| place_of(memory.layout(), memory.device_ptr(name), name))??;
-        Ok(Part::new(Addresses::Scratch(self.memory.clone()), place, &self.gpu, false))
+        let place = self.with(py, |memory| {
+            place_of(memory.layout(), memory.device_ptr(name), name)
+        })??;
+        Ok(Part::new(
+            Addresses::Scratch(self.memory.clone()),
+            place,
+            &self.gpu,
+            false,
+        ))
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
@@ -56,17 +71,25 @@ impl Scratch {
 
     /// The parts, in the order of their names.
     fn values(&self, py: Python<'_>) -> PyResult<Vec<Part>> {
-        self.keys(py)?.iter().map(|name| self.__getitem__(py, name)).collect()
+        self.keys(py)?
+            .iter()
+            .map(|name| self.__getitem__(py, name))
+            .collect()
     }
 
     /// Names and parts.
     fn items(&self, py: Python<'_>) -> PyResult<Vec<(String, Part)>> {
-        self.keys(py)?.into_iter().map(|name| Ok((name.clone(), self.__getitem__(py, &name)?))).collect()
+        self.keys(py)?
+            .into_iter()
+            .map(|name| Ok((name.clone(), self.__getitem__(py, &name)?)))
+            .collect()
     }
 
     /// Make PyTorch tensors of all parts, nested as they were put.
     fn tensors<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("gpu_ipc._objects")?.call_method1("tensors", (slf,))
+        slf.py()
+            .import("gpu_ipc._objects")?
+            .call_method1("tensors", (slf,))
     }
 
     /// Name a stream whose work touches the memory: its end waits for that.

@@ -21,24 +21,42 @@ pub(crate) struct ObjectWriter {
 
 impl ObjectWriter {
     pub fn new(writer: Writer, gpu: &Gpu) -> ObjectWriter {
-        ObjectWriter { writer: Mutex::new(Some(Arc::new(Mutex::new(writer)))), gpu: gpu.clone() }
+        ObjectWriter {
+            writer: Mutex::new(Some(Arc::new(Mutex::new(writer)))),
+            gpu: gpu.clone(),
+        }
     }
 
     pub fn writer(&self) -> PyResult<Arc<Mutex<Writer>>> {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        writer.clone().ok_or_else(|| invalid("an object to fill", "committed or aborted", "one that is being filled"))
+        writer.clone().ok_or_else(|| {
+            invalid(
+                "an object to fill",
+                "committed or aborted",
+                "one that is being filled",
+            )
+        })
     }
 }
 
 #[pymethods]
 impl ObjectWriter {
-    /// A part, to be written: an array for every library that takes arrays. One that is unchanged is read-only.
+    /// A part, to be written: an array for every library that takes arrays. One that is unchanged
+    /// is read-only.
     fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Part> {
         let writer = self.writer()?;
         let (place, unchanged) = ask(py, &writer, |writer| {
-            Ok::<_, PyErr>((place_of(writer.layout(), writer.device_ptr(name), name)?, writer.is_unchanged(name)))
+            Ok::<_, PyErr>((
+                place_of(writer.layout(), writer.device_ptr(name), name)?,
+                writer.is_unchanged(name),
+            ))
         })??;
-        Ok(Part::new(Addresses::Writer(writer), place, &self.gpu, unchanged))
+        Ok(Part::new(
+            Addresses::Writer(writer),
+            place,
+            &self.gpu,
+            unchanged,
+        ))
     }
 
     /// The names of the parts.
@@ -52,7 +70,8 @@ impl ObjectWriter {
         ask(py, &*self.writer()?, |writer| writer.used_on(&stream))?.or_raise()
     }
 
-    /// Make the object visible, whole, once all work on the streams that were named has finished; return its epoch.
+    /// Make the object visible, whole, once all work on the streams that were named has finished;
+    /// return its epoch.
     ///
     /// Args:
     ///     stream: one more stream whose work fills the object.
@@ -63,7 +82,9 @@ impl ObjectWriter {
     ///     WriterLost: the broker died before it was asked.
     #[pyo3(signature = (stream=None))]
     fn commit(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-        let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
+        let stream = stream
+            .map(|stream| stream::given(&self.gpu, stream))
+            .transpose()?;
         let writer = {
             let mut open = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
             match open.take().map(Arc::try_unwrap) {
@@ -77,7 +98,13 @@ impl ObjectWriter {
                         "let go of: its addresses end with the commit",
                     ));
                 }
-                None => return Err(invalid("an object to fill", "committed or aborted", "one that is being filled")),
+                None => {
+                    return Err(invalid(
+                        "an object to fill",
+                        "committed or aborted",
+                        "one that is being filled",
+                    ));
+                }
             }
         };
         let done = aside(py, move || {
@@ -93,7 +120,11 @@ impl ObjectWriter {
 
     #[pyo3(signature = (*_raised))]
     fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) {
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let writer = self
+            .writer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         py.detach(|| drop(writer));
     }
 }

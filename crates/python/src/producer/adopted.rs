@@ -41,7 +41,10 @@ impl Adopted {
     /// Takes the owners of tokens that are back. The caller drops them with the interpreter's lock.
     pub fn take_back(&self, tokens: &[AdoptToken]) -> Vec<Owner> {
         let mut owners = self.lock();
-        tokens.iter().filter_map(|token| owners.remove(&token.0)).collect()
+        tokens
+            .iter()
+            .filter_map(|token| owners.remove(&token.0))
+            .collect()
     }
 
     /// Says whether nothing is adopted.
@@ -51,7 +54,9 @@ impl Adopted {
 
     /// Says whether storages of PyTorch's are lent, which may be resized under their leases.
     pub fn has_storages(&self) -> bool {
-        self.lock().values().any(|owner| matches!(owner, Owner::Storage { .. }))
+        self.lock()
+            .values()
+            .any(|owner| matches!(owner, Owner::Storage { .. }))
     }
 
     /// Counts the storages that were found to be freed under their leases, so far.
@@ -59,13 +64,24 @@ impl Adopted {
         self.freed.load(Ordering::Relaxed)
     }
 
-    /// Looks at some of the storages that are lent, and reports those that were freed under their leases.
+    /// Looks at some of the storages that are lent, and reports those that were freed under their
+    /// leases.
     pub fn look_for_freed(&self, py: Python<'_>) {
         let from = self.looked.load(Ordering::Relaxed);
-        let some = |(&token, owner): (&u64, &Owner)| owner.storage(py).map(|storage| (token, storage));
-        let lent: Vec<(u64, Owner)> = self.lock().range(from..).filter_map(some).take(LOOK_AT).collect();
+        let some =
+            |(&token, owner): (&u64, &Owner)| owner.storage(py).map(|storage| (token, storage));
+        let lent: Vec<(u64, Owner)> = self
+            .lock()
+            .range(from..)
+            .filter_map(some)
+            .take(LOOK_AT)
+            .collect();
         let last = lent.last().map(|(token, _)| *token);
-        self.looked.store(last.filter(|_| lent.len() == LOOK_AT).map_or(0, |last| last + 1), Ordering::Relaxed);
+        self.looked.store(
+            last.filter(|_| lent.len() == LOOK_AT)
+                .map_or(0, |last| last + 1),
+            Ordering::Relaxed,
+        );
         for (token, owner) in lent {
             if self.report_freed(py, &owner)
                 && let Some(known) = self.lock().get_mut(&token)
@@ -78,7 +94,9 @@ impl Adopted {
 
     /// Reports a storage that was freed under its leases, and says whether it was.
     pub fn report_freed(&self, py: Python<'_>, owner: &Owner) -> bool {
-        let Some(text) = owner.was_freed(py) else { return false };
+        let Some(text) = owner.was_freed(py) else {
+            return false;
+        };
         self.freed.fetch_add(1, Ordering::Relaxed);
         logging::error(py, text);
         true
@@ -91,8 +109,12 @@ impl Adopted {
 
 impl Drop for Adopted {
     fn drop(&mut self) {
-        // The keeper holds the session while something is lent. So this is the end of a process or a forked child, and
-        // the references are not this thread's to drop.
-        mem::forget(mem::take(self.owners.get_mut().unwrap_or_else(PoisonError::into_inner)));
+        // The keeper holds the session while something is lent. So this is the end of a process or
+        // a forked child, and the references are not this thread's to drop.
+        mem::forget(mem::take(
+            self.owners
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner),
+        ));
     }
 }

@@ -15,9 +15,10 @@ use crate::interpreter::waiting::{duration, in_slices};
 
 /// A block of a session's memory: allocate, fill, share, drop.
 ///
-/// It is an array of bytes for every library that takes arrays: ``torch.from_dlpack(block)``, ``numpy.asarray(block)``
-/// on the host backend. Such an array keeps the block, and is shared as any other array, without a copy. When the block
-/// and its arrays are dropped, the memory comes back after the last lease on it has ended.
+/// It is an array of bytes for every library that takes arrays: ``torch.from_dlpack(block)``,
+/// ``numpy.asarray(block)`` on the host backend. Such an array keeps the block, and is shared as
+/// any other array, without a copy. When the block and its arrays are dropped, the memory comes
+/// back after the last lease on it has ended.
 #[pyclass(frozen, module = "gpu_ipc")]
 pub(crate) struct Block {
     lent: Mutex<Option<Lent>>,
@@ -27,13 +28,26 @@ pub(crate) struct Block {
 
 impl Block {
     pub fn new(lent: Lent) -> Block {
-        let (layout, gpu) = (Layout::bytes(lent.block().len()), lent.session().gpu.clone());
-        Block { lent: Mutex::new(Some(lent)), layout, gpu }
+        let (layout, gpu) = (
+            Layout::bytes(lent.block().len()),
+            lent.session().gpu.clone(),
+        );
+        Block {
+            lent: Mutex::new(Some(lent)),
+            layout,
+            gpu,
+        }
     }
 
     pub fn lent(&self) -> PyResult<Lent> {
         let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
-        lent.clone().ok_or_else(|| invalid("a block", "released", "one that was not released: allocate another"))
+        lent.clone().ok_or_else(|| {
+            invalid(
+                "a block",
+                "released",
+                "one that was not released: allocate another",
+            )
+        })
     }
 }
 
@@ -58,14 +72,18 @@ impl Array for Block {
 
     /// The block's own process fills it, and knows when.
     fn use_on(&self, py: Python<'_>, lent: &Lent, on: ConsumerStream) -> PyResult<()> {
-        let ConsumerStream::Raw(raw) = on else { return Ok(()) };
-        py.detach(|| lent.block().used_on(&stream::of_handle(&self.gpu, raw)?)).or_raise()
+        let ConsumerStream::Raw(raw) = on else {
+            return Ok(());
+        };
+        py.detach(|| lent.block().used_on(&stream::of_handle(&self.gpu, raw)?))
+            .or_raise()
     }
 }
 
 #[pymethods]
 impl Block {
-    /// How many leases on it are granted or held, and tickets of a number of claims that can still be claimed.
+    /// How many leases on it are granted or held, and tickets of a number of claims that can still
+    /// be claimed.
     #[getter]
     fn outstanding(&self) -> PyResult<usize> {
         Ok(self.lent()?.block().outstanding())
@@ -81,11 +99,17 @@ impl Block {
     #[pyo3(signature = (timeout=None))]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let lent = self.lent()?;
-        let waited = in_slices(py, duration(timeout)?, |slice| match lent.block().wait_released(Some(slice)) {
-            Err(Error::Deadline { .. }) => None,
-            done => Some(done),
+        let waited = in_slices(py, duration(timeout)?, |slice| {
+            match lent.block().wait_released(Some(slice)) {
+                Err(Error::Deadline { .. }) => None,
+                done => Some(done),
+            }
         })?;
-        waited.unwrap_or(Err(Error::Deadline { what: "the consumers of a block" })).or_raise()
+        waited
+            .unwrap_or(Err(Error::Deadline {
+                what: "the consumers of a block",
+            }))
+            .or_raise()
     }
 
     /// Name a stream whose queued work touches the block: it is not used again before that is done.
@@ -97,7 +121,11 @@ impl Block {
 
     /// Give the block up. Arrays that were made of it keep it.
     fn release(&self, py: Python<'_>) {
-        let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let lent = self
+            .lent
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         py.detach(|| drop(lent));
     }
 
@@ -113,7 +141,11 @@ impl Block {
     fn __repr__(&self) -> String {
         match self.lent() {
             Ok(lent) => {
-                format!("<gpu_ipc.Block {} bytes, {} outstanding>", lent.block().len(), lent.block().outstanding())
+                format!(
+                    "<gpu_ipc.Block {} bytes, {} outstanding>",
+                    lent.block().len(),
+                    lent.block().outstanding()
+                )
             }
             Err(_) => "<gpu_ipc.Block, released>".into(),
         }

@@ -31,8 +31,9 @@ use crate::interpreter::{keeper, logging};
 
 /// A producer's session: share arrays, and know when they are free again.
 ///
-/// Closing, and the end of a ``with`` block, share nothing more and wait for nobody: what others hold stays good for
-/// them while this process lives. The memory of adopted arrays is kept until the last lease on it has ended.
+/// Closing, and the end of a ``with`` block, share nothing more and wait for nobody: what others
+/// hold stays good for them while this process lives. The memory of adopted arrays is kept until
+/// the last lease on it has ended.
 ///
 /// Args:
 ///     device: ``"cuda:0"``, ``"hip:0"``, ``"host:0"``, or what ``str`` makes such a name of; None takes the first that
@@ -67,7 +68,8 @@ impl Drop for Session {
     }
 }
 
-/// Says why memory of a device cannot grow in place, where a session would fall back to separate regions.
+/// Says why memory of a device cannot grow in place, where a session would fall back to separate
+/// regions.
 fn check_growth(gpu: &Gpu, limit: Option<u64>) -> Result<(), Error> {
     if gpu.default_sharing()? != Sharing::Fd {
         return Err(Error::Unsupported {
@@ -76,7 +78,9 @@ fn check_growth(gpu: &Gpu, limit: Option<u64>) -> Result<(), Error> {
             remedy: "leave `grows_in_place` out",
         });
     }
-    GrowingMemory::new(gpu.clone())?.most(limit.unwrap_or(u64::MAX)).reserve()
+    GrowingMemory::new(gpu.clone())?
+        .most(limit.unwrap_or(u64::MAX))
+        .reserve()
 }
 
 #[pymethods]
@@ -86,7 +90,10 @@ impl Session {
         device=None, path=None, *, limit=None, ttl=300.0, region_bytes=None, grows_in_place=false, quarantine=None,
         max_leases=None, allow_uids=Vec::new(),
     ))]
-    #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "they are Python's keyword arguments"
+    )]
     fn new(
         py: Python<'_>,
         device: Option<&Bound<'_, PyAny>>,
@@ -101,7 +108,9 @@ impl Session {
     ) -> PyResult<Session> {
         logging::listen(py);
         let gpu = device::open(py, device)?;
-        let mut builder = gpu_ipc::Session::builder(gpu.clone()).time_to_live(duration(ttl)?).allow_uids(allow_uids);
+        let mut builder = gpu_ipc::Session::builder(gpu.clone())
+            .time_to_live(duration(ttl)?)
+            .allow_uids(allow_uids);
         if let Some(path) = path {
             builder = builder.socket(path);
         }
@@ -125,8 +134,14 @@ impl Session {
         let shared = Arc::new(Shared::new(session, gpu).or_raise()?);
         keeper::start(py)?;
         let weak = Arc::downgrade(&shared);
-        process().queue.watch(shared.session.as_fd(), weak).or_raise()?;
-        Ok(Session { shared, waiters: Waiters::default() })
+        process()
+            .queue
+            .watch(shared.session.as_fd(), weak)
+            .or_raise()?;
+        Ok(Session {
+            shared,
+            waiters: Waiters::default(),
+        })
     }
 
     /// The socket that others connect to.
@@ -153,7 +168,8 @@ impl Session {
         self.shared.is_closed.load(Ordering::Relaxed)
     }
 
-    /// How many shared storages were found to be resized under their leases, so far; each is logged as an error.
+    /// How many shared storages were found to be resized under their leases, so far; each is logged
+    /// as an error.
     #[getter]
     fn resized_storages(&self) -> u64 {
         self.shared.adopted.freed()
@@ -169,13 +185,18 @@ impl Session {
     ///     OutOfMemory: there is no room, even after what nobody holds was given back.
     #[pyo3(signature = (nbytes, timeout=0.0))]
     fn alloc(&self, py: Python<'_>, nbytes: u64, timeout: f64) -> PyResult<Block> {
-        Ok(Block::new(self.shared.allocate(py, nbytes, duration(Some(timeout))?)?))
+        Ok(Block::new(self.shared.allocate(
+            py,
+            nbytes,
+            duration(Some(timeout))?,
+        )?))
     }
 
     /// Share an array, and return the descriptor by which it is claimed.
     ///
-    /// The array arrives as it is: element type, shape, strides and offset. Its memory is not copied; the session keeps
-    /// it until the last lease on it has ended, whatever becomes of the Python object.
+    /// The array arrives as it is: element type, shape, strides and offset. Its memory is not
+    /// copied; the session keeps it until the last lease on it has ended, whatever becomes of the
+    /// Python object.
     ///
     /// Args:
     ///     x: a ``Block``, or any array that speaks DLPack, the CUDA array interface or, on the host backend, the
@@ -194,7 +215,10 @@ impl Session {
     ///     ParticipantGone: the addressee is not connected.
     ///     Capturing: the stream is being captured into a graph.
     #[pyo3(signature = (x, *, to=None, stream=None, ttl=None, meta=None, copy=false))]
-    #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "they are Python's keyword arguments"
+    )]
     fn share(
         &self,
         py: Python<'_>,
@@ -209,7 +233,9 @@ impl Session {
         let meta = meta.map(bytes_of).transpose()?.unwrap_or_default();
         let to = addressee::to(to)?;
         let options = options(ttl)?;
-        let given = stream.map(|stream| stream::given(&self.shared.gpu, stream)).transpose()?;
+        let given = stream
+            .map(|stream| stream::given(&self.shared.gpu, stream))
+            .transpose()?;
         let prepared = self.shared.prepare(py, x, given.as_ref(), copy)?;
         let (grant, layout) = self.shared.grant(py, prepared, to, given, &options)?;
         Ok(Descriptor::new(&grant, layout, &meta))
@@ -228,7 +254,10 @@ impl Session {
     /// Raises:
     ///     As ``share``. After an error nothing is granted of the stream whose arrays failed.
     #[pyo3(signature = (arrays, *, to=None, stream=None, ttl=None, copy=false))]
-    #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "they are Python's keyword arguments"
+    )]
     fn share_many<'py>(
         &self,
         py: Python<'py>,
@@ -239,33 +268,48 @@ impl Session {
         copy: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let _call = Call::begin(py);
-        let many = to.is_some_and(|to| to.is_instance_of::<PyList>() || to.is_instance_of::<PyTuple>());
+        let many =
+            to.is_some_and(|to| to.is_instance_of::<PyList>() || to.is_instance_of::<PyTuple>());
         let addressees: Vec<To> = match to {
-            Some(list) if many => list.try_iter()?.map(|one| addressee::to(Some(&one?))).collect::<PyResult<_>>()?,
+            Some(list) if many => list
+                .try_iter()?
+                .map(|one| addressee::to(Some(&one?)))
+                .collect::<PyResult<_>>()?,
             one => vec![addressee::to(one)?],
         };
         let options = options(ttl)?;
-        let given = stream.map(|stream| stream::given(&self.shared.gpu, stream)).transpose()?;
+        let given = stream
+            .map(|stream| stream::given(&self.shared.gpu, stream))
+            .transpose()?;
         let mut prepared = Vec::new();
         for array in arrays.try_iter()? {
             let one = self.shared.prepare(py, &array?, given.as_ref(), copy)?;
             prepared.push(one);
         }
-        let (granted, layouts) = self.shared.grant_many(py, prepared, &addressees, given, &options)?;
-        let mut lists = granted.iter().map(|grants| Descriptors::new(grants, &layouts));
+        let (granted, layouts) =
+            self.shared
+                .grant_many(py, prepared, &addressees, given, &options)?;
+        let mut lists = granted
+            .iter()
+            .map(|grants| Descriptors::new(grants, &layouts));
         if many {
-            let lists = lists.map(|list| Py::new(py, list)).collect::<PyResult<Vec<_>>>()?;
+            let lists = lists
+                .map(|list| Py::new(py, list))
+                .collect::<PyResult<Vec<_>>>()?;
             return Ok(PyList::new(py, lists)?.into_any());
         }
-        let only = lists.next().ok_or_else(|| invalid("what was granted", "nothing", "a list"))?;
+        let only = lists
+            .next()
+            .ok_or_else(|| invalid("what was granted", "nothing", "a list"))?;
         Ok(Bound::new(py, only)?.into_any())
     }
 
-    /// Make a pool of PyTorch whose tensors are born in the session's memory, and shared without another mapping.
+    /// Make a pool of PyTorch whose tensors are born in the session's memory, and shared without
+    /// another mapping.
     ///
-    /// Use it as ``with torch.cuda.use_mem_pool(session.torch_pool()):``. One pool for each device and process; calls
-    /// after the first give the same. Tensors keep the session's memory after it was closed, but none can be made then:
-    /// PyTorch raises its ``OutOfMemoryError``.
+    /// Use it as ``with torch.cuda.use_mem_pool(session.torch_pool()):``. One pool for each device
+    /// and process; calls after the first give the same. Tensors keep the session's memory after it
+    /// was closed, but none can be made then: PyTorch raises its ``OutOfMemoryError``.
     ///
     /// Raises:
     ///     Unsupported: the session is not on a CUDA device.
@@ -292,15 +336,26 @@ impl Session {
     ///
     /// Returns:
     ///     Whether there was something to take back.
-    fn cancel(&self, py: Python<'_>, block: &Block, descriptor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let descriptor = gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.get().grant()).or_raise()?;
+    fn cancel(
+        &self,
+        py: Python<'_>,
+        block: &Block,
+        descriptor: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let descriptor =
+            gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.get().grant()).or_raise()?;
         let lent = block.lent()?;
         py.detach(|| lent.block().cancel(&descriptor)).or_raise()
     }
 
     /// The participants that are connected.
     fn participants(&self) -> Vec<ParticipantId> {
-        self.shared.session.participants().into_iter().map(ParticipantId::of).collect()
+        self.shared
+            .session
+            .participants()
+            .into_iter()
+            .map(ParticipantId::of)
+            .collect()
     }
 
     /// Wait until at least ``count`` participants are connected, and list them.
@@ -315,30 +370,45 @@ impl Session {
         timeout: Option<f64>,
     ) -> PyResult<Vec<ParticipantId>> {
         let session = &self.shared.session;
-        let waited =
-            in_slices(py, duration(timeout)?, |slice| match session.wait_for_participants(count, Some(slice)) {
+        let waited = in_slices(py, duration(timeout)?, |slice| {
+            match session.wait_for_participants(count, Some(slice)) {
                 Err(Error::Deadline { .. }) => None,
                 done => Some(done),
-            })?;
-        let connected = waited.unwrap_or(Err(Error::Deadline { what: "participants to connect" })).or_raise()?;
+            }
+        })?;
+        let connected = waited
+            .unwrap_or(Err(Error::Deadline {
+                what: "participants to connect",
+            }))
+            .or_raise()?;
         Ok(connected.into_iter().map(ParticipantId::of).collect())
     }
 
-    /// What a connected participant calls itself, or else the command that it runs; None for one that is not connected.
+    /// What a connected participant calls itself, or else the command that it runs; None for one
+    /// that is not connected.
     fn participant_name(&self, participant: &ParticipantId) -> Option<String> {
-        self.shared.session.participant_name(gpu_ipc::ParticipantId(participant.number()))
+        self.shared
+            .session
+            .participant_name(gpu_ipc::ParticipantId(participant.number()))
     }
 
-    /// Wait for participants without blocking the event loop: ``await session.wait_for_participants_async(2)``.
+    /// Wait for participants without blocking the event loop: ``await
+    /// session.wait_for_participants_async(2)``.
     ///
     /// Raises:
     ///     Closed: the session was closed meanwhile.
-    fn wait_for_participants_async<'py>(slf: &Bound<'py, Self>, count: usize) -> PyResult<Bound<'py, PyAny>> {
+    fn wait_for_participants_async<'py>(
+        slf: &Bound<'py, Self>,
+        count: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
         coroutine(slf.py(), "participants", (slf, count))
     }
 
     /// Wait until no lease on a block is outstanding, without blocking the event loop.
-    fn wait_released_async<'py>(slf: &Bound<'py, Self>, block: &Bound<'py, Block>) -> PyResult<Bound<'py, PyAny>> {
+    fn wait_released_async<'py>(
+        slf: &Bound<'py, Self>,
+        block: &Bound<'py, Block>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         coroutine(slf.py(), "released", (slf, block))
     }
 
@@ -347,7 +417,8 @@ impl Session {
         self.shared.notices.take()
     }
 
-    /// Wait for notices without blocking the event loop: ``async for notice in session.notices_async()``.
+    /// Wait for notices without blocking the event loop: ``async for notice in
+    /// session.notices_async()``.
     ///
     /// It ends after the notice that the session is closed.
     fn notices_async<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -401,7 +472,9 @@ impl Session {
         let session = &self.shared.session;
         self.shared.is_closed.store(true, Ordering::Relaxed);
         self.shared.notices.push(None);
-        let clean = in_slices(py, timeout, |slice| Some(session.shutdown(slice)).filter(|report| report.clean))?;
+        let clean = in_slices(py, timeout, |slice| {
+            Some(session.shutdown(slice)).filter(|report| report.clean)
+        })?;
         let report = clean.unwrap_or_else(|| session.shutdown(Duration::ZERO));
         let returned = py.detach(|| self.shared.take_back());
         drop(returned);
@@ -428,11 +501,19 @@ impl Session {
     }
 
     fn __reduce__(&self) -> PyResult<()> {
-        Err(invalid("what to pickle", "a session", "its path: the other process connects to it"))
+        Err(invalid(
+            "what to pickle",
+            "a session",
+            "its path: the other process connects to it",
+        ))
     }
 
     fn __repr__(&self) -> String {
-        format!("<gpu_ipc.Session {} at {}>", self.device_name(), self.path())
+        format!(
+            "<gpu_ipc.Session {} at {}>",
+            self.device_name(),
+            self.path()
+        )
     }
 }
 
@@ -460,7 +541,11 @@ fn bytes_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
         Err(_) => object.extract()?,
     };
     if bytes.len() > MOST_META {
-        return Err(invalid("the length of `meta`", bytes.len(), "at most 1,048,576 bytes: share an array instead"));
+        return Err(invalid(
+            "the length of `meta`",
+            bytes.len(),
+            "at most 1,048,576 bytes: share an array instead",
+        ));
     }
     Ok(bytes)
 }

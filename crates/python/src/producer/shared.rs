@@ -1,4 +1,5 @@
-//! What a session is to its Python object, its blocks and the keeper; and its blocks, which keep it.
+//! What a session is to its Python object, its blocks and the keeper; and its blocks, which keep
+//! it.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -29,7 +30,8 @@ pub(crate) struct Shared {
     pub adopted: Adopted,
     /// Blocks that arrays of this process may lie in, by address.
     blocks: Mutex<BTreeMap<u64, Weak<Owned>>>,
-    /// Where other libraries' work is waited for when they are asked by `__dlpack__`, and copies run.
+    /// Where other libraries' work is waited for when they are asked by `__dlpack__`, and copies
+    /// run.
     own_stream: OnceLock<gpu_ipc::Stream>,
 }
 
@@ -49,13 +51,18 @@ impl Shared {
 
     /// Finds the block that a range lies in.
     pub fn block_at(&self, first: u64, len: u64) -> Option<Lent> {
-        let block = self.blocks().range(..=first).next_back().and_then(|(_, block)| block.upgrade()).map(Lent)?;
+        let block = self
+            .blocks()
+            .range(..=first)
+            .next_back()
+            .and_then(|(_, block)| block.upgrade())
+            .map(Lent)?;
         let end = block.start().checked_add(block.block().len())?;
         (first.checked_add(len)? <= end).then_some(block)
     }
 
-    /// Takes back what keeps memory that nobody holds or maps any more. The caller drops it with the interpreter's
-    /// lock.
+    /// Takes back what keeps memory that nobody holds or maps any more. The caller drops it with
+    /// the interpreter's lock.
     pub fn take_back(&self) -> Vec<Owner> {
         self.adopted.take_back(&self.session.collect().tokens)
     }
@@ -108,8 +115,8 @@ impl Drop for Shared {
     }
 }
 
-/// A block of the session's memory, held by its Python object and by every array that was made of it; the last one that
-/// is dropped drops the block.
+/// A block of the session's memory, held by its Python object and by every array that was made of
+/// it; the last one that is dropped drops the block.
 #[derive(Clone)]
 pub(crate) struct Lent(Arc<Owned>);
 
@@ -123,8 +130,14 @@ struct Owned {
 impl Lent {
     /// Holds a block, and lets arrays of this process be found to lie in it.
     pub fn new(block: SentBlock, session: &Arc<Shared>, is_segment: bool) -> Lent {
-        let lent = Lent(Arc::new(Owned { block, session: session.clone(), is_segment }));
-        session.blocks().insert(lent.start(), Arc::downgrade(&lent.0));
+        let lent = Lent(Arc::new(Owned {
+            block,
+            session: session.clone(),
+            is_segment,
+        }));
+        session
+            .blocks()
+            .insert(lent.start(), Arc::downgrade(&lent.0));
         lent
     }
 
@@ -155,6 +168,9 @@ impl Drop for Owned {
         let start = self.block.device_ptr().0;
         let mut blocks = self.session.blocks();
         let known = blocks.remove(&start);
-        debug_assert!(known.is_some_and(|known| ptr::eq(known.as_ptr(), self)), "a block is noted under its address");
+        debug_assert!(
+            known.is_some_and(|known| ptr::eq(known.as_ptr(), self)),
+            "a block is noted under its address"
+        );
     }
 }

@@ -33,7 +33,12 @@ enum Memory {
     /// In a block of the session's.
     Block(Lent),
     /// In memory of another allocator, or in a segment of the session's.
-    Foreign { owner: Owner, first: u64, len: u64, segment: Option<Lent> },
+    Foreign {
+        owner: Owner,
+        first: u64,
+        len: u64,
+        segment: Option<Lent>,
+    },
 }
 
 /// A block that is granted.
@@ -52,7 +57,8 @@ impl Held {
     }
 }
 
-/// Why memory could not be taken in, and what keeps it, which is dropped with the interpreter's lock.
+/// Why memory could not be taken in, and what keeps it, which is dropped with the interpreter's
+/// lock.
 struct NotTaken(Error, Vec<Owner>);
 
 impl From<Error> for NotTaken {
@@ -62,11 +68,19 @@ impl From<Error> for NotTaken {
 }
 
 impl Shared {
-    pub fn allocate(self: &Arc<Self>, py: Python<'_>, nbytes: u64, timeout: Option<Duration>) -> PyResult<Lent> {
+    pub fn allocate(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        nbytes: u64,
+        timeout: Option<Duration>,
+    ) -> PyResult<Lent> {
         let mut last = None;
         let found = in_slices(py, timeout, |slice| {
-            let block =
-                if slice.is_zero() { self.session.alloc(nbytes) } else { self.session.alloc_within(nbytes, slice) };
+            let block = if slice.is_zero() {
+                self.session.alloc(nbytes)
+            } else {
+                self.session.alloc_within(nbytes, slice)
+            };
             match block {
                 Err(error @ Error::OutOfMemory { .. }) => {
                     last = Some(error);
@@ -78,12 +92,15 @@ impl Shared {
         let block = match (found, last) {
             (Some(done), _) => done,
             (None, Some(error)) => Err(error),
-            (None, None) => Err(Error::Deadline { what: "room for a block" }),
+            (None, None) => Err(Error::Deadline {
+                what: "room for a block",
+            }),
         };
         Ok(Lent::new(block.or_raise()?, self, false))
     }
 
-    /// Turns what is to be shared into a block and a layout. With a stream of the caller's, nobody else's is asked for.
+    /// Turns what is to be shared into a block and a layout. With a stream of the caller's, nobody
+    /// else's is asked for.
     pub fn prepare(
         self: &Arc<Self>,
         py: Python<'_>,
@@ -97,14 +114,24 @@ impl Shared {
         {
             let lent = block.get().lent()?;
             if !Arc::ptr_eq(lent.session(), self) {
-                return Err(invalid("a block", "of another session", "of the session that shares it"));
+                return Err(invalid(
+                    "a block",
+                    "of another session",
+                    "of the session that shares it",
+                ));
             }
             let layout = Layout::bytes(lent.block().len());
-            return Ok(Prepared { memory: Memory::Block(lent), layout, pending: None });
+            return Ok(Prepared {
+                memory: Memory::Block(lent),
+                layout,
+                pending: None,
+            });
         }
         let order = || match given {
             Some(_) => Ok(None),
-            None => py.detach(|| self.own_stream().map(|stream| Some(stream.raw().handle))).or_raise(),
+            None => py
+                .detach(|| self.own_stream().map(|stream| Some(stream.raw().handle)))
+                .or_raise(),
         };
         let view = read::read(&self.gpu, x, order)?;
         let pending = view.pending(order)?;
@@ -112,43 +139,81 @@ impl Shared {
         if len == 0 || copy {
             // A block is never empty, and an empty array reads none of its bytes.
             let lent = self.allocate(py, len.max(1), Some(Duration::ZERO))?;
-            let layout = Layout { offset: before, ..view.layout.clone() };
+            let layout = Layout {
+                offset: before,
+                ..view.layout.clone()
+            };
             if len > 0 {
                 self.copy_to(py, lent.clone(), view, (first, len), given, pending)?;
             }
-            return Ok(Prepared { memory: Memory::Block(lent), layout, pending: None });
+            return Ok(Prepared {
+                memory: Memory::Block(lent),
+                layout,
+                pending: None,
+            });
         }
         if let Some(error) = read::refusal(abi::Device::of(&self.gpu), view.device, len) {
             return Err(error);
         }
-        let View { start, layout, owner, .. } = view;
+        let View {
+            start,
+            layout,
+            owner,
+            ..
+        } = view;
         Ok(match self.block_at(first, len) {
             Some(lent) if !lent.is_segment() => {
-                let layout = Layout { offset: start - lent.start(), ..layout };
-                Prepared { memory: Memory::Block(lent), layout, pending }
+                let layout = Layout {
+                    offset: start - lent.start(),
+                    ..layout
+                };
+                Prepared {
+                    memory: Memory::Block(lent),
+                    layout,
+                    pending,
+                }
             }
-            // PyTorch would hand the bytes out again when the tensor is gone, so its storage is kept as if adopted.
+            // PyTorch would hand the bytes out again when the tensor is gone, so its storage is
+            // kept as if adopted.
             segment => {
-                let layout = Layout { offset: before, ..layout };
-                Prepared { memory: Memory::Foreign { owner, first, len, segment }, layout, pending }
+                let layout = Layout {
+                    offset: before,
+                    ..layout
+                };
+                Prepared {
+                    memory: Memory::Foreign {
+                        owner,
+                        first,
+                        len,
+                        segment,
+                    },
+                    layout,
+                    pending,
+                }
             }
         })
     }
 
-    /// Makes memory a block that can be granted. Memory of others is adopted; its owner keeps it until nobody holds or
-    /// maps it.
+    /// Makes memory a block that can be granted. Memory of others is adopted; its owner keeps it
+    /// until nobody holds or maps it.
     fn take_in(self: &Arc<Self>, memory: Memory) -> Result<Held, NotTaken> {
         let (owner, first, len, segment) = match memory {
             Memory::Block(lent) => return Ok(Held::Block(lent)),
-            Memory::Foreign { owner, first, len, segment } => (owner, first, len, segment),
+            Memory::Foreign {
+                owner,
+                first,
+                len,
+                segment,
+            } => (owner, first, len, segment),
         };
         let token = self.adopted.draw_token();
         self.adopted.keep(token, owner);
         let adopted = match &segment {
             Some(segment) => segment.block().part(first - segment.start(), len, token),
-            // SAFETY: `adopt` asks that the range stays allocated until its token is back: the owner holds the memory
-            // of its allocator, and is dropped with the token; and that no other block overlaps it: two adoptions of
-            // one array are two leases on memory that neither of them gives away.
+            // SAFETY: `adopt` asks that the range stays allocated until its token is back: the
+            // owner holds the memory of its allocator, and is dropped with the token; and that no
+            // other block overlaps it: two adoptions of one array are two leases on memory that
+            // neither of them gives away.
             None => unsafe { self.session.adopt(DevicePtr(first), len, token) },
         };
         match adopted {
@@ -171,7 +236,8 @@ impl Shared {
         }
     }
 
-    /// Finds the stream to share after: the caller's, or the one that the array's work is pending on.
+    /// Finds the stream to share after: the caller's, or the one that the array's work is pending
+    /// on.
     fn stream_of(
         &self,
         given: &Option<gpu_ipc::Stream>,
@@ -184,8 +250,8 @@ impl Shared {
         }
     }
 
-    /// Copies an array into a block, and waits for it. Both are kept until the copy ends, also when Ctrl-C ends the
-    /// wait.
+    /// Copies an array into a block, and waits for it. Both are kept until the copy ends, also when
+    /// Ctrl-C ends the wait.
     fn copy_to(
         &self,
         py: Python<'_>,
@@ -222,16 +288,26 @@ impl Shared {
         given: Option<gpu_ipc::Stream>,
         options: &ShareOptions,
     ) -> PyResult<(gpu_ipc::Descriptor, Layout)> {
-        let Prepared { memory, layout, pending } = prepared;
+        let Prepared {
+            memory,
+            layout,
+            pending,
+        } = prepared;
         let granted = py.detach(|| {
             let stream = self.stream_of(&given, pending)?;
             let held = self.take_in(memory)?;
-            let granted = held.block().share_with(to, stream.as_ref().map_or(After::Done, After::Stream), options);
+            let granted = held.block().share_with(
+                to,
+                stream.as_ref().map_or(After::Done, After::Stream),
+                options,
+            );
             // Their drops may reach the driver.
             drop((held, stream, given));
             Ok(granted?)
         });
-        granted.map(|descriptor| (descriptor, layout)).map_err(|NotTaken(error, _)| raise(error))
+        granted
+            .map(|descriptor| (descriptor, layout))
+            .map_err(|NotTaken(error, _)| raise(error))
     }
 
     /// Grants everything to everybody, stream by stream, with the interpreter's lock given up once.
@@ -245,12 +321,19 @@ impl Shared {
     ) -> PyResult<(Vec<Vec<gpu_ipc::Descriptor>>, Vec<Layout>)> {
         let mut layouts = Vec::with_capacity(prepared.len());
         let mut places = Vec::with_capacity(prepared.len());
-        for Prepared { memory, layout, pending } in prepared {
+        for Prepared {
+            memory,
+            layout,
+            pending,
+        } in prepared
+        {
             layouts.push(layout);
             places.push((memory, pending));
         }
         let granted = py.detach(|| self.grant_places(places, addressees, given, options));
-        granted.map(|lists| (lists, layouts)).map_err(|NotTaken(error, _)| raise(error))
+        granted
+            .map(|lists| (lists, layouts))
+            .map_err(|NotTaken(error, _)| raise(error))
     }
 
     fn grant_places(
@@ -275,8 +358,9 @@ impl Shared {
         let mut left: Vec<usize> = (0..held.len()).collect();
         while let Some(&first) = left.first() {
             let pending = held[first].1;
-            let (group, rest): (Vec<_>, Vec<_>) =
-                left.into_iter().partition(|&n| given.is_some() || held[n].1 == pending);
+            let (group, rest): (Vec<_>, Vec<_>) = left
+                .into_iter()
+                .partition(|&n| given.is_some() || held[n].1 == pending);
             left = rest;
             let stream = self.stream_of(&given, pending)?;
             let grants: Vec<_> = addressees
@@ -289,11 +373,19 @@ impl Shared {
                 })
                 .collect();
             let after = stream.as_ref().map_or(After::Done, After::Stream);
-            for (place, descriptor) in self.session.share_many(&grants, after, options)?.into_iter().enumerate() {
+            for (place, descriptor) in self
+                .session
+                .share_many(&grants, after, options)?
+                .into_iter()
+                .enumerate()
+            {
                 granted[place / group.len()][group[place % group.len()]] = Some(descriptor);
             }
         }
-        Ok(granted.into_iter().map(|list| list.into_iter().flatten().collect()).collect())
+        Ok(granted
+            .into_iter()
+            .map(|list| list.into_iter().flatten().collect())
+            .collect())
     }
 }
 
@@ -306,7 +398,8 @@ impl Memory {
     }
 }
 
-/// Queues a copy of an array's bytes to memory of a device. The caller keeps both until the stream has come that far.
+/// Queues a copy of an array's bytes to memory of a device. The caller keeps both until the stream
+/// has come that far.
 ///
 /// # Errors
 ///
@@ -321,11 +414,13 @@ pub(crate) fn copy(
     let ours = abi::Device::of(gpu);
     let backend = gpu.backend();
     if device == ours && ours.kind != CPU {
-        // SAFETY: `copy` asks for a live stream and ranges that are valid until it is done: the caller keeps both.
+        // SAFETY: `copy` asks for a live stream and ranges that are valid until it is done: the
+        // caller keeps both.
         return unsafe { backend.copy(stream.raw(), to, DevicePtr(first), len) }.or_raise();
     }
     if !matches!(device.kind, CPU | CUDA_HOST) {
-        return Err(read::refusal(ours, device, len).unwrap_or_else(|| invalid("a device", "another", "ours")));
+        return Err(read::refusal(ours, device, len)
+            .unwrap_or_else(|| invalid("a device", "another", "ours")));
     }
     let from = std::ptr::with_exposed_provenance::<u8>(first as usize);
     // SAFETY: as above.

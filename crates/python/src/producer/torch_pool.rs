@@ -1,8 +1,10 @@
-//! PyTorch's allocator on memory of a session (`torch.cuda.MemPool` over `torch.cuda.CUDAPluggableAllocator`).
+//! PyTorch's allocator on memory of a session (`torch.cuda.MemPool` over
+//! `torch.cuda.CUDAPluggableAllocator`).
 //!
-//! PyTorch finds two functions in this library by name and calls them for whole segments, on any thread, with or
-//! without the interpreter's lock. They say for which device and no more, so there is one pool for each device and
-//! process. A segment is a block of the session. It keeps the session, so tensors outlive its closing.
+//! PyTorch finds two functions in this library by name and calls them for whole segments, on any
+//! thread, with or without the interpreter's lock. They say for which device and no more, so there
+//! is one pool for each device and process. A segment is a block of the session. It keeps the
+//! session, so tensors outlive its closing.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -52,30 +54,49 @@ pub(crate) fn open<'py>(py: Python<'py>, session: &Arc<Shared>) -> PyResult<Boun
     if let Some(pool) = known(&pools()) {
         return pool.map(|made| made.into_bound(py));
     }
-    let made = py.import("gpu_ipc._torch")?.call_method1("pool", (device,))?;
+    let made = py
+        .import("gpu_ipc._torch")?
+        .call_method1("pool", (device,))?;
     let mut pools = pools();
     if let Some(pool) = known(&pools) {
         // Another thread was faster. Nothing of the one made here was allocated yet.
         drop(pools);
         return pool.map(|made| made.into_bound(py));
     }
-    pools.push(Pool { device, session: session.clone(), made: made.clone().unbind(), segments: Vec::new() });
+    pools.push(Pool {
+        device,
+        session: session.clone(),
+        made: made.clone().unbind(),
+        segments: Vec::new(),
+    });
     Ok(made)
 }
 
-/// Allocates a segment of a device's pool; null when there is none, which PyTorch takes for no memory.
+/// Allocates a segment of a device's pool; null when there is none, which PyTorch takes for no
+/// memory.
 ///
 /// # Safety
 ///
 /// None of its own: it is what PyTorch's `CUDAPluggableAllocator` calls.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_torch_alloc(size: isize, device: c_int, _stream: *mut c_void) -> *mut c_void {
-    let session = pools().iter().find(|pool| pool.device == device).map(|pool| pool.session.clone());
+pub extern "C" fn gpu_ipc_torch_alloc(
+    size: isize,
+    device: c_int,
+    _stream: *mut c_void,
+) -> *mut c_void {
+    let session = pools()
+        .iter()
+        .find(|pool| pool.device == device)
+        .map(|pool| pool.session.clone());
     let Some(session) = session else {
-        logging::error_later(format!("torch_pool: no session of this process has a pool on cuda:{device}"));
+        logging::error_later(format!(
+            "torch_pool: no session of this process has a pool on cuda:{device}"
+        ));
         return ptr::null_mut();
     };
-    let Ok(bytes) = u64::try_from(size) else { return ptr::null_mut() };
+    let Ok(bytes) = u64::try_from(size) else {
+        return ptr::null_mut();
+    };
     match session.session.alloc(bytes) {
         Ok(block) => {
             let lent = Lent::new(block, &session, true);
@@ -92,23 +113,42 @@ pub extern "C" fn gpu_ipc_torch_alloc(size: isize, device: c_int, _stream: *mut 
     }
 }
 
-/// Takes a segment back. It stays with those who hold leases on parts of it, and until the work on its stream is done.
+/// Takes a segment back. It stays with those who hold leases on parts of it, and until the work on
+/// its stream is done.
 ///
 /// # Safety
 ///
-/// None of its own: it is what PyTorch's `CUDAPluggableAllocator` calls. What was not allocated here is passed over.
+/// None of its own: it is what PyTorch's `CUDAPluggableAllocator` calls. What was not allocated
+/// here is passed over.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_torch_free(start: *mut c_void, _size: isize, device: c_int, stream: *mut c_void) {
+pub extern "C" fn gpu_ipc_torch_free(
+    start: *mut c_void,
+    _size: isize,
+    device: c_int,
+    stream: *mut c_void,
+) {
     let start = start.expose_provenance() as u64;
-    let segment = pools().iter_mut().find(|pool| pool.device == device).and_then(|pool| {
-        let place = pool.segments.iter().position(|segment| segment.start() == start)?;
-        Some(pool.segments.swap_remove(place))
-    });
+    let segment = pools()
+        .iter_mut()
+        .find(|pool| pool.device == device)
+        .and_then(|pool| {
+            let place = pool
+                .segments
+                .iter()
+                .position(|segment| segment.start() == start)?;
+            Some(pool.segments.swap_remove(place))
+        });
     let Some(segment) = segment else { return };
-    // SAFETY: `Stream::borrow` asks for a stream that is alive as long as `keep` is: PyTorch's streams live as long as
-    // the process; and that nobody begins to capture it meanwhile: PyTorch frees no segment while it captures.
-    let used =
-        unsafe { gpu_ipc::Stream::borrow(&segment.session().gpu, stream.expose_provenance() as u64, Arc::new(())) };
+    // SAFETY: `Stream::borrow` asks for a stream that is alive as long as `keep` is: PyTorch's
+    // streams live as long as the process; and that nobody begins to capture it meanwhile: PyTorch
+    // frees no segment while it captures.
+    let used = unsafe {
+        gpu_ipc::Stream::borrow(
+            &segment.session().gpu,
+            stream.expose_provenance() as u64,
+            Arc::new(()),
+        )
+    };
     if let Err(error) = used.and_then(|stream| segment.block().used_on(&stream)) {
         // Nobody knows when its work ends.
         logging::error_later(format!("torch_pool: a segment is kept for ever: {error}"));

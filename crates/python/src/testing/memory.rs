@@ -29,8 +29,8 @@ pub(crate) struct Plain {
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: the owner's last hold
-        // ends here, and adoption keeps one until everybody has unmapped it.
+        // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: the
+        // owner's last hold ends here, and adoption keeps one until everybody has unmapped it.
         let _ = unsafe { self.gpu.backend().free(self.base) };
     }
 }
@@ -39,10 +39,20 @@ impl Drop for Plain {
 impl PlainMemory {
     #[new]
     #[pyo3(signature = (nbytes, device=None))]
-    fn new(py: Python<'_>, nbytes: u64, device: Option<&Bound<'_, PyAny>>) -> PyResult<PlainMemory> {
+    fn new(
+        py: Python<'_>,
+        nbytes: u64,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<PlainMemory> {
         let gpu = device::open(py, device)?;
-        let base = py.detach(|| gpu.backend().alloc(gpu.device(), nbytes, Sharing::Fd)).or_raise()?.base;
-        Ok(PlainMemory { plain: Arc::new(Plain { gpu, base }), layout: Layout::bytes(nbytes) })
+        let base = py
+            .detach(|| gpu.backend().alloc(gpu.device(), nbytes, Sharing::Fd))
+            .or_raise()?
+            .base;
+        Ok(PlainMemory {
+            plain: Arc::new(Plain { gpu, base }),
+            layout: Layout::bytes(nbytes),
+        })
     }
 }
 
@@ -85,7 +95,10 @@ impl Segment {
     fn new(py: Python<'_>, session: &Session, nbytes: u64) -> PyResult<Segment> {
         let shared = session.shared();
         let block = py.detach(|| shared.session.alloc(nbytes)).or_raise()?;
-        Ok(Segment { lent: Lent::new(block, shared, true), layout: Layout::bytes(nbytes) })
+        Ok(Segment {
+            lent: Lent::new(block, shared, true),
+            layout: Layout::bytes(nbytes),
+        })
     }
 }
 

@@ -1,5 +1,5 @@
-//! For comparison and tests: the library's calls without Python around them, memory of other allocators, a
-//! broker, work that does not end, a panic.
+//! For comparison and tests: the library's calls without Python around them, memory of other
+//! allocators, a broker, work that does not end, a panic.
 
 pub(crate) mod memory;
 pub(crate) mod panic;

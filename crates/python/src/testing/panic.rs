@@ -1,4 +1,5 @@
-//! A subscriber of the library's events that panics, for tests of what the end of a session's thread leaves.
+//! A subscriber of the library's events that panics, for tests of what the end of a session's
+//! thread leaves.
 
 use std::thread;
 

@@ -12,10 +12,20 @@ use crate::interpreter::errors::OrRaise;
 
 /// Be a broker until the process ends, for tests.
 #[pyfunction(name = "_serve_broker")]
-pub(crate) fn serve_broker(py: Python<'_>, dir: PathBuf, device: &Bound<'_, PyAny>) -> PyResult<()> {
+pub(crate) fn serve_broker(
+    py: Python<'_>,
+    dir: PathBuf,
+    device: &Bound<'_, PyAny>,
+) -> PyResult<()> {
     let gpu = device::open(py, Some(device))?;
     let gpus = Arc::new(move || Ok::<_, Error>(vec![gpu.clone()]));
-    let options = Options { dir, gpus, limits: Limits::default(), allowed: Vec::new(), keeper: None };
+    let options = Options {
+        dir,
+        gpus,
+        limits: Limits::default(),
+        allowed: Vec::new(),
+        keeper: None,
+    };
     let broker = py.detach(|| Broker::open(options)).or_raise()?;
     py.detach(|| broker.run())
 }

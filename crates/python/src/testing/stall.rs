@@ -15,8 +15,8 @@ pub(crate) fn stall(py: Python<'_>, stream: &Stream) -> PyResult<()> {
                 std::thread::park();
             }
         });
-        // SAFETY: `host_function` asks for a live stream: `stream` keeps it; and for a function that makes no call of
-        // the driver: it makes none.
+        // SAFETY: `host_function` asks for a live stream: `stream` keeps it; and for a function
+        // that makes no call of the driver: it makes none.
         unsafe { stream.gpu().backend().host_function(stream.raw(), forever) }
     })
     .or_raise()

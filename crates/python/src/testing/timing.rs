@@ -1,4 +1,5 @@
-//! The library's calls with no Python around them, timed: what `gpu/speed.py` compares Python's with.
+//! The library's calls with no Python around them, timed: what `gpu/speed.py` compares Python's
+//! with.
 
 use std::time::Instant;
 
@@ -17,7 +18,8 @@ use crate::producer::session::Session;
 
 /// Share ranges of memory, given as address and length, and return nanoseconds and descriptors.
 ///
-/// Memory of another allocator is adopted within the time; the caller keeps it until the session is gone.
+/// Memory of another allocator is adopted within the time; the caller keeps it until the session is
+/// gone.
 #[pyfunction(name = "_time_shares")]
 pub(crate) fn time_shares(
     py: Python<'_>,
@@ -27,7 +29,10 @@ pub(crate) fn time_shares(
     stream: &Bound<'_, PyAny>,
 ) -> PyResult<(Vec<u64>, Vec<Descriptor>)> {
     let shared = session.shared();
-    let (to, stream) = (addressee::to(Some(to))?, stream::given(&shared.gpu, stream)?);
+    let (to, stream) = (
+        addressee::to(Some(to))?,
+        stream::given(&shared.gpu, stream)?,
+    );
     let options = ShareOptions::default();
     let timed = py.detach(|| {
         let mut timed = Vec::with_capacity(ranges.len());
@@ -35,16 +40,22 @@ pub(crate) fn time_shares(
             let lent = shared.block_at(start, len);
             let begin = Instant::now();
             let granted = match &lent {
-                Some(lent) => lent.block().share_with(to, After::Stream(&stream), &options),
+                Some(lent) => lent
+                    .block()
+                    .share_with(to, After::Stream(&stream), &options),
                 None => {
                     let token = shared.adopted.draw_token();
-                    // SAFETY: `adopt` asks that the range stays allocated until its token is back, and that no other
-                    // block overlaps it but those that give nothing away: the caller keeps it beyond the session.
+                    // SAFETY: `adopt` asks that the range stays allocated until its token is back,
+                    // and that no other block overlaps it but those that give nothing away: the
+                    // caller keeps it beyond the session.
                     let adopted = unsafe { shared.session.adopt(DevicePtr(start), len, token) };
                     adopted.and_then(|block| block.share_with(to, After::Stream(&stream), &options))
                 }
             };
-            timed.push((begin.elapsed().as_nanos() as u64, Descriptor::new(&granted?, Layout::bytes(len), &[])));
+            timed.push((
+                begin.elapsed().as_nanos() as u64,
+                Descriptor::new(&granted?, Layout::bytes(len), &[]),
+            ));
         }
         Ok::<_, gpu_ipc::Error>(timed)
     });
@@ -70,6 +81,8 @@ pub(crate) fn time_claims(
     });
     let received = timed.or_raise()?.into_iter().zip(&descriptors);
     Ok(received
-        .map(|((time, block), descriptor)| (time, participant.received(descriptor.clone_ref(py), block)))
+        .map(|((time, block), descriptor)| {
+            (time, participant.received(descriptor.clone_ref(py), block))
+        })
         .unzip())
 }

@@ -38,7 +38,8 @@ pub enum Command {
     OpenOnStreamAndDrop(Bytes),
     /// Opens in a forked child.
     OpenInFork(Bytes),
-    /// Eight threads that open, look and drop, each its own messages, of one segment; with the byte that each finds.
+    /// Eight threads that open, look and drop, each its own messages, of one segment; with the byte
+    /// that each finds.
     Storm(Vec<(Bytes, u8)>),
     /// Claims the same block by the native protocol, in a process that PyTorch's counts nothing of.
     Claim {
@@ -96,25 +97,39 @@ pub enum Answer {
 pub const CHUNK: u64 = 1 << 20;
 
 pub fn open_gpu() -> Gpu {
-    Gpu::new(HostBackend::new(HostConfig::default()).expect("memory"), DeviceId(0)).expect("a device")
+    Gpu::new(
+        HostBackend::new(HostConfig::default()).expect("memory"),
+        DeviceId(0),
+    )
+    .expect("a device")
 }
 
 /// Keeps a stream from going on until the returned end is dropped.
 pub fn stop(stream: &Stream) -> mpsc::Sender<()> {
     let (gate, closed) = mpsc::channel::<()>();
-    stream.host_function(move || closed.recv().unwrap_or(())).expect("queued");
+    stream
+        .host_function(move || closed.recv().unwrap_or(()))
+        .expect("queued");
     gate
 }
 
 pub fn fill(stream: &Stream, ptr: DevicePtr, byte: u8, len: u64) {
-    // SAFETY: `fill` asks for a live stream and a range that stays: the callers hold both until it is done.
+    // SAFETY: `fill` asks for a live stream and a range that stays: the callers hold both until it
+    // is done.
     unsafe { stream.gpu().backend().fill(stream.raw(), ptr, byte, len) }.expect("queued");
 }
 
 pub fn bytes(stream: &Stream, ptr: DevicePtr, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
-    // SAFETY: `copy_to_host` asks for a live stream and two ranges that stay until it is done: it is waited for below.
-    unsafe { stream.gpu().backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), ptr, bytes.len()) }.expect("queued");
+    // SAFETY: `copy_to_host` asks for a live stream and two ranges that stay until it is done: it
+    // is waited for below.
+    unsafe {
+        stream
+            .gpu()
+            .backend()
+            .copy_to_host(stream.raw(), bytes.as_mut_ptr(), ptr, bytes.len())
+    }
+    .expect("queued");
     stream.synchronize().expect("done");
     bytes
 }
@@ -127,10 +142,11 @@ impl Agent {
         Agent(Child::start(&Role::Agent))
     }
 
-    /// Lets it take this process' descriptors: where Yama lets only a parent do so (`ptrace_scope` 1), it lets the
-    /// process that is named here.
+    /// Lets it take this process' descriptors: where Yama lets only a parent do so (`ptrace_scope`
+    /// 1), it lets the process that is named here.
     pub fn may_take_descriptors(&self) {
-        // SAFETY: `prctl(PR_SET_PTRACER)` takes a process' number; without Yama it is refused, and not needed.
+        // SAFETY: `prctl(PR_SET_PTRACER)` takes a process' number; without Yama it is refused, and
+        // not needed.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::from(self.pid())) };
     }
 
@@ -180,12 +196,27 @@ pub fn run() {
     let gpu = open_gpu();
     let stream = Stream::create(&gpu).expect("a stream");
     let receiver = Receiver::new(gpu).expect("a thread");
-    let mut life = Life { receiver, stream, held: Vec::new(), gates: Vec::new(), exported: None, native: None };
-    harness::obey(|command| life.obey(command).unwrap_or_else(|error| Answer::Failed(error.to_string())));
+    let mut life = Life {
+        receiver,
+        stream,
+        held: Vec::new(),
+        gates: Vec::new(),
+        exported: None,
+        native: None,
+    };
+    harness::obey(|command| {
+        life.obey(command)
+            .unwrap_or_else(|error| Answer::Failed(error.to_string()))
+    });
 }
 
 impl Life {
-    fn open(&self, message: &[u8], wait: Wait<'_>, timeout: Option<Duration>) -> Result<ReceivedStorage, Error> {
+    fn open(
+        &self,
+        message: &[u8],
+        wait: Wait<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<ReceivedStorage, Error> {
         let message = TensorMessage::decode(message)?;
         let mut storage = message.fields.decode()?;
         storage.uuid = message.uuid;
@@ -194,7 +225,9 @@ impl Life {
 
     fn content(&self, storage: &ReceivedStorage) -> Answer {
         let mut bytes = vec![0; storage.len().min(4) as usize];
-        storage.read(&self.stream, &mut bytes).expect("a stream of its own");
+        storage
+            .read(&self.stream, &mut bytes)
+            .expect("a stream of its own");
         Answer::Content(bytes)
     }
 
@@ -233,8 +266,13 @@ impl Life {
                         scope.spawn(move || {
                             let stream = Stream::create(this.receiver.gpu()).expect("a stream");
                             for (message, byte) in share {
-                                let storage = this.open(message, Wait::Stream(&stream), None).expect("opened");
-                                assert_eq!(bytes(&stream, storage.device_ptr(), storage.len())[..], [*byte; 4096]);
+                                let storage = this
+                                    .open(message, Wait::Stream(&stream), None)
+                                    .expect("opened");
+                                assert_eq!(
+                                    bytes(&stream, storage.device_ptr(), storage.len())[..],
+                                    [*byte; 4096]
+                                );
                             }
                         });
                     }
@@ -242,8 +280,12 @@ impl Life {
                 self.settled()
             }
             Command::Claim { socket, descriptor } => {
-                let native = Participant::builder(self.receiver.gpu().clone()).connect(socket).expect("it listens");
-                let block = native.claim(&descriptor, Wait::Host, Some(WATCHDOG)).expect("claimed");
+                let native = Participant::builder(self.receiver.gpu().clone())
+                    .connect(socket)
+                    .expect("it listens");
+                let block = native
+                    .claim(&descriptor, Wait::Host, Some(WATCHDOG))
+                    .expect("claimed");
                 let content = bytes(&self.stream, block.device_ptr(), 4);
                 self.native = Some((block, native));
                 Answer::Content(content)
@@ -253,7 +295,8 @@ impl Life {
                 Answer::Done
             }
             Command::Decline(message) => {
-                self.receiver.decline(&TensorMessage::decode(&message)?.fields.decode()?)?;
+                self.receiver
+                    .decline(&TensorMessage::decode(&message)?.fields.decode()?)?;
                 Answer::Done
             }
             Command::DropBusy(message) => {
@@ -273,7 +316,11 @@ impl Life {
                 self.settled()
             }
             Command::Addresses => {
-                let mut all: Vec<u64> = self.held.iter().map(|storage| storage.device_ptr().0).collect();
+                let mut all: Vec<u64> = self
+                    .held
+                    .iter()
+                    .map(|storage| storage.device_ptr().0)
+                    .collect();
                 all.sort_unstable();
                 Answer::Addresses(all)
             }
@@ -289,7 +336,10 @@ impl Life {
                 }
                 self.stream.synchronize()?;
                 let numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
-                let answer = Answer::Exported { file: file.name().as_str().to_owned(), fds: numbers };
+                let answer = Answer::Exported {
+                    file: file.name().as_str().to_owned(),
+                    fds: numbers,
+                };
                 self.exported = Some((fds, file));
                 answer
             }
@@ -301,44 +351,79 @@ impl Life {
         })
     }
 
-    /// Answers why it cannot be sent, and what is outstanding then, and once there are descriptors again.
+    /// Answers why it cannot be sent, and what is outstanding then, and once there are descriptors
+    /// again.
     fn send_without_descriptors(&self) -> Result<Answer, Error> {
         let dir = tempfile::tempdir().expect("a directory");
         let gpu = self.receiver.gpu();
-        let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).sharing(Sharing::Fd).open()?;
+        let session = Session::builder(gpu.clone())
+            .socket(dir.path().join("s"))
+            .sharing(Sharing::Fd)
+            .open()?;
         let block = Arc::new(session.alloc(4096)?);
         let sender = Sender::new(gpu.clone());
         let before = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum: before.maximum }).expect("less is allowed");
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(0),
+                maximum: before.maximum,
+            },
+        )
+        .expect("less is allowed");
         let refused = sender.send(&block, Recipient::Unknown, After::Done);
         setrlimit(Resource::Nofile, before).expect("as it was");
-        let (why, none) = (refused.expect_err("no descriptor is left"), sender.outstanding().len());
+        let (why, none) = (
+            refused.expect_err("no descriptor is left"),
+            sender.outstanding().len(),
+        );
         sender.send(&block, Recipient::Unknown, After::Done)?;
-        Ok(Answer::Failed(format!("{why}; outstanding {none}, then {}", sender.outstanding().len())))
+        Ok(Answer::Failed(format!(
+            "{why}; outstanding {none}, then {}",
+            sender.outstanding().len()
+        )))
     }
 
     /// In a forked child every call says so, and every drop does nothing.
     fn open_in_a_child(&mut self, message: &[u8]) -> Answer {
-        // SAFETY: `fork` asks that the child of a process with threads calls only what is safe there: it allocates with
-        // the C library's allocator, which glibc keeps usable in a child, and leaves with `_exit`.
+        // SAFETY: `fork` asks that the child of a process with threads calls only what is safe
+        // there: it allocates with the C library's allocator, which glibc keeps usable in a child,
+        // and leaves with `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            let message = TensorMessage::decode(message).and_then(|message| message.fields.decode());
+            let message =
+                TensorMessage::decode(message).and_then(|message| message.fields.decode());
             let opened = message.and_then(|storage| self.receiver.open(&storage, Wait::None, None));
             self.held.clear();
-            let code = if matches!(opened, Err(Error::Forked { .. })) { 0 } else { 1 };
+            let code = if matches!(opened, Err(Error::Forked { .. })) {
+                0
+            } else {
+                1
+            };
             // SAFETY: `_exit` has no conditions.
             unsafe { libc::_exit(code) };
         }
         let child = rustix::process::Pid::from_raw(pid);
         let status = rustix::process::waitpid(child, rustix::process::WaitOptions::empty());
-        Answer::ChildEnded(status.ok().flatten().and_then(|(_, status)| status.exit_status()))
+        Answer::ChildEnded(
+            status
+                .ok()
+                .flatten()
+                .and_then(|(_, status)| status.exit_status()),
+        )
     }
 
     fn settled(&self) -> Answer {
-        assert!(self.receiver.wait_released(WATCHDOG), "nothing is given back");
+        assert!(
+            self.receiver.wait_released(WATCHDOG),
+            "nothing is given back"
+        );
         let stats = self.receiver.stats();
-        Answer::Settled { released: stats.released, segments: stats.segments, kept: stats.kept }
+        Answer::Settled {
+            released: stats.released,
+            segments: stats.segments,
+            kept: stats.kept,
+        }
     }
 }
 

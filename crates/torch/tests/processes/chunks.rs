@@ -12,17 +12,32 @@ use crate::agent::{self, Agent, Answer, Command, bytes, fill, open_gpu, stop};
 use crate::side::Side;
 
 pub const CASES: &[Case] = &[
-    ("an_expandable_segment_is_opened_by_pidfd", an_expandable_segment_is_opened_by_pidfd),
+    (
+        "an_expandable_segment_is_opened_by_pidfd",
+        an_expandable_segment_is_opened_by_pidfd,
+    ),
     (
         "chunks_that_cannot_be_opened_are_refused_and_stay_counted",
         chunks_that_cannot_be_opened_are_refused_and_stay_counted,
     ),
-    ("a_read_is_checked_and_in_stream_order", a_read_is_checked_and_in_stream_order),
-    ("a_fill_is_checked_and_the_counter_waits_for_it", a_fill_is_checked_and_the_counter_waits_for_it),
+    (
+        "a_read_is_checked_and_in_stream_order",
+        a_read_is_checked_and_in_stream_order,
+    ),
+    (
+        "a_fill_is_checked_and_the_counter_waits_for_it",
+        a_fill_is_checked_and_the_counter_waits_for_it,
+    ),
 ];
 
 /// What `_share_cuda_` writes of a storage in chunks of another process, each named by `word`.
-fn chunked(pid: u32, chunks: u64, words: &[u8], counter: &str, (offset, len): (u64, u64)) -> Fields {
+fn chunked(
+    pid: u32,
+    chunks: u64,
+    words: &[u8],
+    counter: &str,
+    (offset, len): (u64, u64),
+) -> Fields {
     let mut handle = vec![2, b'e'];
     handle.extend(u64::from(pid).to_ne_bytes());
     handle.extend(agent::CHUNK.to_ne_bytes());
@@ -38,7 +53,8 @@ fn chunked(pid: u32, chunks: u64, words: &[u8], counter: &str, (offset, len): (u
     }
 }
 
-/// Lets the other process export this many chunks, and returns the counter's file and the descriptors' numbers.
+/// Lets the other process export this many chunks, and returns the counter's file and the
+/// descriptors' numbers.
 fn exported(agent: &mut Agent, chunks: u8) -> (String, Vec<i32>) {
     match agent.ask(&Command::Export { chunks }) {
         Answer::Exported { file, fds } => (file, fds),
@@ -53,20 +69,36 @@ fn numbers(fds: &[i32]) -> Vec<u8> {
 fn an_expandable_segment_is_opened_by_pidfd() {
     let mut agent = Agent::start();
     let gpu = open_gpu();
-    let (receiver, stream) = (Receiver::new(gpu.clone()).expect("a thread"), Stream::create(&gpu).expect("a stream"));
+    let (receiver, stream) = (
+        Receiver::new(gpu.clone()).expect("a thread"),
+        Stream::create(&gpu).expect("a stream"),
+    );
     for chunks in [1, 3] {
         let (file, fds) = exported(&mut agent, chunks);
         let chunks = u64::from(chunks);
         // All but 512 bytes at either end.
         let len = chunks * agent::CHUNK - 1024;
         let fields = chunked(agent.pid(), chunks, &numbers(&fds), &file, (512, len));
-        let storage = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect("a parent may");
+        let storage = receiver
+            .open(&fields.decode().expect("good"), Wait::None, None)
+            .expect("a parent may");
         let seen = bytes(&stream, storage.device_ptr(), len);
-        assert!((512..).zip(&seen).all(|(at, byte)| u64::from(*byte) == 0x50 + at / agent::CHUNK), "{chunks} chunks");
-        assert_eq!((agent.ask(&Command::Exported), receiver.stats().segments), (Answer::Count(1), 1));
+        assert!(
+            (512..)
+                .zip(&seen)
+                .all(|(at, byte)| u64::from(*byte) == 0x50 + at / agent::CHUNK),
+            "{chunks} chunks"
+        );
+        assert_eq!(
+            (agent.ask(&Command::Exported), receiver.stats().segments),
+            (Answer::Count(1), 1)
+        );
         drop(storage);
         assert!(receiver.wait_released(WATCHDOG));
-        assert_eq!((agent.ask(&Command::Exported), receiver.stats().segments), (Answer::Count(0), 0));
+        assert_eq!(
+            (agent.ask(&Command::Exported), receiver.stats().segments),
+            (Answer::Count(0), 0)
+        );
     }
 }
 
@@ -82,28 +114,44 @@ fn chunks_that_cannot_be_opened_are_refused_and_stay_counted() {
         (vec![0; 128], "fabric handles"),
     ] {
         let fields = chunked(pid, 2, &words, &file, (0, 2 * agent::CHUNK));
-        let error = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect_err("not memory");
+        let error = receiver
+            .open(&fields.decode().expect("good"), Wait::None, None)
+            .expect_err("not memory");
         assert!(error.to_string().contains(expected), "{error}");
-        assert_eq!((agent.ask(&Command::Exported), receiver.stats().segments), (Answer::Count(1), 0));
+        assert_eq!(
+            (agent.ask(&Command::Exported), receiver.stats().segments),
+            (Answer::Count(1), 0)
+        );
     }
     let fields = chunked(pid, 2, &numbers(&fds), &file, (0, 2 * agent::CHUNK));
-    assert!(receiver.open(&fields.decode().expect("good"), Wait::None, None).is_ok());
+    assert!(
+        receiver
+            .open(&fields.decode().expect("good"), Wait::None, None)
+            .is_ok()
+    );
 }
 
 fn a_read_is_checked_and_in_stream_order() {
     let side = Side::new();
-    let (receiver, foreign) =
-        (Receiver::new(side.gpu.clone()).expect("a thread"), Stream::create(&open_gpu()).expect("a stream"));
+    let (receiver, foreign) = (
+        Receiver::new(side.gpu.clone()).expect("a thread"),
+        Stream::create(&open_gpu()).expect("a stream"),
+    );
     let stream = Stream::create(&side.gpu).expect("a stream");
     let mut agent = Agent::start();
     let (file, fds) = exported(&mut agent, 1);
     let fields = chunked(agent.pid(), 1, &numbers(&fds), &file, (512, 4096));
-    let storage = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect("a parent may");
+    let storage = receiver
+        .open(&fields.decode().expect("good"), Wait::None, None)
+        .expect("a parent may");
     let mut read = vec![0; 4097];
     let refused = storage.read(&stream, &mut read);
     assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     let refused = storage.read(&foreign, &mut read[..4096]);
-    assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::Mismatch { .. })),
+        "{refused:?}"
+    );
     assert_eq!(read, [0; 4097], "a read that failed left something");
     let gate = stop(&stream);
     fill(&stream, storage.device_ptr(), 9, 4096);
@@ -114,26 +162,39 @@ fn a_read_is_checked_and_in_stream_order() {
         reading.join().expect("it waits").expect("it reads");
     });
     assert!(read[..4096] == [9; 4096] && read[4096] == 0);
-    storage.read(&stream, &mut []).expect("nothing is always there");
+    storage
+        .read(&stream, &mut [])
+        .expect("nothing is always there");
 }
 
 fn a_fill_is_checked_and_the_counter_waits_for_it() {
     let (gpu, foreign) = (open_gpu(), Stream::create(&open_gpu()).expect("a stream"));
-    let (receiver, stream) = (Receiver::new(gpu.clone()).expect("a thread"), Stream::create(&gpu).expect("a stream"));
+    let (receiver, stream) = (
+        Receiver::new(gpu.clone()).expect("a thread"),
+        Stream::create(&gpu).expect("a stream"),
+    );
     let mut agent = Agent::start();
     let (file, fds) = exported(&mut agent, 1);
     let fields = chunked(agent.pid(), 1, &numbers(&fds), &file, (512, 4096));
-    let storage = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect("a parent may");
+    let storage = receiver
+        .open(&fields.decode().expect("good"), Wait::None, None)
+        .expect("a parent may");
     storage.fill(&stream, 9).expect("queued");
     let refused = storage.fill(&foreign, 8);
-    assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::Mismatch { .. })),
+        "{refused:?}"
+    );
     let mut read = vec![0; 4096];
     storage.read(&stream, &mut read).expect("it reads");
     assert_eq!(read, [9; 4096]);
     let gate = stop(&stream);
     storage.fill(&stream, 7).expect("queued");
     drop(storage);
-    assert!(!receiver.wait_released(Duration::ZERO), "the fill has not begun");
+    assert!(
+        !receiver.wait_released(Duration::ZERO),
+        "the fill has not begun"
+    );
     drop(gate);
     assert!(receiver.wait_released(WATCHDOG));
 }

@@ -1,4 +1,5 @@
-//! A sender and a receiver in two processes, on the host backend, with everything between them that PyTorch would have.
+//! A sender and a receiver in two processes, on the host backend, with everything between them that
+//! PyTorch would have.
 //!
 //! What PyTorch itself does with the same files and fields is in the workspace's `tests/torch`.
 
@@ -19,7 +20,14 @@ fn main() {
     if let Some(agent::Role::Agent) = harness::role() {
         return agent::run();
     }
-    let cases = [opening::CASES, release::CASES, death::CASES, pieces::CASES, chunks::CASES].concat();
+    let cases = [
+        opening::CASES,
+        release::CASES,
+        death::CASES,
+        pieces::CASES,
+        chunks::CASES,
+    ]
+    .concat();
     let trials = cases.into_iter().map(|(name, run)| {
         Trial::test(name, move || {
             run();

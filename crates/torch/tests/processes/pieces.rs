@@ -14,10 +14,22 @@ use crate::agent::{Agent, Answer, Command, fill};
 use crate::side::{Side, coded, emptied, settled};
 
 pub const CASES: &[Case] = &[
-    ("a_block_shared_by_descriptor_is_an_expandable_segment", a_block_shared_by_descriptor_is_an_expandable_segment),
-    ("a_block_across_pieces_is_an_expandable_segment_of_several_chunks", a_block_across_pieces),
-    ("pieces_of_unequal_lengths_are_refused", pieces_of_unequal_lengths),
-    ("a_send_whose_export_fails_counts_nothing", a_send_whose_export_fails_counts_nothing),
+    (
+        "a_block_shared_by_descriptor_is_an_expandable_segment",
+        a_block_shared_by_descriptor_is_an_expandable_segment,
+    ),
+    (
+        "a_block_across_pieces_is_an_expandable_segment_of_several_chunks",
+        a_block_across_pieces,
+    ),
+    (
+        "pieces_of_unequal_lengths_are_refused",
+        pieces_of_unequal_lengths,
+    ),
+    (
+        "a_send_whose_export_fails_counts_nothing",
+        a_send_whose_export_fails_counts_nothing,
+    ),
 ];
 
 /// Returns which file a descriptor of this process is.
@@ -32,13 +44,28 @@ fn a_block_shared_by_descriptor_is_an_expandable_segment() {
     agent.may_take_descriptors();
     let blocks = [side.block(5), side.block(6)];
     let mut descriptors = BTreeSet::new();
-    let messages = blocks.each_ref().map(|block| side.send(block, Recipient::Unknown).1);
+    let messages = blocks
+        .each_ref()
+        .map(|block| side.send(block, Recipient::Unknown).1);
     for (message, block) in messages.iter().zip(&blocks) {
-        let place = message.fields.decode().expect("good").place.expect("it has bytes");
-        let SegmentHandle::Expandable(segment) = place.segment else { panic!("{place:?}") };
-        let Chunks::Descriptors(numbers) = &segment.chunks else { panic!("{segment:?}") };
+        let place = message
+            .fields
+            .decode()
+            .expect("good")
+            .place
+            .expect("it has bytes");
+        let SegmentHandle::Expandable(segment) = place.segment else {
+            panic!("{place:?}")
+        };
+        let Chunks::Descriptors(numbers) = &segment.chunks else {
+            panic!("{segment:?}")
+        };
         assert_eq!((segment.pid, numbers.len()), (std::process::id(), 1));
-        let range = side.gpu.backend().address_range(block.device_ptr()).expect("it is known");
+        let range = side
+            .gpu
+            .backend()
+            .address_range(block.device_ptr())
+            .expect("it is known");
         assert_eq!(segment.chunk_bytes, range.len);
         descriptors.insert(numbers[0]);
     }
@@ -48,18 +75,25 @@ fn a_block_shared_by_descriptor_is_an_expandable_segment() {
     drop(blocks);
     for (message, byte) in messages.iter().zip([5, 6]) {
         match agent.ask(&Command::Open(coded(message))) {
-            Answer::Content(bytes) => assert!(bytes.iter().all(|&found| found == byte), "{bytes:?}"),
+            Answer::Content(bytes) => {
+                assert!(bytes.iter().all(|&found| found == byte), "{bytes:?}")
+            }
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!((side.sender.collect(), side.session.stats().live_blocks), (Collected::default(), 2));
+    assert_eq!(
+        (side.sender.collect(), side.session.stats().live_blocks),
+        (Collected::default(), 2)
+    );
     assert_eq!(agent.ask(&Command::DropAll), settled(2, 0, 0));
     assert!(side.sender.wait_released(WATCHDOG));
     emptied(&side.session);
     assert_ne!(file_of(number), Some(file), "it goes with the last send");
     // The descriptor of a later send is its own.
     let (_, message) = side.send(&side.block(7), Recipient::Unknown);
-    assert!(matches!(agent.ask(&Command::Open(coded(&message))), Answer::Content(bytes) if bytes[0] == 7));
+    assert!(
+        matches!(agent.ask(&Command::Open(coded(&message))), Answer::Content(bytes) if bytes[0] == 7)
+    );
     assert_eq!(agent.ask(&Command::DropAll), settled(3, 0, 0));
 }
 
@@ -69,7 +103,9 @@ const PIECE: u64 = 1 << 20;
 /// A session whose memory grows in place, with this number of free pieces.
 fn growing(pieces: usize) -> Side {
     let side = Side::with(|builder| builder.region_bytes(PIECE).grows_in_place(true));
-    let held: Vec<_> = (0..pieces).map(|_| side.session.alloc(PIECE).expect("room")).collect();
+    let held: Vec<_> = (0..pieces)
+        .map(|_| side.session.alloc(PIECE).expect("room"))
+        .collect();
     drop(held);
     assert_eq!(side.session.stats().source.regions, pieces as u64);
     side
@@ -85,11 +121,19 @@ fn a_block_across_pieces() {
     assert_eq!(block.device_ptr().0, before.device_ptr().0 + PIECE - 256);
     fill(&side.stream, block.device_ptr(), 8, block.len());
     let (_, mut message) = side.send(&block, Recipient::Unknown);
-    let place = message.fields.decode().expect("good").place.expect("it has bytes");
-    let SegmentHandle::Expandable(segment) = place.segment else { panic!("{place:?}") };
+    let place = message
+        .fields
+        .decode()
+        .expect("good")
+        .place
+        .expect("it has bytes");
+    let SegmentHandle::Expandable(segment) = place.segment else {
+        panic!("{place:?}")
+    };
     assert_eq!((segment.chunk_bytes, segment.len()), (PIECE, 3 * PIECE));
     drop((block, before));
-    // The receiver tells the first four bytes: a storage whose first four lie on both sides of an end.
+    // The receiver tells the first four bytes: a storage whose first four lie on both sides of an
+    // end.
     message.fields.offset_bytes += 254;
     message.fields.size_bytes -= 254;
     message.layout = Layout::contiguous(Dtype::U8, &[message.fields.size_bytes]);
@@ -98,7 +142,11 @@ fn a_block_across_pieces() {
         other => panic!("{other:?}"),
     }
     side.session.trim().expect("nothing fails here");
-    assert_eq!(side.session.stats().source.reserved, 3 * PIECE, "what PyTorch counts stays");
+    assert_eq!(
+        side.session.stats().source.reserved,
+        3 * PIECE,
+        "what PyTorch counts stays"
+    );
     assert_eq!(agent.ask(&Command::DropAll), settled(1, 0, 0));
     assert!(side.sender.wait_released(WATCHDOG));
     wait_until("the pieces to go back", || {
@@ -114,13 +162,24 @@ fn pieces_of_unequal_lengths() {
     let longer = side.session.alloc(2 * PIECE).expect("room");
     drop((held, longer));
     let block = Arc::new(side.session.alloc(3 * PIECE).expect("both are free"));
-    let refused = side.sender.send(&block, Recipient::Unknown, After::Done).expect_err("of 1 and of 2 MiB");
-    assert!(refused.to_string().contains("pieces of 1048576 and 2097152 bytes"), "{refused}");
+    let refused = side
+        .sender
+        .send(&block, Recipient::Unknown, After::Done)
+        .expect_err("of 1 and of 2 MiB");
+    assert!(
+        refused
+            .to_string()
+            .contains("pieces of 1048576 and 2097152 bytes"),
+        "{refused}"
+    );
     assert!(side.sender.outstanding().is_empty());
 }
 
 fn a_send_whose_export_fails_counts_nothing() {
     // In a process of its own: others here need descriptors.
     let why = Agent::start().cannot(&Command::SendWithoutDescriptors);
-    assert!(why.contains("RLIMIT_NOFILE") && why.ends_with("; outstanding 0, then 1"), "{why}");
+    assert!(
+        why.contains("RLIMIT_NOFILE") && why.ends_with("; outstanding 0, then 1"),
+        "{why}"
+    );
 }

@@ -30,8 +30,17 @@ impl Side {
     pub fn with(options: impl FnOnce(SessionBuilder) -> SessionBuilder) -> Side {
         let (gpu, dir) = (open_gpu(), tempfile::tempdir().expect("a directory"));
         let builder = options(Session::builder(gpu.clone()).socket(dir.path().join("s")));
-        let (session, stream) = (builder.open().expect("a session"), Stream::create(&gpu).expect("a stream"));
-        Side { sender: Sender::new(gpu.clone()).quarantine(Duration::ZERO), stream, session, gpu, _dir: dir }
+        let (session, stream) = (
+            builder.open().expect("a session"),
+            Stream::create(&gpu).expect("a stream"),
+        );
+        Side {
+            sender: Sender::new(gpu.clone()).quarantine(Duration::ZERO),
+            stream,
+            session,
+            gpu,
+            _dir: dir,
+        }
     }
 
     pub fn block(&self, byte: u8) -> Arc<SentBlock> {
@@ -41,9 +50,19 @@ impl Side {
     }
 
     pub fn send(&self, block: &Arc<SentBlock>, to: Recipient) -> (SendId, TensorMessage) {
-        let sending = self.sender.send(block, to, After::Stream(&self.stream)).expect("sent");
+        let sending = self
+            .sender
+            .send(block, to, After::Stream(&self.stream))
+            .expect("sent");
         let layout = Layout::contiguous(Dtype::U8, &[block.len()]);
-        (sending.id, TensorMessage { fields: sending.fields, uuid: Some(sending.uuid), layout })
+        (
+            sending.id,
+            TensorMessage {
+                fields: sending.fields,
+                uuid: Some(sending.uuid),
+                layout,
+            },
+        )
     }
 }
 
@@ -53,7 +72,11 @@ pub fn coded(message: &TensorMessage) -> Vec<u8> {
 }
 
 pub fn settled(released: u64, segments: u64, kept: u64) -> Answer {
-    Answer::Settled { released, segments, kept }
+    Answer::Settled {
+        released,
+        segments,
+        kept,
+    }
 }
 
 /// The counter file that a message names.
@@ -65,7 +88,10 @@ pub fn path(fields: &Fields) -> PathBuf {
 /// The counter that a message names.
 pub fn counter(message: &TensorMessage) -> (CounterFile, u32) {
     let place = message.fields.decode().expect("good").place.expect("bytes");
-    (CounterFile::attach(&place.counter.file).expect("it is there"), place.counter.slot)
+    (
+        CounterFile::attach(&place.counter.file).expect("it is there"),
+        place.counter.slot,
+    )
 }
 
 /// Waits until a session has all its blocks back.

@@ -21,16 +21,32 @@ impl<F: Clone> Catalogue<F> {
         if let Some(epoch) = self.outcome_of(identity) {
             return answer(Answer::Committed(epoch));
         }
-        let busy = self.objects.get(&identity).and_then(|object| object.manifest.as_ref()).is_some_and(|manifest| {
-            let same_name =
-                |other: &Object<F>| other.manifest.as_ref().is_some_and(|other| other.name == manifest.name);
-            self.objects.values().any(|other| matches!(other.stage, Stage::Keeping { .. }) && same_name(other))
-        });
+        let busy = self
+            .objects
+            .get(&identity)
+            .and_then(|object| object.manifest.as_ref())
+            .is_some_and(|manifest| {
+                let same_name = |other: &Object<F>| {
+                    other
+                        .manifest
+                        .as_ref()
+                        .is_some_and(|other| other.name == manifest.name)
+                };
+                self.objects
+                    .values()
+                    .any(|other| matches!(other.stage, Stage::Keeping { .. }) && same_name(other))
+            });
         let Some(object) = self.objects.get_mut(&identity) else {
-            return answer(declined(Refusal::NotWriter, "no unfinished object has this identity"));
+            return answer(declined(
+                Refusal::NotWriter,
+                "no unfinished object has this identity",
+            ));
         };
         if !object.is_written_by(asker.participant) {
-            return answer(declined(Refusal::NotWriter, "another participant writes this object"));
+            return answer(declined(
+                Refusal::NotWriter,
+                "another participant writes this object",
+            ));
         }
         object.request = request;
         let leases = match &object.stage {
@@ -40,15 +56,28 @@ impl<F: Clone> Catalogue<F> {
             _ => return answer(declined(Refusal::Protocol, "the object has no regions yet")),
         };
         if object.wanted.scratch {
-            return answer(declined(Refusal::Protocol, "a scratch object is never committed"));
+            return answer(declined(
+                Refusal::Protocol,
+                "a scratch object is never committed",
+            ));
         }
-        // One at a time for a name, so that epochs are given in the order in which they become visible.
+        // One at a time for a name, so that epochs are given in the order in which they become
+        // visible.
         if busy || (self.limits.reads_slots && !released(leases)) {
             return Vec::new();
         }
-        let Some(mut manifest) = object.manifest.clone() else { return Vec::new() };
+        let Some(mut manifest) = object.manifest.clone() else {
+            return Vec::new();
+        };
         // What it replaces was given up before its regions were made.
-        let (seq, regions, wanted) = (object.seq, object.files(), Wanted { replace: false, ..object.wanted });
+        let (seq, regions, wanted) = (
+            object.seq,
+            object.files(),
+            Wanted {
+                replace: false,
+                ..object.wanted
+            },
+        );
         // Somebody may have become the name's owner, or have committed, since the create.
         if let Err((refusal, why)) = self.check_name(&manifest, asker.uid, wanted) {
             return self.fail(identity, refusal, why);
@@ -59,9 +88,16 @@ impl<F: Clone> Catalogue<F> {
         };
         manifest.epoch = epoch;
         if let Some(object) = self.objects.get_mut(&identity) {
-            let keep = Action::Keep { identity, seq, manifest, regions };
+            let keep = Action::Keep {
+                identity,
+                seq,
+                manifest,
+                regions,
+            };
             return match std::mem::replace(&mut object.stage, Stage::Keeping { epoch }) {
-                Stage::Filling { leases } => vec![Action::EndLeases(asker.participant, leases), keep],
+                Stage::Filling { leases } => {
+                    vec![Action::EndLeases(asker.participant, leases), keep]
+                }
                 _ => vec![keep],
             };
         }
@@ -70,8 +106,12 @@ impl<F: Clone> Catalogue<F> {
 
     /// Takes the keeper's answer: the object is visible from here on, or was not kept.
     pub fn kept(&mut self, identity: Identity, kept: Result<F, KeepError>) -> Vec<Action<F>> {
-        let Some(object) = self.objects.get_mut(&identity) else { return Vec::new() };
-        let Stage::Keeping { epoch } = object.stage else { return Vec::new() };
+        let Some(object) = self.objects.get_mut(&identity) else {
+            return Vec::new();
+        };
+        let Stage::Keeping { epoch } = object.stage else {
+            return Vec::new();
+        };
         let file = match kept {
             Ok(file) => file,
             Err(KeepError::Absent) => {
@@ -95,15 +135,25 @@ impl<F: Clone> Catalogue<F> {
         }
         let (writer, request) = (object.writer.take(), object.request);
         object.stage = Stage::Visible { manifest: file };
-        let Some(manifest) = &object.manifest else { return Vec::new() };
+        let Some(manifest) = &object.manifest else {
+            return Vec::new();
+        };
         let name = manifest.name.clone();
         self.names.publish(manifest, epoch);
         self.outcomes.note(identity, epoch);
         if let Some(writer) = writer {
-            actions.push(Action::Answer(writer.participant, request, Answer::Committed(epoch)));
+            actions.push(Action::Answer(
+                writer.participant,
+                request,
+                Answer::Committed(epoch),
+            ));
         }
-        let told: Vec<Participant> =
-            self.watches.keys().filter(|(_, watched)| *watched == name).map(|(participant, _)| *participant).collect();
+        let told: Vec<Participant> = self
+            .watches
+            .keys()
+            .filter(|(_, watched)| *watched == name)
+            .map(|(participant, _)| *participant)
+            .collect();
         for participant in told {
             actions.extend(self.look_for_newer(participant, &name));
         }
@@ -122,7 +172,11 @@ impl<F: Clone> Catalogue<F> {
 
     pub(super) fn outcome_of(&self, identity: Identity) -> Option<Epoch> {
         match self.objects.get(&identity) {
-            Some(Object { stage: Stage::Visible { .. }, manifest: Some(manifest), .. }) => Some(manifest.epoch),
+            Some(Object {
+                stage: Stage::Visible { .. },
+                manifest: Some(manifest),
+                ..
+            }) => Some(manifest.epoch),
             Some(_) => None,
             None => self.outcomes.of(identity),
         }

@@ -28,29 +28,44 @@ impl<F: Clone> Catalogue<F> {
     ) -> Result<(), Option<Answer<F>>> {
         if let Some(object) = self.objects.get(&identity) {
             if object.writer != Some(asker) {
-                return Err(Some(declined(Refusal::Exists, "the identity belongs to another object")));
+                return Err(Some(declined(
+                    Refusal::Exists,
+                    "the identity belongs to another object",
+                )));
             }
             return Err(match &object.stage {
                 // Two drafts would have one memory, and the end of either would be the other's.
-                Stage::Drafting | Stage::Making | Stage::Filling { .. } if object.request != request => {
-                    Some(declined(Refusal::Exists, "the participant is filling an object of this identity"))
+                Stage::Drafting | Stage::Making | Stage::Filling { .. }
+                    if object.request != request =>
+                {
+                    Some(declined(
+                        Refusal::Exists,
+                        "the participant is filling an object of this identity",
+                    ))
                 }
                 Stage::Drafting | Stage::Making => None,
                 Stage::Filling { leases } => Some(Answer::Created {
-                    granularity: object.manifest.as_ref().map_or(0, |manifest| manifest.granularity),
+                    granularity: object
+                        .manifest
+                        .as_ref()
+                        .map_or(0, |manifest| manifest.granularity),
                     leases: leases.clone(),
                     regions: object.files(),
                 }),
-                Stage::Keeping { .. } | Stage::Written | Stage::Visible { .. } => {
-                    Some(declined(Refusal::Exists, "the object was committed already"))
-                }
+                Stage::Keeping { .. } | Stage::Written | Stage::Visible { .. } => Some(declined(
+                    Refusal::Exists,
+                    "the object was committed already",
+                )),
             });
         }
         if asker.shared_context {
             let why = "the participant is a client of MPS, so its death would not prove that its writes have ended";
             return Err(Some(declined(Refusal::SharedContext, why)));
         }
-        let unfinished = self.objects.values().filter(|object| object.is_written_by(asker.participant));
+        let unfinished = self
+            .objects
+            .values()
+            .filter(|object| object.is_written_by(asker.participant));
         if unfinished.count() >= MOST_UNFINISHED {
             let why = format!("the participant has {MOST_UNFINISHED} unfinished objects already");
             return Err(Some(Answer::Declined(Refusal::Limit, why)));
@@ -72,11 +87,20 @@ impl<F: Clone> Catalogue<F> {
     }
 
     /// Takes the draft that the workshop has read and checked, with the granularity of its device.
-    pub fn drafted(&mut self, identity: Identity, draft: Result<(Manifest, u64), Refused>) -> Vec<Action<F>> {
+    pub fn drafted(
+        &mut self,
+        identity: Identity,
+        draft: Result<(Manifest, u64), Refused>,
+    ) -> Vec<Action<F>> {
         // Aborted meanwhile.
-        let Some(object) = self.objects.get(&identity) else { return Vec::new() };
-        let (Stage::Drafting, Some(writer)) = (&object.stage, object.writer) else { return Vec::new() };
-        let admitted = draft.and_then(|(draft, granularity)| self.admit(identity, writer, draft, granularity));
+        let Some(object) = self.objects.get(&identity) else {
+            return Vec::new();
+        };
+        let (Stage::Drafting, Some(writer)) = (&object.stage, object.writer) else {
+            return Vec::new();
+        };
+        let admitted =
+            draft.and_then(|(draft, granularity)| self.admit(identity, writer, draft, granularity));
         let (manifest, former) = match admitted {
             Ok(admitted) => admitted,
             Err((refusal, why)) => return self.fail(identity, refusal, why),
@@ -87,10 +111,15 @@ impl<F: Clone> Catalogue<F> {
         });
         let numbers = numbers.collect();
         let name = manifest.name.clone();
-        let Some(object) = self.objects.get_mut(&identity) else { return Vec::new() };
+        let Some(object) = self.objects.get_mut(&identity) else {
+            return Vec::new();
+        };
         object.manifest = Some(Box::new(manifest));
         object.numbers = numbers;
-        object.regions = former.into_iter().map(|former| former.map(|(region, _)| region)).collect();
+        object.regions = former
+            .into_iter()
+            .map(|former| former.map(|(region, _)| region))
+            .collect();
         object.stage = Stage::Making;
         let (replace, make) = (object.wanted.replace, make(identity, object));
         if replace && let Some(action) = self.give_up_epochs(&name, Leaving::Replaced(identity)) {
@@ -99,7 +128,8 @@ impl<F: Clone> Catalogue<F> {
         make.into_iter().collect()
     }
 
-    /// Checks a draft against names and limits. Returns what becomes of it, and for each region what it takes over.
+    /// Checks a draft against names and limits. Returns what becomes of it, and for each region
+    /// what it takes over.
     fn admit(
         &self,
         identity: Identity,
@@ -109,15 +139,24 @@ impl<F: Clone> Catalogue<F> {
     ) -> Result<(Manifest, Vec<Former<F>>), Refused> {
         let object = &self.objects[&identity];
         let is_replica = draft.home.is_some();
-        let is_draft = draft.granularity == 0 && draft.owner == 0 && (draft.epoch != Epoch(0)) == is_replica;
+        let is_draft =
+            draft.granularity == 0 && draft.owner == 0 && (draft.epoch != Epoch(0)) == is_replica;
         if draft.identity != identity || !is_draft {
-            return Err((Refusal::Layout, "the draft is of another identity, or no draft".into()));
+            return Err((
+                Refusal::Layout,
+                "the draft is of another identity, or no draft".into(),
+            ));
         }
         // A replica that went may be pulled again: it has no other contents.
         if !is_replica && self.outcomes.of(identity).is_some() {
             return Err((Refusal::Exists, "the object was committed already".into()));
         }
-        let Wanted { scratch, expect, taken, .. } = object.wanted;
+        let Wanted {
+            scratch,
+            expect,
+            taken,
+            ..
+        } = object.wanted;
         if is_replica && (scratch || expect.is_some() || taken != 0) {
             return Err((
                 Refusal::Protocol,
@@ -128,30 +167,58 @@ impl<F: Clone> Catalogue<F> {
             self.names.check_room(&draft.name)?;
             self.check_name(&draft, writer.uid, object.wanted)?;
         }
-        let manifest = Manifest { owner: writer.uid, granularity, ..draft };
-        let before = self.names.latest(&manifest.name).and_then(|(_, identity)| self.objects.get(&identity));
+        let manifest = Manifest {
+            owner: writer.uid,
+            granularity,
+            ..draft
+        };
+        let before = self
+            .names
+            .latest(&manifest.name)
+            .and_then(|(_, identity)| self.objects.get(&identity));
         let former = takeover::regions(before, &manifest, object.wanted)?;
         let stays = |other: &&Object<F>| {
             // What `replace` gives up is gone before the regions are made.
             !(object.wanted.replace
                 && matches!(other.stage, Stage::Visible { .. })
-                && other.manifest.as_ref().is_some_and(|other| other.name == manifest.name))
+                && other
+                    .manifest
+                    .as_ref()
+                    .is_some_and(|other| other.name == manifest.name))
         };
         let there = self.objects.values().filter(stays).flat_map(|other| {
             let owner = other.manifest.as_ref().map_or(0, |manifest| manifest.owner);
-            other.memory().map(move |(number, bytes)| Region { owner, number: Some(number), bytes })
+            other.memory().map(move |(number, bytes)| Region {
+                owner,
+                number: Some(number),
+                bytes,
+            })
         });
-        let asked = manifest.mapped_regions().zip(&former).map(|(bytes, former)| {
-            let number = former.as_ref().map(|(_, number)| *number);
-            Region { owner: writer.uid, number, bytes }
-        });
+        let asked = manifest
+            .mapped_regions()
+            .zip(&former)
+            .map(|(bytes, former)| {
+                let number = former.as_ref().map(|(_, number)| *number);
+                Region {
+                    owner: writer.uid,
+                    number,
+                    bytes,
+                }
+            });
         self.limits.check(asked, writer.uid, there)?;
         Ok((manifest, former))
     }
 
     /// Refuses an object whose name does not take it: at the create, and again at the commit.
-    pub(super) fn check_name(&self, manifest: &Manifest, uid: u32, wanted: Wanted) -> Result<(), Refused> {
-        let Manifest { name, home, epoch, .. } = manifest;
+    pub(super) fn check_name(
+        &self,
+        manifest: &Manifest,
+        uid: u32,
+        wanted: Wanted,
+    ) -> Result<(), Refused> {
+        let Manifest {
+            name, home, epoch, ..
+        } = manifest;
         self.names.check_owner(name, uid)?;
         self.names.check_home(name, home.as_deref())?;
         if home.is_none() {
@@ -159,21 +226,30 @@ impl<F: Clone> Catalogue<F> {
         }
         // What `replace` gives up counts as removed.
         if wanted.replace && *epoch <= self.names.last(name) {
-            let why = format!("{name} had epoch {} already, and {epoch} cannot replace it", self.names.last(name));
+            let why = format!(
+                "{name} had epoch {} already, and {epoch} cannot replace it",
+                self.names.last(name)
+            );
             return Err((Refusal::Conflict, why));
         }
-        self.names.check_replica(name, *epoch, self.limits.epochs.max(1))
+        self.names
+            .check_replica(name, *epoch, self.limits.epochs.max(1))
     }
 
-    /// Takes the regions that the workshop made, or why it could not. `grant` grants a slot for each.
+    /// Takes the regions that the workshop made, or why it could not. `grant` grants a slot for
+    /// each.
     pub fn made(
         &mut self,
         identity: Identity,
         made: Result<Vec<F>, Refused>,
         grant: impl FnOnce(Participant, usize) -> Option<Vec<LeaseSlot>>,
     ) -> Vec<Action<F>> {
-        let Some(object) = self.objects.get_mut(&identity) else { return Vec::new() };
-        let (Stage::Making, Some(writer)) = (&object.stage, object.writer) else { return Vec::new() };
+        let Some(object) = self.objects.get_mut(&identity) else {
+            return Vec::new();
+        };
+        let (Stage::Making, Some(writer)) = (&object.stage, object.writer) else {
+            return Vec::new();
+        };
         let mut made = match made {
             Ok(made) => made.into_iter(),
             Err((refusal, why)) => return self.fail(identity, refusal, why),
@@ -183,20 +259,46 @@ impl<F: Clone> Catalogue<F> {
         }
         let regions = object.files();
         let Some(leases) = grant(writer.participant, regions.len()) else {
-            return self.fail(identity, Refusal::Limit, "the participant has no free slot for a write lease".into());
+            return self.fail(
+                identity,
+                Refusal::Limit,
+                "the participant has no free slot for a write lease".into(),
+            );
         };
-        object.stage = Stage::Filling { leases: leases.clone() };
-        let granularity = object.manifest.as_ref().map_or(0, |manifest| manifest.granularity);
-        let answer = Answer::Created { granularity, leases, regions };
+        object.stage = Stage::Filling {
+            leases: leases.clone(),
+        };
+        let granularity = object
+            .manifest
+            .as_ref()
+            .map_or(0, |manifest| manifest.granularity);
+        let answer = Answer::Created {
+            granularity,
+            leases,
+            regions,
+        };
         vec![Action::Answer(writer.participant, object.request, answer)]
     }
 
     /// Ends an object that never became visible, and tells its writer.
-    pub(super) fn fail(&mut self, identity: Identity, refusal: Refusal, why: String) -> Vec<Action<F>> {
-        let Some(object) = self.objects.remove(&identity) else { return Vec::new() };
-        let Some(writer) = object.writer else { return Vec::new() };
+    pub(super) fn fail(
+        &mut self,
+        identity: Identity,
+        refusal: Refusal,
+        why: String,
+    ) -> Vec<Action<F>> {
+        let Some(object) = self.objects.remove(&identity) else {
+            return Vec::new();
+        };
+        let Some(writer) = object.writer else {
+            return Vec::new();
+        };
         let mut actions = self.ended_leases(writer.participant, &object);
-        actions.push(Action::Answer(writer.participant, object.request, Answer::Declined(refusal, why)));
+        actions.push(Action::Answer(
+            writer.participant,
+            object.request,
+            Answer::Declined(refusal, why),
+        ));
         actions
     }
 
@@ -225,7 +327,17 @@ impl<F: Clone> Catalogue<F> {
 /// Asks for the regions that were not taken over.
 pub(super) fn make<F>(identity: Identity, object: &Object<F>) -> Option<Action<F>> {
     let manifest = object.manifest.as_ref()?;
-    let device = Device { backend: manifest.backend, uuid: manifest.device };
-    let missing = manifest.mapped_regions().zip(&object.regions).filter(|(_, region)| region.is_none());
-    Some(Action::Make { identity, device, bytes: missing.map(|(bytes, _)| bytes).collect() })
+    let device = Device {
+        backend: manifest.backend,
+        uuid: manifest.device,
+    };
+    let missing = manifest
+        .mapped_regions()
+        .zip(&object.regions)
+        .filter(|(_, region)| region.is_none());
+    Some(Action::Make {
+        identity,
+        device,
+        bytes: missing.map(|(bytes, _)| bytes).collect(),
+    })
 }

@@ -1,4 +1,5 @@
-//! The catalogue: all objects, their owners, and the progress of each. Pure: no socket, no driver, no keeper.
+//! The catalogue: all objects, their owners, and the progress of each. Pure: no socket, no driver,
+//! no keeper.
 //!
 //! ```text
 //! create ─► Drafting ─► Making ─► Filling ─commit─► Keeping ─► Visible ─► (leaving the keeper) ─► gone
@@ -18,8 +19,8 @@
 //! | `Written` | its leases have ended, and the keeper did not take it | `commit`, `abort`, `writer_died` |
 //! | `Visible` | may be opened | [`remove`](Catalogue::remove), retention |
 //!
-//! Every question of [`ToBroker`](crate::wire::ToBroker) is answered the same however often it comes. A method returns
-//! what is to be done as [`Action`]s, in order.
+//! Every question of [`ToBroker`](crate::wire::ToBroker) is answered the same however often it
+//! comes. A method returns what is to be done as [`Action`]s, in order.
 //!
 //! In the order of an object's life: `draft`, `commit`, `reading`, `removal`.
 //!
@@ -52,7 +53,8 @@ pub struct Catalogue<F> {
     objects: HashMap<Identity, Object<F>>,
     outcomes: Outcomes,
     watches: BTreeMap<(Participant, String), (Asker, u64, Epoch)>,
-    /// Removals and replacements that wait for the keeper: the client to answer, or the object to continue.
+    /// Removals and replacements that wait for the keeper: the client to answer, or the object to
+    /// continue.
     leaving: LeavingTable,
     next_seq: u64,
     next_region: u64,
@@ -73,16 +75,28 @@ impl<F: Clone> Catalogue<F> {
         }
     }
 
-    /// Takes what a keeper kept, and returns what is to be taken out of it: objects whose removal or retirement was
-    /// under way.
-    pub fn restore(&mut self, tombs: &Tombs, objects: Vec<Inherited<F>>, next_seq: u64) -> Vec<Action<F>> {
+    /// Takes what a keeper kept, and returns what is to be taken out of it: objects whose removal
+    /// or retirement was under way.
+    pub fn restore(
+        &mut self,
+        tombs: &Tombs,
+        objects: Vec<Inherited<F>>,
+        next_seq: u64,
+    ) -> Vec<Action<F>> {
         self.next_seq = self.next_seq.max(next_seq);
         self.names.restore(tombs);
         let mut dropped = Vec::new();
-        for Inherited { seq, manifest, file, regions } in objects {
+        for Inherited {
+            seq,
+            manifest,
+            file,
+            regions,
+        } in objects
+        {
             let (identity, epoch) = (manifest.identity, manifest.epoch);
             self.next_seq = self.next_seq.max(seq + 1);
-            if self.names.is_removed(&manifest.name, epoch) || self.objects.contains_key(&identity) {
+            if self.names.is_removed(&manifest.name, epoch) || self.objects.contains_key(&identity)
+            {
                 dropped.push((seq, regions.len()));
                 continue;
             }
@@ -104,9 +118,16 @@ impl<F: Clone> Catalogue<F> {
         }
         let mut actions = Vec::new();
         if !dropped.is_empty() {
-            actions.push(Action::Forget { token: self.leaving.begin(Leaving::Retired), objects: dropped, tombs: None });
+            actions.push(Action::Forget {
+                token: self.leaving.begin(Leaving::Retired),
+                objects: dropped,
+                tombs: None,
+            });
         }
-        self.names.all().iter().for_each(|name| self.retire(name, &mut actions));
+        self.names
+            .all()
+            .iter()
+            .for_each(|name| self.retire(name, &mut actions));
         actions
     }
 
@@ -115,20 +136,26 @@ impl<F: Clone> Catalogue<F> {
         self.next_region
     }
 
-    /// Gives up all unfinished objects of a writer that is proven dead, but for those whose commit it asked for.
+    /// Gives up all unfinished objects of a writer that is proven dead, but for those whose commit
+    /// it asked for.
     pub fn writer_died(&mut self, writer: Participant) {
-        self.objects.retain(|_, object| !object.is_written_by(writer) || !object.is_unfinished());
+        self.objects
+            .retain(|_, object| !object.is_written_by(writer) || !object.is_unfinished());
     }
 
     /// Ends the reader's leases and watches of a participant that has hung up.
     pub fn hung_up(&mut self, participant: Participant) {
-        self.objects.values_mut().for_each(|object| object.readers.retain(|reader| *reader != participant));
+        self.objects
+            .values_mut()
+            .for_each(|object| object.readers.retain(|reader| *reader != participant));
         self.watches.retain(|(of, _), _| *of != participant);
     }
 
     /// Says whether a participant writes something.
     pub fn writes(&self, participant: Participant) -> bool {
-        self.objects.values().any(|object| object.is_written_by(participant))
+        self.objects
+            .values()
+            .any(|object| object.is_written_by(participant))
     }
 
     /// Returns what must be known of names besides their visible objects.
@@ -152,14 +179,20 @@ impl<F: Clone> Catalogue<F> {
 
     /// Returns the bytes of all objects that a user may know of. What two epochs share counts once.
     pub fn bytes(&self, uid: u32) -> u64 {
-        let known = self.objects.values().filter(|object| object.is_known_to(uid));
+        let known = self
+            .objects
+            .values()
+            .filter(|object| object.is_known_to(uid));
         let memory: BTreeMap<u64, u64> = known.flat_map(Object::memory).collect();
         memory.values().sum()
     }
 
     /// Lists all objects that a user may know of.
     pub fn rows(&self, uid: u32) -> Vec<Row> {
-        let rows = self.objects.iter().filter_map(|(identity, object)| object.row(*identity, uid));
+        let rows = self
+            .objects
+            .iter()
+            .filter_map(|(identity, object)| object.row(*identity, uid));
         let mut rows: Vec<Row> = rows.collect();
         rows.sort_by(|a, b| (&a.name, a.epoch, a.identity).cmp(&(&b.name, b.epoch, b.identity)));
         rows

@@ -14,28 +14,42 @@ impl<F: Clone> Catalogue<F> {
             Selector::Epoch(name, epoch) => self.names.at(name, *epoch),
             Selector::Identity(identity) => Some(*identity),
         };
-        let object = found.and_then(|identity| self.objects.get_mut(&identity).map(|object| (identity, object)));
+        let object = found.and_then(|identity| {
+            self.objects
+                .get_mut(&identity)
+                .map(|object| (identity, object))
+        });
         let Some((identity, object)) = object else {
             return Answer::Declined(Refusal::NotFound, self.why_not_found(selector));
         };
-        let (Stage::Visible { manifest: file }, Some(manifest)) = (&object.stage, &object.manifest) else {
+        let (Stage::Visible { manifest: file }, Some(manifest)) = (&object.stage, &object.manifest)
+        else {
             return Answer::Declined(Refusal::NotFound, "the object is not visible yet".into());
         };
         if !manifest.readers.admit(manifest.owner, asker.uid) {
-            let why = format!("the object is for uid {}, and not for uid {}", manifest.owner, asker.uid);
+            let why = format!(
+                "the object is for uid {}, and not for uid {}",
+                manifest.owner, asker.uid
+            );
             return Answer::Declined(Refusal::User, why);
         }
         if !object.readers.contains(&asker.participant) {
             object.readers.push(asker.participant);
         }
-        Answer::Opened { identity, epoch: manifest.epoch, manifest: file.clone(), regions: object.files() }
+        Answer::Opened {
+            identity,
+            epoch: manifest.epoch,
+            manifest: file.clone(),
+            regions: object.files(),
+        }
     }
 
     fn why_not_found(&self, selector: &Selector) -> String {
         match selector {
             Selector::Latest(name) | Selector::Epoch(name, _) => self.names.why_not_found(name),
             Selector::Identity(_) => {
-                "no object of this identity is here; it was removed, or replaced by newer epochs".into()
+                "no object of this identity is here; it was removed, or replaced by newer epochs"
+                    .into()
             }
         }
     }
@@ -49,11 +63,18 @@ impl<F: Clone> Catalogue<F> {
 
     /// Answers as soon as the name has an epoch newer than `seen`.
     pub fn watch(&mut self, asker: Asker, request: u64, name: &str, seen: Epoch) -> Vec<Action<F>> {
-        self.watches.insert((asker.participant, name.into()), (asker, request, seen));
-        self.look_for_newer(asker.participant, name).into_iter().collect()
+        self.watches
+            .insert((asker.participant, name.into()), (asker, request, seen));
+        self.look_for_newer(asker.participant, name)
+            .into_iter()
+            .collect()
     }
 
-    pub(super) fn look_for_newer(&mut self, participant: Participant, name: &str) -> Option<Action<F>> {
+    pub(super) fn look_for_newer(
+        &mut self,
+        participant: Participant,
+        name: &str,
+    ) -> Option<Action<F>> {
         let key = (participant, name.to_owned());
         let &(asker, request, seen) = self.watches.get(&key)?;
         let (epoch, identity) = self.names.latest(name)?;
@@ -62,6 +83,10 @@ impl<F: Clone> Catalogue<F> {
             return None;
         }
         self.watches.remove(&key);
-        Some(Action::Answer(participant, request, Answer::Newer { identity, epoch }))
+        Some(Action::Answer(
+            participant,
+            request,
+            Answer::Newer { identity, epoch },
+        ))
     }
 }

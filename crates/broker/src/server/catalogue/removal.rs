@@ -10,7 +10,13 @@ use crate::wire::Refusal;
 
 impl<F: Clone> Catalogue<F> {
     /// Removes one epoch of a name, or all of it.
-    pub fn remove(&mut self, asker: Asker, request: u64, name: &str, epoch: Epoch) -> Vec<Action<F>> {
+    pub fn remove(
+        &mut self,
+        asker: Asker,
+        request: u64,
+        name: &str,
+        epoch: Epoch,
+    ) -> Vec<Action<F>> {
         let answer = |answer| vec![Action::Answer(asker.participant, request, answer)];
         if !self.names.is_known(name) {
             return answer(declined(Refusal::NotFound, "it was never committed"));
@@ -18,7 +24,10 @@ impl<F: Clone> Catalogue<F> {
         if let Err((refusal, why)) = self.names.check_owner(name, asker.uid) {
             return answer(Answer::Declined(refusal, why));
         }
-        if self.leaving.ask_again(name, epoch, asker.participant, request) {
+        if self
+            .leaving
+            .ask_again(name, epoch, asker.participant, request)
+        {
             return Vec::new();
         }
         let gone = self.names.take(name, epoch);
@@ -26,8 +35,17 @@ impl<F: Clone> Catalogue<F> {
             return answer(Answer::Removed(self.names.last(name)));
         }
         let objects = self.take_out(&gone);
-        let token = self.leaving.begin(Leaving::Asked(asker.participant, request, name.into(), epoch));
-        vec![Action::Forget { token, objects, tombs: Some(self.tombs()) }]
+        let token = self.leaving.begin(Leaving::Asked(
+            asker.participant,
+            request,
+            name.into(),
+            epoch,
+        ));
+        vec![Action::Forget {
+            token,
+            objects,
+            tombs: Some(self.tombs()),
+        }]
     }
 
     /// Goes on with what waited for the keeper: a removal is answered, a replacement is made.
@@ -44,7 +62,9 @@ impl<F: Clone> Catalogue<F> {
                 vec![Action::Answer(participant, request, answer)]
             }
             Some(Leaving::Replaced(identity)) => match self.objects.get(&identity) {
-                Some(object) if matches!(object.stage, Stage::Making) => make(identity, object).into_iter().collect(),
+                Some(object) if matches!(object.stage, Stage::Making) => {
+                    make(identity, object).into_iter().collect()
+                }
                 _ => Vec::new(),
             },
             Some(Leaving::Retired) | None => Vec::new(),
@@ -58,7 +78,11 @@ impl<F: Clone> Catalogue<F> {
         }
         let objects = self.take_out(&gone);
         let token = self.leaving.begin(then);
-        Some(Action::Forget { token, objects, tombs: Some(self.tombs()) })
+        Some(Action::Forget {
+            token,
+            objects,
+            tombs: Some(self.tombs()),
+        })
     }
 
     /// Keeps the last epochs of a name alone.
@@ -66,14 +90,21 @@ impl<F: Clone> Catalogue<F> {
         let gone = self.names.take_beyond(name, self.limits.epochs.max(1));
         if !gone.is_empty() {
             let objects = self.take_out(&gone);
-            actions.push(Action::Forget { token: self.leaving.begin(Leaving::Retired), objects, tombs: None });
+            actions.push(Action::Forget {
+                token: self.leaving.begin(Leaving::Retired),
+                objects,
+                tombs: None,
+            });
         }
     }
 
     fn take_out(&mut self, gone: &[Identity]) -> Vec<(u64, usize)> {
         let taken = gone.iter().filter_map(|identity| {
             let object = self.objects.remove(identity)?;
-            let epoch = object.manifest.as_ref().map_or(Epoch(0), |manifest| manifest.epoch);
+            let epoch = object
+                .manifest
+                .as_ref()
+                .map_or(Epoch(0), |manifest| manifest.epoch);
             self.outcomes.note(*identity, epoch);
             Some((object.seq, object.regions.len()))
         });

@@ -14,8 +14,8 @@ impl Forked {
     pub(super) fn start(prepare: impl FnOnce()) -> Forked {
         let (mut ready, tell) = io::pipe().expect("a pipe");
         let tell = tell.as_raw_fd();
-        // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal handler: it
-        // makes system calls and nothing else.
+        // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal
+        // handler: it makes system calls and nothing else.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             prepare();
@@ -24,7 +24,9 @@ impl Forked {
         assert!(pid > 0, "fork: {}", io::Error::last_os_error());
         let child = Forked(pid);
         await_readable(ready.as_fd());
-        ready.read_exact(&mut [0]).expect("the child's word that it is ready");
+        ready
+            .read_exact(&mut [0])
+            .expect("the child's word that it is ready");
         child
     }
 
@@ -42,7 +44,8 @@ impl Forked {
     }
 
     pub(super) fn kill(&self) {
-        // SAFETY: `kill` has no conditions; the child was not waited for, so the pid is still its own.
+        // SAFETY: `kill` has no conditions; the child was not waited for, so the pid is still its
+        // own.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
     }
 }
@@ -69,7 +72,14 @@ pub(super) fn stand_still(tell: i32) -> ! {
 
 /// Waits until a descriptor can be read, under a watchdog.
 pub(super) fn await_readable(fd: BorrowedFd<'_>) {
-    let watchdog = Timespec { tv_sec: 60, tv_nsec: 0 };
+    let watchdog = Timespec {
+        tv_sec: 60,
+        tv_nsec: 0,
+    };
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    assert_eq!(poll(&mut fds, Some(&watchdog)).expect("poll"), 1, "nothing within 60 s");
+    assert_eq!(
+        poll(&mut fds, Some(&watchdog)).expect("poll"),
+        1,
+        "nothing within 60 s"
+    );
 }

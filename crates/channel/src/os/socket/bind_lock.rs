@@ -1,4 +1,5 @@
-//! The right to bind a socket under one name: a lock on a file beside it. `listener` says what it is for.
+//! The right to bind a socket under one name: a lock on a file beside it. `listener` says what it
+//! is for.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,10 +14,12 @@ use rustix::io::Errno;
 
 use super::packet_socket::{address_of, system_error, taken};
 
-/// How many connections may wait to be accepted. The system's own limit cuts it to `net.core.somaxconn`.
+/// How many connections may wait to be accepted. The system's own limit cuts it to
+/// `net.core.somaxconn`.
 const BACKLOG: i32 = 1024;
 
-/// How often and at what distance a lock is tried that another producer holds while it binds the same path.
+/// How often and at what distance a lock is tried that another producer holds while it binds the
+/// same path.
 const LOCK_TRIES: u32 = 1000;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
@@ -35,7 +38,9 @@ impl<'a> BindLock<'a> {
     /// Returns the id in the name of a lock or of an unfinished socket.
     pub(super) fn id_in(name: &str) -> Option<u32> {
         let rest = name.strip_prefix(".gpu-ipc-")?;
-        let id = rest.strip_suffix(".lock").or_else(|| rest.strip_suffix(".tmp"))?;
+        let id = rest
+            .strip_suffix(".lock")
+            .or_else(|| rest.strip_suffix(".tmp"))?;
         (id.len() == 8).then(|| u32::from_str_radix(id, 16).ok())?
     }
 
@@ -75,7 +80,11 @@ impl<'a> BindLock<'a> {
             let ours = rustix::fs::fstat(&file).map_err(|e| system_error("fstat", e))?;
             match rustix::fs::statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(named) if (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino) => {
-                    return Ok(Some(BindLock { directory, id, file }));
+                    return Ok(Some(BindLock {
+                        directory,
+                        id,
+                        file,
+                    }));
                 }
                 Ok(_) | Err(Errno::NOENT) => {}
                 Err(e) => return Err(system_error("stat", e)),
@@ -83,11 +92,18 @@ impl<'a> BindLock<'a> {
         }
     }
 
-    /// Binds a socket under the temporary name and lets it listen; returns device and inode of the name.
+    /// Binds a socket under the temporary name and lets it listen; returns device and inode of the
+    /// name.
     pub(super) fn listen(&self, socket: &OwnedFd, mode: Mode) -> Result<(u64, u64)> {
-        // Through the directory's descriptor the temporary path is short, whatever the directory's is.
-        let path = format!("/proc/self/fd/{}/{}", self.directory.as_raw_fd(), self.unfinished());
-        rustix::net::bind(socket, &address_of(Path::new(&path))?).map_err(|e| system_error("bind", e))?;
+        // Through the directory's descriptor the temporary path is short, whatever the directory's
+        // is.
+        let path = format!(
+            "/proc/self/fd/{}/{}",
+            self.directory.as_raw_fd(),
+            self.unfinished()
+        );
+        rustix::net::bind(socket, &address_of(Path::new(&path))?)
+            .map_err(|e| system_error("bind", e))?;
         rustix::fs::chmodat(self.directory, self.unfinished(), mode, AtFlags::empty())
             .map_err(|e| system_error("chmod", e))?;
         let is = rustix::fs::statat(self.directory, self.unfinished(), AtFlags::SYMLINK_NOFOLLOW)
@@ -103,9 +119,8 @@ impl<'a> BindLock<'a> {
             Ok(()) => Ok(()),
             Err(Errno::EXIST) => Err(taken(path, "which another process has just made")),
             // A file system that cannot refuse to replace: then the look before has to do.
-            Err(Errno::INVAL | Errno::NOSYS) => {
-                rustix::fs::renameat(dir, &unfinished, dir, name).map_err(|e| system_error("rename", e))
-            }
+            Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(dir, &unfinished, dir, name)
+                .map_err(|e| system_error("rename", e)),
             Err(e) => Err(system_error("rename", e)),
         }
     }
@@ -118,10 +133,11 @@ impl<'a> BindLock<'a> {
 
 impl Drop for BindLock<'_> {
     fn drop(&mut self) {
-        // Removed while it is held, so a process that opened it meanwhile finds it without a name and makes another. A
-        // lock file that stays is harmless: the next holder removes it.
+        // Removed while it is held, so a process that opened it meanwhile finds it without a name
+        // and makes another. A lock file that stays is harmless: the next holder removes it.
         let _ = rustix::fs::unlinkat(self.directory, BindLock::name(self.id), AtFlags::empty());
-        // A forked child may hold a copy of the descriptor; closing alone would leave the lock with it.
+        // A forked child may hold a copy of the descriptor; closing alone would leave the lock with
+        // it.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }

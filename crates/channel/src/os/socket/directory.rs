@@ -15,38 +15,53 @@ use super::bind_lock::BindLock;
 use super::packet_socket::{MOST_PATH, address_of, new_socket, open_directory, system_error};
 
 const RUNTIME_DIR: &str = "runtime directory";
-const MUST: &str = "a directory of this user that no other may enter (mode 0700); name one in GPU_IPC_RUNTIME_DIR";
+const MUST: &str =
+    "a directory of this user that no other may enter (mode 0700); name one in GPU_IPC_RUNTIME_DIR";
 /// The most bytes of its path: behind it come a slash and a session's 32 digits with `.sock`.
 const MOST_BYTES: usize = MOST_PATH - 38;
-const MUST_BE_SHORT: &str =
-    "at most 69 bytes long, so that its sockets have addresses; name another in GPU_IPC_RUNTIME_DIR";
+const MUST_BE_SHORT: &str = "at most 69 bytes long, so that its sockets have addresses; name another in GPU_IPC_RUNTIME_DIR";
 const _: () = assert!(MOST_BYTES == 69);
 
 /// Returns the directory in which sessions put their sockets, and makes it where it is missing.
 ///
-/// The first of these that is set: what the caller says, `$GPU_IPC_RUNTIME_DIR`, `$XDG_RUNTIME_DIR/gpu-ipc`,
-/// `/tmp/gpu-ipc-<uid>`. `$XDG_RUNTIME_DIR` counts only if it is the absolute path of a directory. Only the last
-/// component is made.
+/// The first of these that is set: what the caller says, `$GPU_IPC_RUNTIME_DIR`,
+/// `$XDG_RUNTIME_DIR/gpu-ipc`, `/tmp/gpu-ipc-<uid>`. `$XDG_RUNTIME_DIR` counts only if it is the
+/// absolute path of a directory. Only the last component is made.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] when it is a symbolic link, no directory, of another user, or open to others: a user that can
-/// write there could answer in a producer's place; when its path is so long that a socket in it has no address; or when
-/// it cannot be made because of what lies above it. [`Error::System`] for what else the system refuses.
+/// [`Error::Invalid`] when it is a symbolic link, no directory, of another user, or open to others:
+/// a user that can write there could answer in a producer's place; when its path is so long that a
+/// socket in it has no address; or when it cannot be made because of what lies above it.
+/// [`Error::System`] for what else the system refuses.
 pub fn runtime_dir(explicit: Option<&Path>) -> Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
-    let dir = choose(explicit, env::var_os("GPU_IPC_RUNTIME_DIR"), env::var_os("XDG_RUNTIME_DIR"), uid);
+    let dir = choose(
+        explicit,
+        env::var_os("GPU_IPC_RUNTIME_DIR"),
+        env::var_os("XDG_RUNTIME_DIR"),
+        uid,
+    );
     let dir = std::path::absolute(&dir).map_err(|e| Error::system("getcwd", MUST, e))?;
     let bytes = dir.as_os_str().len();
     if bytes > MOST_BYTES {
         let got = format!("{} ({bytes} bytes)", dir.display());
-        return Err(Error::Invalid { what: RUNTIME_DIR, got, must: MUST_BE_SHORT });
+        return Err(Error::Invalid {
+            what: RUNTIME_DIR,
+            got,
+            must: MUST_BE_SHORT,
+        });
     }
     make_private(&dir, uid)?;
     Ok(dir)
 }
 
-fn choose(explicit: Option<&Path>, ours: Option<OsString>, xdg: Option<OsString>, uid: u32) -> PathBuf {
+fn choose(
+    explicit: Option<&Path>,
+    ours: Option<OsString>,
+    xdg: Option<OsString>,
+    uid: u32,
+) -> PathBuf {
     let set = |value: Option<OsString>| value.filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(dir) = explicit {
         return dir.into();
@@ -54,7 +69,8 @@ fn choose(explicit: Option<&Path>, ours: Option<OsString>, xdg: Option<OsString>
     if let Some(dir) = set(ours) {
         return dir;
     }
-    // The XDG specification wants a relative value ignored. A container often has the variable and not the directory.
+    // The XDG specification wants a relative value ignored. A container often has the variable and
+    // not the directory.
     match set(xdg).filter(|dir| dir.is_absolute() && dir.is_dir()) {
         Some(dir) => dir.join("gpu-ipc"),
         None => PathBuf::from(format!("/tmp/gpu-ipc-{uid}")),
@@ -80,7 +96,11 @@ fn make_private(dir: &Path, uid: u32) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Error::Invalid { what: RUNTIME_DIR, got: format!("{}, which is {wrong}", dir.display()), must: MUST })
+    Err(Error::Invalid {
+        what: RUNTIME_DIR,
+        got: format!("{}, which is {wrong}", dir.display()),
+        must: MUST,
+    })
 }
 
 fn not_made(dir: &Path, e: &io::Error) -> Error {
@@ -88,29 +108,38 @@ fn not_made(dir: &Path, e: &io::Error) -> Error {
     let got = |why| format!("{}, which cannot be made: {why}", dir.display());
     match errno {
         // Only the last component is made, so it is the place that is wrong.
-        Errno::NOENT | Errno::NOTDIR => {
-            Error::Invalid { what: RUNTIME_DIR, got: got("there is no directory to make it in"), must: MUST }
-        }
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => {
-            Error::Invalid { what: RUNTIME_DIR, got: got("this user may not write where it should be"), must: MUST }
-        }
+        Errno::NOENT | Errno::NOTDIR => Error::Invalid {
+            what: RUNTIME_DIR,
+            got: got("there is no directory to make it in"),
+            must: MUST,
+        },
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => Error::Invalid {
+            what: RUNTIME_DIR,
+            got: got("this user may not write where it should be"),
+            must: MUST,
+        },
         errno => system_error("mkdir", errno),
     }
 }
 
-/// Removes from a runtime directory the sockets of sessions whose process is dead, and returns how many.
+/// Removes from a runtime directory the sockets of sessions whose process is dead, and returns how
+/// many.
 ///
-/// A session's socket goes when a connect to it is refused: its name appears only once it listens, and is never used
-/// again. What a producer left that died while it bound a socket goes when nobody holds the lock on it.
+/// A session's socket goes when a connect to it is refused: its name appears only once it listens,
+/// and is never used again. What a producer left that died while it bound a socket goes when nobody
+/// holds the lock on it.
 ///
 /// # Errors
 ///
-/// [`Error::System`] when the directory cannot be read or no file descriptor is left. What cannot be removed stays.
+/// [`Error::System`] when the directory cannot be read or no file descriptor is left. What cannot
+/// be removed stays.
 pub fn sweep_stale(dir: &Path) -> Result<usize> {
     let directory = open_directory(dir)?;
     let mut removed = 0;
     let mut unfinished = BTreeSet::new();
-    for entry in fs::read_dir(dir).map_err(|e| Error::system("reading the runtime directory", MUST, e))? {
+    for entry in
+        fs::read_dir(dir).map_err(|e| Error::system("reading the runtime directory", MUST, e))?
+    {
         let entry = entry.map_err(|e| Error::system("reading the runtime directory", MUST, e))?;
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
@@ -148,7 +177,8 @@ pub fn list(dir: &Path) -> Result<Vec<PathBuf>> {
 
 fn is_session_socket(name: &str) -> bool {
     let hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    name.strip_suffix(".sock").is_some_and(|id| id.len() == 32 && id.bytes().all(hex))
+    name.strip_suffix(".sock")
+        .is_some_and(|id| id.len() == 32 && id.bytes().all(hex))
 }
 
 /// What there is at a path.
@@ -170,7 +200,12 @@ pub(super) fn probe(path: &Path) -> Result<Probe> {
         Ok(is) if is.file_type().is_socket() => {}
         Ok(_) => return Ok(Probe::NoSocket),
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Probe::Absent),
-        Err(e) => return Err(system_error("lstat", Errno::from_io_error(&e).unwrap_or(Errno::IO))),
+        Err(e) => {
+            return Err(system_error(
+                "lstat",
+                Errno::from_io_error(&e).unwrap_or(Errno::IO),
+            ));
+        }
     }
     let socket = new_socket()?;
     // A full backlog says EAGAIN, and another kind of socket EPROTOTYPE: somebody is there.
@@ -210,7 +245,10 @@ mod tests {
             (None, None, None, "/tmp/gpu-ipc-7"),
         ];
         for (asked, ours, xdg, expected) in cases {
-            assert_eq!(choose(asked.map(Path::new), ours, xdg, 7), Path::new(expected));
+            assert_eq!(
+                choose(asked.map(Path::new), ours, xdg, 7),
+                Path::new(expected)
+            );
         }
     }
 
@@ -219,11 +257,18 @@ mod tests {
         let dir = ScratchDir::new();
         let asked = dir.join("run");
         for _ in 0..2 {
-            assert_eq!(runtime_dir(Some(&asked)).expect("a runtime directory"), asked);
+            assert_eq!(
+                runtime_dir(Some(&asked)).expect("a runtime directory"),
+                asked
+            );
             assert_eq!(fs::metadata(&asked).expect("stat").mode() & 0o7777, 0o700);
         }
-        let error = runtime_dir(Some(&dir.join("a/b"))).expect_err("only the last component is made");
-        let expected = format!("runtime directory is {}, which cannot be made: there is no", dir.join("a/b").display());
+        let error =
+            runtime_dir(Some(&dir.join("a/b"))).expect_err("only the last component is made");
+        let expected = format!(
+            "runtime directory is {}, which cannot be made: there is no",
+            dir.join("a/b").display()
+        );
         assert!(error.to_string().starts_with(&expected), "{error}");
     }
 
@@ -232,11 +277,18 @@ mod tests {
         let dir = ScratchDir::new();
         let longest = dir.join("x".repeat(MOST_BYTES - dir.as_os_str().len() - 1));
         let runtime = runtime_dir(Some(&longest)).expect("the longest that does");
-        let endpoint = Endpoint::Runtime { dir: runtime, session: SessionId([7; 16]) };
+        let endpoint = Endpoint::Runtime {
+            dir: runtime,
+            session: SessionId([7; 16]),
+        };
         Listener::bind(&endpoint).expect("a socket there has an address");
-        let error = runtime_dir(Some(Path::new(&format!("{}y", longest.display())))).expect_err("too long");
+        let error =
+            runtime_dir(Some(Path::new(&format!("{}y", longest.display())))).expect_err("too long");
         let text = error.to_string();
-        assert!(text.contains("(70 bytes)") && text.contains("GPU_IPC_RUNTIME_DIR"), "{text}");
+        assert!(
+            text.contains("(70 bytes)") && text.contains("GPU_IPC_RUNTIME_DIR"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -259,30 +311,48 @@ mod tests {
         for (name, uid, why) in cases {
             let path = dir.join(name);
             let error = make_private(&path, uid).expect_err(name);
-            let expected = format!("runtime directory is {}, which is {why}, but must be {MUST}", path.display());
+            let expected = format!(
+                "runtime directory is {}, which is {why}, but must be {MUST}",
+                path.display()
+            );
             assert_eq!(error.to_string(), expected);
         }
     }
 
     fn endpoint(dir: &Path, byte: u8) -> Endpoint {
-        Endpoint::Runtime { dir: dir.into(), session: SessionId([byte; 16]) }
+        Endpoint::Runtime {
+            dir: dir.into(),
+            session: SessionId([byte; 16]),
+        }
     }
 
     #[test]
     fn only_what_the_dead_left_is_swept() {
-        in_own_process("os::socket::directory::tests::only_what_the_dead_left_is_swept", || {
-            let dir = ScratchDir::new();
-            let alive = Listener::bind(&endpoint(&dir, 1)).expect("bind");
-            drop(Listener::bind(&endpoint(&dir, 2)).expect("bind"));
-            fs::write(dir.join(format!("{}.sock", SessionId([3; 16]))), "").expect("a file");
-            drop(UnixDatagram::bind(dir.join("other.sock")).expect("bind"));
-            let before = dir.names();
-            assert_eq!(sweep_stale(&dir).expect("sweep"), 1);
-            let gone = format!("{}.sock", SessionId([2; 16]));
-            assert_eq!(dir.names(), before.into_iter().filter(|name| *name != gone).collect::<Vec<_>>());
-            assert_eq!(sweep_stale(&dir).expect("sweep"), 0);
-            assert!(alive.accept().expect("accept").is_some(), "the sweep asked whether anybody is there");
-        });
+        in_own_process(
+            "os::socket::directory::tests::only_what_the_dead_left_is_swept",
+            || {
+                let dir = ScratchDir::new();
+                let alive = Listener::bind(&endpoint(&dir, 1)).expect("bind");
+                drop(Listener::bind(&endpoint(&dir, 2)).expect("bind"));
+                fs::write(dir.join(format!("{}.sock", SessionId([3; 16]))), "").expect("a file");
+                drop(UnixDatagram::bind(dir.join("other.sock")).expect("bind"));
+                let before = dir.names();
+                assert_eq!(sweep_stale(&dir).expect("sweep"), 1);
+                let gone = format!("{}.sock", SessionId([2; 16]));
+                assert_eq!(
+                    dir.names(),
+                    before
+                        .into_iter()
+                        .filter(|name| *name != gone)
+                        .collect::<Vec<_>>()
+                );
+                assert_eq!(sweep_stale(&dir).expect("sweep"), 0);
+                assert!(
+                    alive.accept().expect("accept").is_some(),
+                    "the sweep asked whether anybody is there"
+                );
+            },
+        );
     }
 
     #[test]
@@ -304,10 +374,15 @@ mod tests {
     fn an_unfinished_socket_is_swept_only_without_its_lock() {
         let dir = ScratchDir::new();
         let directory = open_directory(&dir).expect("the directory");
-        let lock = BindLock::try_take(&directory, 0xab).expect("try").expect("the lock");
+        let lock = BindLock::try_take(&directory, 0xab)
+            .expect("try")
+            .expect("the lock");
         drop(UnixDatagram::bind(dir.join(".gpu-ipc-000000ab.tmp")).expect("bind"));
         assert_eq!(sweep_stale(&dir).expect("sweep"), 0);
-        assert_eq!(dir.names(), [".gpu-ipc-000000ab.lock", ".gpu-ipc-000000ab.tmp"]);
+        assert_eq!(
+            dir.names(),
+            [".gpu-ipc-000000ab.lock", ".gpu-ipc-000000ab.tmp"]
+        );
         drop(lock);
         assert_eq!(sweep_stale(&dir).expect("sweep"), 1);
         assert!(dir.names().is_empty(), "{:?}", dir.names());
@@ -317,7 +392,9 @@ mod tests {
     fn what_a_producer_left_that_was_killed_while_it_bound_is_swept() {
         if let Some(dir) = inside() {
             let directory = open_directory(&dir).expect("the directory");
-            let _lock = BindLock::try_take(&directory, 0xab).expect("try").expect("the lock");
+            let _lock = BindLock::try_take(&directory, 0xab)
+                .expect("try")
+                .expect("the lock");
             let _socket = UnixDatagram::bind(dir.join(".gpu-ipc-000000ab.tmp")).expect("bind");
             kill_process(getpid(), Signal::KILL).expect("kill");
         }
@@ -325,7 +402,10 @@ mod tests {
         let name = "os::socket::directory::tests::what_a_producer_left_that_was_killed_while_it_bound_is_swept";
         let (status, text) = run_inside(name, &dir);
         assert_eq!(status.signal(), Some(libc::SIGKILL), "{text}");
-        assert_eq!(dir.names(), [".gpu-ipc-000000ab.lock", ".gpu-ipc-000000ab.tmp"]);
+        assert_eq!(
+            dir.names(),
+            [".gpu-ipc-000000ab.lock", ".gpu-ipc-000000ab.tmp"]
+        );
         assert_eq!(sweep_stale(&dir).expect("sweep"), 1);
         assert!(dir.names().is_empty(), "{:?}", dir.names());
     }

@@ -1,9 +1,9 @@
 //! A producer's end of the control socket.
 //!
-//! Between `bind` and `listen` a connect is refused just as at a dead producer's socket, so a socket is bound under a
-//! temporary name, made to listen, and only then given its own. While the temporary name exists its maker holds a lock
-//! on a file beside it. So of whatever a dead producer left it can be told that it is dead, also from another pid
-//! namespace, and without a timer:
+//! Between `bind` and `listen` a connect is refused just as at a dead producer's socket, so a
+//! socket is bound under a temporary name, made to listen, and only then given its own. While the
+//! temporary name exists its maker holds a lock on a file beside it. So of whatever a dead producer
+//! left it can be told that it is dead, also from another pid namespace, and without a timer:
 //!
 //! | name | whose | stale when |
 //! |---|---|---|
@@ -30,7 +30,9 @@ use rustix::net::{SocketAddrUnix, SocketFlags};
 
 use super::bind_lock::BindLock;
 use super::directory::{Probe, probe};
-use super::packet_socket::{address_of, new_socket, open_directory, system_error, take_over, taken};
+use super::packet_socket::{
+    address_of, new_socket, open_directory, system_error, take_over, taken,
+};
 use crate::wire::descriptor::SessionId;
 
 /// Where a session listens.
@@ -47,7 +49,8 @@ pub enum Endpoint {
     Path {
         /// The path.
         path: PathBuf,
-        /// Other users may connect, as far as the directory lets them; the acceptor asks the kernel for their uid.
+        /// Other users may connect, as far as the directory lets them; the acceptor asks the kernel
+        /// for their uid.
         others: bool,
     },
 }
@@ -56,27 +59,34 @@ pub enum Endpoint {
 pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of the name, so that a successor's is never removed; none for a name that is not ours.
+    /// Device and inode of the name, so that a successor's is never removed; none for a name that
+    /// is not ours.
     bound: Option<(u64, u64)>,
     /// Kept for the moment when no descriptor is left: see `accept`.
     spare: Mutex<Option<OwnedFd>>,
 }
 
 impl Listener {
-    /// Listens at an endpoint; the name appears at once, already listening. What a dead producer left there is
-    /// replaced.
+    /// Listens at an endpoint; the name appears at once, already listening. What a dead producer
+    /// left there is replaced.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a path that is too long, that somebody listens on, that is no socket, or whose directory
-    /// is missing; [`Error::System`] when that is full or not writable, or no file descriptor is left.
+    /// [`Error::Invalid`] for a path that is too long, that somebody listens on, that is no socket,
+    /// or whose directory is missing; [`Error::System`] when that is full or not writable, or no
+    /// file descriptor is left.
     pub fn bind(endpoint: &Endpoint) -> Result<Listener> {
         let (path, mode) = match endpoint {
             Endpoint::Runtime { dir, session } => (dir.join(format!("{session}.sock")), 0o600),
             Endpoint::Path { path, others } => (path.clone(), if *others { 0o666 } else { 0o600 }),
         };
-        let path = std::path::absolute(&path)
-            .map_err(|e| Error::system("getcwd", "give an absolute path, or enter a directory that exists", e))?;
+        let path = std::path::absolute(&path).map_err(|e| {
+            Error::system(
+                "getcwd",
+                "give an absolute path, or enter a directory that exists",
+                e,
+            )
+        })?;
         address_of(&path)?;
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(taken(&path, "a directory"));
@@ -93,12 +103,19 @@ impl Listener {
         unlink(&directory, lock.unfinished()).map_err(|e| system_error("unlink", e))?;
         let socket = new_socket()?;
         let listening = lock.listen(&socket, Mode::from_raw_mode(mode));
-        let bound = listening.and_then(|bound| lock.publish(name, &path).map(|()| bound)).inspect_err(|_| {
-            // Best effort: what stays is removed by the next who takes the lock.
-            let _ = unlink(&directory, lock.unfinished());
-        })?;
+        let bound = listening
+            .and_then(|bound| lock.publish(name, &path).map(|()| bound))
+            .inspect_err(|_| {
+                // Best effort: what stays is removed by the next who takes the lock.
+                let _ = unlink(&directory, lock.unfinished());
+            })?;
         let spare = Mutex::new(spare_of(&socket));
-        Ok(Listener { socket, path, bound: Some(bound), spare })
+        Ok(Listener {
+            socket,
+            path,
+            bound: Some(bound),
+            spare,
+        })
     }
 
     /// Takes in a listening socket made elsewhere. Its name stays its maker's.
@@ -108,7 +125,8 @@ impl Listener {
     /// [`Error::Invalid`] for anything but a listening Unix socket of whole packets.
     pub fn inherited(socket: OwnedFd) -> Result<Listener> {
         take_over(&socket)?;
-        let listens = rustix::net::sockopt::socket_acceptconn(&socket).map_err(|e| system_error("getsockopt", e))?;
+        let listens = rustix::net::sockopt::socket_acceptconn(&socket)
+            .map_err(|e| system_error("getsockopt", e))?;
         if !listens {
             return Err(Error::Invalid {
                 what: "the listening socket",
@@ -117,10 +135,19 @@ impl Listener {
             });
         }
         let name = rustix::net::getsockname(&socket).map_err(|e| system_error("getsockname", e))?;
-        let path = SocketAddrUnix::try_from(name).ok().and_then(|name| name.path().map(|path| path.into_owned()));
-        let path = path.map_or_else(PathBuf::new, |path| PathBuf::from(OsStr::from_bytes(path.as_bytes())));
+        let path = SocketAddrUnix::try_from(name)
+            .ok()
+            .and_then(|name| name.path().map(|path| path.into_owned()));
+        let path = path.map_or_else(PathBuf::new, |path| {
+            PathBuf::from(OsStr::from_bytes(path.as_bytes()))
+        });
         let spare = Mutex::new(spare_of(&socket));
-        Ok(Listener { socket, path, bound: None, spare })
+        Ok(Listener {
+            socket,
+            path,
+            bound: None,
+            spare,
+        })
     }
 
     /// Returns the path to connect to.
@@ -132,17 +159,22 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`Error::System`] when no file descriptor is left. The connection is closed then: left in the queue it would
-    /// keep the listener readable and its participant waiting for an answer.
+    /// [`Error::System`] when no file descriptor is left. The connection is closed then: left in
+    /// the queue it would keep the listener readable and its participant waiting for an answer.
     pub fn accept(&self) -> Result<Option<OwnedFd>> {
         match self.accept_one() {
             Ok(connection) => Ok(connection),
             Err(e @ (Errno::MFILE | Errno::NFILE)) => {
                 let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-                // The kernel looks for a free number before it looks at the queue, so it may be that nobody waits.
+                // The kernel looks for a free number before it looks at the queue, so it may be
+                // that nobody waits.
                 let nobody = spare.take().is_some() && matches!(self.accept_one(), Ok(None));
                 *spare = spare_of(&self.socket);
-                if nobody { Ok(None) } else { Err(system_error("accept", e)) }
+                if nobody {
+                    Ok(None)
+                } else {
+                    Err(system_error("accept", e))
+                }
             }
             Err(e) => Err(system_error("accept", e)),
         }
@@ -150,7 +182,10 @@ impl Listener {
 
     fn accept_one(&self) -> Result<Option<OwnedFd>, Errno> {
         loop {
-            match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            match rustix::net::accept_with(
+                &self.socket,
+                SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            ) {
                 Ok(connection) => return Ok(Some(connection)),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -159,12 +194,15 @@ impl Listener {
         }
     }
 
-    /// Removes the name, unless it is another's by now. For the process that bound it, before it drops the listener;
-    /// a forked child must not.
+    /// Removes the name, unless it is another's by now. For the process that bound it, before it
+    /// drops the listener; a forked child must not.
     pub fn unlink(&self) -> Result<()> {
-        let failed = |e: io::Error| system_error("unlink", Errno::from_io_error(&e).unwrap_or(Errno::IO));
+        let failed =
+            |e: io::Error| system_error("unlink", Errno::from_io_error(&e).unwrap_or(Errno::IO));
         match fs::symlink_metadata(&self.path) {
-            Ok(is) if Some((is.dev(), is.ino())) == self.bound => fs::remove_file(&self.path).map_err(failed),
+            Ok(is) if Some((is.dev(), is.ino())) == self.bound => {
+                fs::remove_file(&self.path).map_err(failed)
+            }
             Ok(_) => Ok(()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(e) => Err(failed(e)),
@@ -180,7 +218,9 @@ impl AsFd for Listener {
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("Listener")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
     }
 }
 
@@ -210,23 +250,40 @@ mod tests {
     use std::thread;
 
     fn at(path: PathBuf) -> Endpoint {
-        Endpoint::Path { path, others: false }
+        Endpoint::Path {
+            path,
+            others: false,
+        }
     }
 
     #[test]
     fn a_session_listens_under_its_own_name_for_its_user_alone() {
         let dir = ScratchDir::new();
-        let listener = Listener::bind(&Endpoint::Runtime { dir: dir.to_path_buf(), session: SessionId([0xa5; 16]) })
-            .expect("bind");
+        let listener = Listener::bind(&Endpoint::Runtime {
+            dir: dir.to_path_buf(),
+            session: SessionId([0xa5; 16]),
+        })
+        .expect("bind");
         assert_eq!(dir.names(), ["a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5.sock"]);
-        assert_eq!(fs::metadata(listener.path()).expect("stat").mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(listener.path()).expect("stat").mode() & 0o777,
+            0o600
+        );
         assert!(listener.accept().expect("accept").is_none());
 
         let here = connect(listener.path()).expect("connect");
         let there = listener.accept().expect("accept").expect("one that waits");
         assert!(listener.accept().expect("accept").is_none());
-        assert_eq!(send(&here, b"hello", &[]).expect("send"), super::super::SendOutcome::Sent);
-        let outcome = receive(&there, &mut [0; crate::wire::message::MOST_BYTES], &mut Vec::new()).expect("receive");
+        assert_eq!(
+            send(&here, b"hello", &[]).expect("send"),
+            super::super::SendOutcome::Sent
+        );
+        let outcome = receive(
+            &there,
+            &mut [0; crate::wire::message::MOST_BYTES],
+            &mut Vec::new(),
+        )
+        .expect("receive");
         assert_eq!(outcome, ReceiveOutcome::Packet(5));
 
         listener.unlink().expect("unlink");
@@ -237,26 +294,36 @@ mod tests {
     #[test]
     fn a_chosen_path_can_be_open_to_others() {
         let dir = ScratchDir::new();
-        let listener = Listener::bind(&Endpoint::Path { path: dir.join("s"), others: true }).expect("bind");
-        assert_eq!(fs::metadata(listener.path()).expect("stat").mode() & 0o777, 0o666);
+        let listener = Listener::bind(&Endpoint::Path {
+            path: dir.join("s"),
+            others: true,
+        })
+        .expect("bind");
+        assert_eq!(
+            fs::metadata(listener.path()).expect("stat").mode() & 0o777,
+            0o666
+        );
         assert_eq!(dir.names(), ["s"]);
     }
 
     #[test]
     fn a_dead_producers_socket_is_replaced() {
-        in_own_process("os::socket::listener::tests::a_dead_producers_socket_is_replaced", || {
-            let dir = ScratchDir::new();
-            for _ in 0..3 {
-                let listener = Listener::bind(&at(dir.join("s"))).expect("bind");
-                connect(listener.path()).expect("connect");
-            }
-            drop(UnixListener::bind(dir.join("t")).expect("bind"));
-            Listener::bind(&at(dir.join("t"))).expect("a dead socket of another kind");
-            let id = BindLock::id_of(OsStr::new("u"));
-            drop(UnixDatagram::bind(dir.join(format!(".gpu-ipc-{id:08x}.tmp"))).expect("bind"));
-            Listener::bind(&at(dir.join("u"))).expect("an unfinished socket");
-            assert_eq!(dir.names(), ["s", "t", "u"]);
-        });
+        in_own_process(
+            "os::socket::listener::tests::a_dead_producers_socket_is_replaced",
+            || {
+                let dir = ScratchDir::new();
+                for _ in 0..3 {
+                    let listener = Listener::bind(&at(dir.join("s"))).expect("bind");
+                    connect(listener.path()).expect("connect");
+                }
+                drop(UnixListener::bind(dir.join("t")).expect("bind"));
+                Listener::bind(&at(dir.join("t"))).expect("a dead socket of another kind");
+                let id = BindLock::id_of(OsStr::new("u"));
+                drop(UnixDatagram::bind(dir.join(format!(".gpu-ipc-{id:08x}.tmp"))).expect("bind"));
+                Listener::bind(&at(dir.join("u"))).expect("an unfinished socket");
+                assert_eq!(dir.names(), ["s", "t", "u"]);
+            },
+        );
     }
 
     #[test]
@@ -301,7 +368,10 @@ mod tests {
         assert_eq!(error.to_string(), expected);
         let long = dir.join("x".repeat(108));
         let error = Listener::bind(&at(long)).expect_err("too long");
-        assert!(error.to_string().contains("but must be 1 to 107 bytes"), "{error}");
+        assert!(
+            error.to_string().contains("but must be 1 to 107 bytes"),
+            "{error}"
+        );
         let error = Listener::bind(&at("/".into())).expect_err("the root");
         assert!(error.to_string().contains("/, a directory"), "{error}");
         assert!(dir.names().is_empty(), "{:?}", dir.names());
@@ -328,23 +398,30 @@ mod tests {
 
     #[test]
     fn of_many_that_want_one_path_one_gets_it() {
-        in_own_process("os::socket::listener::tests::of_many_that_want_one_path_one_gets_it", || {
-            let dir = ScratchDir::new();
-            for round in 0..20 {
-                let path = dir.join(format!("s{round}"));
-                drop(Listener::bind(&at(path.clone())).expect("a dead producer's socket"));
-                let got: Vec<_> = thread::scope(|scope| {
-                    let each: Vec<_> = (0..4).map(|_| scope.spawn(|| Listener::bind(&at(path.clone())))).collect();
-                    each.into_iter().map(|one| one.join().expect("no panic")).collect()
-                });
-                let winners: Vec<_> = got.iter().flatten().collect();
-                assert_eq!(winners.len(), 1, "{got:?}");
-                let _connection = connect(&path).expect("connect");
-                // The losers' looks wait in the queue too.
-                assert!(winners[0].accept().expect("accept").is_some());
-            }
-            assert_eq!(dir.names().len(), 20, "{:?}", dir.names());
-        });
+        in_own_process(
+            "os::socket::listener::tests::of_many_that_want_one_path_one_gets_it",
+            || {
+                let dir = ScratchDir::new();
+                for round in 0..20 {
+                    let path = dir.join(format!("s{round}"));
+                    drop(Listener::bind(&at(path.clone())).expect("a dead producer's socket"));
+                    let got: Vec<_> = thread::scope(|scope| {
+                        let each: Vec<_> = (0..4)
+                            .map(|_| scope.spawn(|| Listener::bind(&at(path.clone()))))
+                            .collect();
+                        each.into_iter()
+                            .map(|one| one.join().expect("no panic"))
+                            .collect()
+                    });
+                    let winners: Vec<_> = got.iter().flatten().collect();
+                    assert_eq!(winners.len(), 1, "{got:?}");
+                    let _connection = connect(&path).expect("connect");
+                    // The losers' looks wait in the queue too.
+                    assert!(winners[0].accept().expect("accept").is_some());
+                }
+                assert_eq!(dir.names().len(), 20, "{:?}", dir.names());
+            },
+        );
     }
 
     #[test]
@@ -360,8 +437,10 @@ mod tests {
                 while done.load(Ordering::Acquire) < ROUNDS {
                     let path = name(done.load(Ordering::Acquire));
                     if let Err(e) = connect(&path) {
-                        // Nobody accepts, so a round that takes long fills the queue of the name before.
-                        let good = is_backlog_full(&e) || e.to_string().contains("there is no such socket");
+                        // Nobody accepts, so a round that takes long fills the queue of the name
+                        // before.
+                        let good = is_backlog_full(&e)
+                            || e.to_string().contains("there is no such socket");
                         assert!(good, "{e}");
                     }
                 }
@@ -375,28 +454,40 @@ mod tests {
 
     #[test]
     fn a_bind_that_fails_half_way_leaves_nothing() {
-        in_own_process("os::socket::listener::tests::a_bind_that_fails_half_way_leaves_nothing", || {
-            let dir = ScratchDir::new();
-            let start = rustix::io::fcntl_dupfd_cloexec(open_directory(&dir).expect("the directory"), 0).expect("dup");
-            let start = start.as_raw_fd();
-            let mut failed = 0;
-            for free in 0.. {
-                scratch::limit_files_to(start + free);
-                match Listener::bind(&at(dir.join("s"))) {
-                    Ok(_) => break,
-                    Err(e) => {
-                        failed += 1;
-                        assert!(
-                            e.to_string().ends_with("; raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files"),
-                            "{e}"
-                        );
-                        scratch::limit_files_to(start + 100);
-                        assert!(dir.names().is_empty(), "{:?}", dir.names());
+        in_own_process(
+            "os::socket::listener::tests::a_bind_that_fails_half_way_leaves_nothing",
+            || {
+                let dir = ScratchDir::new();
+                let start = rustix::io::fcntl_dupfd_cloexec(
+                    open_directory(&dir).expect("the directory"),
+                    0,
+                )
+                .expect("dup");
+                let start = start.as_raw_fd();
+                let mut failed = 0;
+                for free in 0.. {
+                    scratch::limit_files_to(start + free);
+                    match Listener::bind(&at(dir.join("s"))) {
+                        Ok(_) => break,
+                        Err(e) => {
+                            failed += 1;
+                            assert!(
+                                e.to_string().ends_with(
+                                    "; raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files"
+                                ),
+                                "{e}"
+                            );
+                            scratch::limit_files_to(start + 100);
+                            assert!(dir.names().is_empty(), "{:?}", dir.names());
+                        }
                     }
                 }
-            }
-            assert!(failed >= 3, "the directory, the lock and the socket each need a descriptor");
-        });
+                assert!(
+                    failed >= 3,
+                    "the directory, the lock and the socket each need a descriptor"
+                );
+            },
+        );
     }
 
     #[test]
@@ -418,7 +509,10 @@ mod tests {
                     );
                     assert!(has_hung_up(connection));
                 }
-                assert!(listener.accept().is_ok_and(|none| none.is_none()), "the queue is empty");
+                assert!(
+                    listener.accept().is_ok_and(|none| none.is_none()),
+                    "the queue is empty"
+                );
                 drop((first, second, free));
                 let _third = connect(listener.path()).expect("connect");
                 assert!(listener.accept().expect("accept").is_some());

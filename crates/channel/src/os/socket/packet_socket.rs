@@ -1,4 +1,5 @@
-//! A Unix socket of whole packets: making one, its address and directory, and the errors of its calls.
+//! A Unix socket of whole packets: making one, its address and directory, and the errors of its
+//! calls.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -12,8 +13,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 /// The longest path of a socket: `sun_path` without the final zero.
 pub(super) const MOST_PATH: usize = 107;
 
-/// Makes a socket that came from elsewhere fit for use here: it must be a Unix socket of whole packets, and does not
-/// block afterwards.
+/// Makes a socket that came from elsewhere fit for use here: it must be a Unix socket of whole
+/// packets, and does not block afterwards.
 ///
 /// # Errors
 ///
@@ -28,13 +29,20 @@ pub fn take_over(socket: &OwnedFd) -> Result<()> {
             must: "a Unix socket of type SOCK_SEQPACKET",
         });
     }
-    rustix::io::ioctl_fionbio(socket, true).map_err(|e| system_error("making a socket not block", e))?;
-    rustix::io::fcntl_setfd(socket, rustix::io::FdFlags::CLOEXEC).map_err(|e| system_error("fcntl", e))
+    rustix::io::ioctl_fionbio(socket, true)
+        .map_err(|e| system_error("making a socket not block", e))?;
+    rustix::io::fcntl_setfd(socket, rustix::io::FdFlags::CLOEXEC)
+        .map_err(|e| system_error("fcntl", e))
 }
 
 pub(super) fn new_socket() -> Result<OwnedFd> {
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
-        .map_err(|e| system_error("socket", e))
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+    .map_err(|e| system_error("socket", e))
 }
 
 pub(super) fn address_of(path: &Path) -> Result<SocketAddrUnix> {
@@ -54,7 +62,9 @@ pub(super) fn system_error(call: &'static str, e: Errno) -> Error {
     let remedy = match e {
         Errno::MFILE | Errno::NFILE => "raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files",
         Errno::NOSPC | Errno::DQUOT => "free space in the socket's directory, or choose another",
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => "let this user write in the socket's directory, or choose another",
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+            "let this user write in the socket's directory, or choose another"
+        }
         Errno::NOENT | Errno::NOTDIR => "create the socket's directory, and mount /proc",
         Errno::NOMEM | Errno::NOBUFS => "free memory",
         _ => "choose another directory for the socket",
@@ -64,7 +74,11 @@ pub(super) fn system_error(call: &'static str, e: Errno) -> Error {
 
 /// Opens a directory to name things in it.
 pub(super) fn open_directory(dir: &Path) -> Result<OwnedFd> {
-    let opened = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let opened = rustix::fs::open(
+        dir,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
     opened.map_err(|e| match e {
         Errno::NOENT | Errno::NOTDIR => Error::Invalid {
             what: "the socket's directory",

@@ -14,8 +14,13 @@ pub struct Credentials {
 
 /// Returns the user and the process that called `connect`.
 pub fn credentials(fd: impl AsFd) -> io::Result<Credentials> {
-    // rustix reads the same option into a pid that must not be 0, which it is for a peer in a hidden namespace.
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    // rustix reads the same option into a pid that must not be 0, which it is for a peer in a
+    // hidden namespace.
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: `getsockopt` asks for
     // - `len` writable bytes: `peer` lives on this frame and is as long as `len` says;
@@ -33,13 +38,17 @@ pub fn credentials(fd: impl AsFd) -> io::Result<Credentials> {
     if answer != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(Credentials { uid: peer.uid, pid: peer.pid.cast_unsigned() })
+    Ok(Credentials {
+        uid: peer.uid,
+        pid: peer.pid.cast_unsigned(),
+    })
 }
 
-/// Returns a pidfd of the process that called `connect`; `None` before Linux 6.5 and for a process that is gone.
+/// Returns a pidfd of the process that called `connect`; `None` before Linux 6.5 and for a process
+/// that is gone.
 ///
-/// It names the wrong process for a connection that was passed on or inherited, so it serves only for a peer that
-/// never said hello.
+/// It names the wrong process for a connection that was passed on or inherited, so it serves only
+/// for a peer that never said hello.
 pub fn peer_pidfd(fd: impl AsFd) -> Option<OwnedFd> {
     let mut pidfd: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -56,8 +65,8 @@ pub fn peer_pidfd(fd: impl AsFd) -> Option<OwnedFd> {
     if answer != 0 || pidfd < 0 {
         return None;
     }
-    // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else owns: the kernel has just made it
-    // for this call.
+    // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else owns: the kernel
+    // has just made it for this call.
     Some(unsafe { OwnedFd::from_raw_fd(pidfd) })
 }
 
@@ -72,10 +81,17 @@ mod tests {
     #[test]
     fn the_peer_is_who_connected() {
         let dir = ScratchDir::new();
-        let listener = Listener::bind(&Endpoint::Path { path: dir.join("s"), others: false }).expect("bind");
+        let listener = Listener::bind(&Endpoint::Path {
+            path: dir.join("s"),
+            others: false,
+        })
+        .expect("bind");
         let _here = connect(listener.path()).expect("connect");
         let there = listener.accept().expect("accept").expect("one that waits");
-        let us = Credentials { uid: rustix::process::geteuid().as_raw(), pid: std::process::id() };
+        let us = Credentials {
+            uid: rustix::process::geteuid().as_raw(),
+            pid: std::process::id(),
+        };
         assert_eq!(credentials(&there).expect("its user"), us);
         let pidfd = peer_pidfd(&there).expect("Linux 6.5 or later");
         assert!(same_process(pidfd.as_fd()).expect("a readable /proc"));

@@ -14,7 +14,11 @@ pub(super) struct ScratchDir(PathBuf);
 impl ScratchDir {
     pub(super) fn new() -> ScratchDir {
         static MADE: AtomicU32 = AtomicU32::new(0);
-        let name = format!("gpu-ipc-test-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "gpu-ipc-test-{}-{}",
+            std::process::id(),
+            MADE.fetch_add(1, Ordering::Relaxed)
+        );
         let dir = std::env::temp_dir().join(name);
         fs::create_dir(&dir).expect("a directory");
         ScratchDir(dir)
@@ -23,8 +27,14 @@ impl ScratchDir {
     /// Returns the sorted names in it.
     pub(super) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).expect("its entries");
-        let mut names: Vec<String> =
-            entries.map(|e| e.expect("an entry").file_name().into_string().expect("a plain name")).collect();
+        let mut names: Vec<String> = entries
+            .map(|e| {
+                e.expect("an entry")
+                    .file_name()
+                    .into_string()
+                    .expect("a plain name")
+            })
+            .collect();
         names.sort();
         names
     }
@@ -46,10 +56,11 @@ impl Drop for ScratchDir {
 
 const INSIDE: &str = "GPU_IPC_TEST_INSIDE";
 
-/// Runs a test's body in a process that runs nothing else: the test `name` of this binary, once more.
+/// Runs a test's body in a process that runs nothing else: the test `name` of this binary, once
+/// more.
 ///
-/// For tests that limit the process, and for those that expect a closed descriptor to be closed: what another test
-/// forks at that moment has a copy of it.
+/// For tests that limit the process, and for those that expect a closed descriptor to be closed:
+/// what another test forks at that moment has a copy of it.
 pub(in crate::os) fn in_own_process(name: &str, body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
@@ -61,8 +72,16 @@ pub(in crate::os) fn in_own_process(name: &str, body: impl FnOnce()) {
 /// Runs the test `name` of this binary with a directory to work in, and returns how it ended.
 pub(super) fn run_inside(name: &str, dir: &Path) -> (ExitStatus, String) {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
-    let output = command.args(["--exact", name, "--nocapture"]).env(INSIDE, dir).output().expect("this test again");
-    (output.status, String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr))
+    let output = command
+        .args(["--exact", name, "--nocapture"])
+        .env(INSIDE, dir)
+        .output()
+        .expect("this test again");
+    (
+        output.status,
+        String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr),
+    )
 }
 
 /// Returns the directory that `run_inside` gave, inside of it.

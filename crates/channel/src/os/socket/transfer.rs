@@ -9,8 +9,8 @@ use gpu_api::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 use super::packet_socket::system_error;
@@ -48,15 +48,26 @@ pub enum ReceiveOutcome {
 ///
 /// # Errors
 ///
-/// What the kernel says when it is neither full nor hung up: too many descriptors in flight, no memory.
+/// What the kernel says when it is neither full nor hung up: too many descriptors in flight, no
+/// memory.
 pub fn send(fd: impl AsFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<SendOutcome> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && (fds.len() > MOST_FDS || !control.push(SendAncillaryMessage::ScmRights(fds))) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "more than 253 file descriptors in one packet"));
+    if !fds.is_empty()
+        && (fds.len() > MOST_FDS || !control.push(SendAncillaryMessage::ScmRights(fds)))
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "more than 253 file descriptors in one packet",
+        ));
     }
     loop {
-        match sendmsg(&fd, &[IoSlice::new(packet)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        match sendmsg(
+            &fd,
+            &[IoSlice::new(packet)],
+            &mut control,
+            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+        ) {
             Ok(_) => return Ok(SendOutcome::Sent),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(SendOutcome::Full),
@@ -70,35 +81,53 @@ pub fn send(fd: impl AsFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<
 ///
 /// # Errors
 ///
-/// `InvalidData` for a packet that is empty or longer than any message, `EMFILE` when this process had no room for
-/// the descriptors that came: the packet is lost then, and whatever came with it is closed.
-pub fn receive(fd: impl AsFd, packet: &mut [u8; MOST_BYTES], fds: &mut Vec<OwnedFd>) -> io::Result<ReceiveOutcome> {
+/// `InvalidData` for a packet that is empty or longer than any message, `EMFILE` when this process
+/// had no room for the descriptors that came: the packet is lost then, and whatever came with it is
+/// closed.
+pub fn receive(
+    fd: impl AsFd,
+    packet: &mut [u8; MOST_BYTES],
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<ReceiveOutcome> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
         let mut parts = [IoSliceMut::new(packet)];
-        match recvmsg(&fd, &mut parts, &mut control, RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(
+            &fd,
+            &mut parts,
+            &mut control,
+            RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+        ) {
             Ok(got) => break got,
-            // The other end closed while packets of ours were unread. That is told once, before the packets that it
-            // sent; a refusal may be among them.
+            // The other end closed while packets of ours were unread. That is told once, before the
+            // packets that it sent; a refusal may be among them.
             Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(Errno::AGAIN) => return Ok(ReceiveOutcome::Empty),
             Err(e) => return Err(e.into()),
         }
     };
     if got.flags.contains(ReturnFlags::CTRUNC) {
-        // The room here is for as many as the kernel passes, so what was cut off found no free descriptor.
+        // The room here is for as many as the kernel passes, so what was cut off found no free
+        // descriptor.
         return Err(Errno::MFILE.into());
     }
     if got.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any message"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a packet longer than any message",
+        ));
     }
     if got.bytes == 0 {
-        // An empty packet reads like the end; only the kernel's own word counts, because a death is proved with it.
+        // An empty packet reads like the end; only the kernel's own word counts, because a death is
+        // proved with it.
         return if has_hung_up(&fd) {
             Ok(ReceiveOutcome::HungUp)
         } else {
-            Err(io::Error::new(io::ErrorKind::InvalidData, "an empty packet"))
+            Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "an empty packet",
+            ))
         };
     }
     for message in control.drain() {
@@ -109,10 +138,11 @@ pub fn receive(fd: impl AsFd, packet: &mut [u8; MOST_BYTES], fds: &mut Vec<Owned
     Ok(ReceiveOutcome::Packet(got.bytes))
 }
 
-/// Receives one packet from a sender that may be hostile; this thread closes no descriptor that comes with it.
+/// Receives one packet from a sender that may be hostile; this thread closes no descriptor that
+/// comes with it.
 ///
-/// The descriptors are taken while the packet still has its own copies, so that none of those is the last. What finds
-/// no room among this process' descriptors stays in the socket's queue.
+/// The descriptors are taken while the packet still has its own copies, so that none of those is
+/// the last. What finds no room among this process' descriptors stays in the socket's queue.
 ///
 /// # Errors
 ///
@@ -146,17 +176,28 @@ pub fn receive_guarded(
         return Ok(ReceiveOutcome::HungUp);
     }
     loop {
-        match recvmsg(&fd, &mut [], &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT) {
+        match recvmsg(
+            &fd,
+            &mut [],
+            &mut RecvAncillaryBuffer::default(),
+            RecvFlags::DONTWAIT,
+        ) {
             Ok(_) | Err(Errno::AGAIN) => break,
             Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(e) => return Err(e.into()),
         }
     }
     if got.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any message"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a packet longer than any message",
+        ));
     }
     if got.bytes == 0 {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "an empty packet"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "an empty packet",
+        ));
     }
     Ok(ReceiveOutcome::Packet(got.bytes))
 }
@@ -167,9 +208,13 @@ pub fn hang_up(fd: impl AsFd) {
     let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
 }
 
-/// Says whether the other end is closed in every process that had it. Packets of it may still be unread.
+/// Says whether the other end is closed in every process that had it. Packets of it may still be
+/// unread.
 pub(super) fn has_hung_up(fd: impl AsFd) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     loop {
         let mut fds = [PollFd::new(&fd, PollFlags::empty())];
         match poll(&mut fds, Some(&now)) {
@@ -195,7 +240,10 @@ pub fn wait_ready(
     if left == Some(Duration::ZERO) {
         return Err(Error::Deadline { what });
     }
-    let timeout = left.map(|t| Timespec { tv_sec: t.as_secs().min(3600) as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+    let timeout = left.map(|t| Timespec {
+        tv_sec: t.as_secs().min(3600) as i64,
+        tv_nsec: i64::from(t.subsec_nanos()),
+    });
     match poll(&mut [PollFd::new(&socket, flags)], timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(e) => Err(system_error("poll", e)),
@@ -213,7 +261,13 @@ mod tests {
     use std::path::Path;
 
     fn pair() -> (OwnedFd, OwnedFd) {
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket pair")
+        socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("a socket pair")
     }
 
     fn receive_alone(fd: &OwnedFd) -> io::Result<ReceiveOutcome> {
@@ -225,66 +279,96 @@ mod tests {
 
     #[test]
     fn a_packet_arrives_whole_with_its_descriptors() {
-        in_own_process("os::socket::transfer::tests::a_packet_arrives_whole_with_its_descriptors", || {
-            let (a, b) = pair();
-            let (mut reader, writer) = io::pipe().expect("a pipe");
-            assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::Empty);
-            assert_eq!(send(&a, b"one", &[]).expect("send"), SendOutcome::Sent);
-            assert_eq!(send(&a, &[7; MOST_BYTES], &[writer.as_fd(), a.as_fd()]).expect("send"), SendOutcome::Sent);
-            drop(writer);
+        in_own_process(
+            "os::socket::transfer::tests::a_packet_arrives_whole_with_its_descriptors",
+            || {
+                let (a, b) = pair();
+                let (mut reader, writer) = io::pipe().expect("a pipe");
+                assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::Empty);
+                assert_eq!(send(&a, b"one", &[]).expect("send"), SendOutcome::Sent);
+                assert_eq!(
+                    send(&a, &[7; MOST_BYTES], &[writer.as_fd(), a.as_fd()]).expect("send"),
+                    SendOutcome::Sent
+                );
+                drop(writer);
 
-            let (mut packet, mut fds) = ([0; MOST_BYTES], Vec::new());
-            assert_eq!(receive(&b, &mut packet, &mut fds).expect("receive"), ReceiveOutcome::Packet(3));
-            assert_eq!(&packet[..3], b"one");
-            assert!(fds.is_empty());
-            assert_eq!(receive(&b, &mut packet, &mut fds).expect("receive"), ReceiveOutcome::Packet(MOST_BYTES));
-            assert_eq!(packet, [7; MOST_BYTES]);
-            assert_eq!(fds.len(), 2);
-            for fd in &fds {
-                assert!(rustix::io::fcntl_getfd(fd).expect("fcntl").contains(rustix::io::FdFlags::CLOEXEC));
-            }
-            std::fs::File::from(fds.swap_remove(0)).write_all(b"!").expect("write");
-            let mut text = String::new();
-            reader.read_to_string(&mut text).expect("the pipe's end");
-            assert_eq!(text, "!");
-        });
+                let (mut packet, mut fds) = ([0; MOST_BYTES], Vec::new());
+                assert_eq!(
+                    receive(&b, &mut packet, &mut fds).expect("receive"),
+                    ReceiveOutcome::Packet(3)
+                );
+                assert_eq!(&packet[..3], b"one");
+                assert!(fds.is_empty());
+                assert_eq!(
+                    receive(&b, &mut packet, &mut fds).expect("receive"),
+                    ReceiveOutcome::Packet(MOST_BYTES)
+                );
+                assert_eq!(packet, [7; MOST_BYTES]);
+                assert_eq!(fds.len(), 2);
+                for fd in &fds {
+                    assert!(
+                        rustix::io::fcntl_getfd(fd)
+                            .expect("fcntl")
+                            .contains(rustix::io::FdFlags::CLOEXEC)
+                    );
+                }
+                std::fs::File::from(fds.swap_remove(0))
+                    .write_all(b"!")
+                    .expect("write");
+                let mut text = String::new();
+                reader.read_to_string(&mut text).expect("the pipe's end");
+                assert_eq!(text, "!");
+            },
+        );
     }
 
     #[test]
     fn what_was_sent_before_a_hang_up_is_still_read() {
-        in_own_process("os::socket::transfer::tests::what_was_sent_before_a_hang_up_is_still_read", || {
-            let (a, b) = pair();
-            assert_eq!(send(&b, b"never read", &[]).expect("send"), SendOutcome::Sent);
-            assert_eq!(send(&a, b"refused", &[]).expect("send"), SendOutcome::Sent);
-            drop(a);
-            assert!(has_hung_up(&b));
-            let outcome = receive(&b, &mut [0; MOST_BYTES], &mut Vec::new()).expect("receive");
-            assert_eq!(outcome, ReceiveOutcome::Packet(7));
-            assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
-            assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
-            assert_eq!(send(&b, b"x", &[]).expect("send"), SendOutcome::HungUp);
-        });
+        in_own_process(
+            "os::socket::transfer::tests::what_was_sent_before_a_hang_up_is_still_read",
+            || {
+                let (a, b) = pair();
+                assert_eq!(
+                    send(&b, b"never read", &[]).expect("send"),
+                    SendOutcome::Sent
+                );
+                assert_eq!(send(&a, b"refused", &[]).expect("send"), SendOutcome::Sent);
+                drop(a);
+                assert!(has_hung_up(&b));
+                let outcome = receive(&b, &mut [0; MOST_BYTES], &mut Vec::new()).expect("receive");
+                assert_eq!(outcome, ReceiveOutcome::Packet(7));
+                assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
+                assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
+                assert_eq!(send(&b, b"x", &[]).expect("send"), SendOutcome::HungUp);
+            },
+        );
     }
 
     #[test]
     fn a_copy_of_the_other_end_keeps_it_from_hanging_up() {
-        in_own_process("os::socket::transfer::tests::a_copy_of_the_other_end_keeps_it_from_hanging_up", || {
-            let (a, b) = pair();
-            let copy = a.try_clone().expect("dup");
-            drop(a);
-            assert!(!has_hung_up(&b));
-            assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::Empty);
-            drop(copy);
-            assert!(has_hung_up(&b));
-            assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
-        });
+        in_own_process(
+            "os::socket::transfer::tests::a_copy_of_the_other_end_keeps_it_from_hanging_up",
+            || {
+                let (a, b) = pair();
+                let copy = a.try_clone().expect("dup");
+                drop(a);
+                assert!(!has_hung_up(&b));
+                assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::Empty);
+                drop(copy);
+                assert!(has_hung_up(&b));
+                assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
+            },
+        );
     }
 
     #[test]
     fn an_empty_packet_is_no_hang_up() {
         let (a, b) = pair();
         assert_eq!(send(&a, b"", &[]).expect("send"), SendOutcome::Sent);
-        assert_eq!(receive_alone(&b).expect_err("an empty packet").kind(), io::ErrorKind::InvalidData);
+        assert_eq!(
+            receive_alone(&b).expect_err("an empty packet").kind(),
+            io::ErrorKind::InvalidData
+        );
         assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::Empty);
     }
 
@@ -295,9 +379,15 @@ mod tests {
             || {
                 let (a, b) = pair();
                 let (mut reader, writer) = io::pipe().expect("a pipe");
-                assert_eq!(send(&a, &[0; MOST_BYTES + 1], &[writer.as_fd()]).expect("send"), SendOutcome::Sent);
+                assert_eq!(
+                    send(&a, &[0; MOST_BYTES + 1], &[writer.as_fd()]).expect("send"),
+                    SendOutcome::Sent
+                );
                 drop(writer);
-                assert_eq!(receive_alone(&b).expect_err("too long").kind(), io::ErrorKind::InvalidData);
+                assert_eq!(
+                    receive_alone(&b).expect_err("too long").kind(),
+                    io::ErrorKind::InvalidData
+                );
                 assert_eq!(reader.read(&mut [0]).expect("the pipe's end"), 0);
             },
         );
@@ -312,7 +402,10 @@ mod tests {
         }
         let mut packet = [0; MOST_BYTES];
         for expected in 0..sent {
-            assert_eq!(receive(&b, &mut packet, &mut Vec::new()).expect("receive"), ReceiveOutcome::Packet(4));
+            assert_eq!(
+                receive(&b, &mut packet, &mut Vec::new()).expect("receive"),
+                ReceiveOutcome::Packet(4)
+            );
             assert_eq!(packet[..4], expected.to_le_bytes());
         }
         assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::Empty);
@@ -323,10 +416,16 @@ mod tests {
     fn as_many_descriptors_go_as_the_kernel_passes_and_no_more() {
         let (a, b) = pair();
         let many = vec![a.as_fd(); MOST_FDS + 1];
-        assert_eq!(send(&a, b"x", &many).expect_err("one too many").kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            send(&a, b"x", &many).expect_err("one too many").kind(),
+            io::ErrorKind::InvalidInput
+        );
         assert_eq!(send(&a, b"x", &many[1..]).expect("send"), SendOutcome::Sent);
         let mut fds = Vec::new();
-        assert_eq!(receive(&b, &mut [0; MOST_BYTES], &mut fds).expect("receive"), ReceiveOutcome::Packet(1));
+        assert_eq!(
+            receive(&b, &mut [0; MOST_BYTES], &mut fds).expect("receive"),
+            ReceiveOutcome::Packet(1)
+        );
         assert_eq!(fds.len(), MOST_FDS);
     }
 
@@ -337,18 +436,27 @@ mod tests {
             || {
                 let (a, b) = pair();
                 let (mut reader, writer) = io::pipe().expect("a pipe");
-                assert_eq!(send(&a, b"x", &[writer.as_fd(), writer.as_fd()]).expect("send"), SendOutcome::Sent);
+                assert_eq!(
+                    send(&a, b"x", &[writer.as_fd(), writer.as_fd()]).expect("send"),
+                    SendOutcome::Sent
+                );
                 drop(writer);
-                // The pipe's end left one number free below the limit, which is enough for one of the two.
+                // The pipe's end left one number free below the limit, which is enough for one of
+                // the two.
                 let free = rustix::io::fcntl_dupfd_cloexec(&a, 0).expect("dup");
                 scratch::limit_files_to(free.as_raw_fd() + 1);
                 let last = free.as_raw_fd();
                 drop(free);
-                assert_eq!(receive_alone(&b).expect_err("no room").raw_os_error(), Some(libc::EMFILE));
+                assert_eq!(
+                    receive_alone(&b).expect_err("no room").raw_os_error(),
+                    Some(libc::EMFILE)
+                );
                 assert_eq!(reader.read(&mut [0]).expect("the pipe's end"), 0);
                 scratch::limit_files_to(last);
                 assert_eq!(
-                    connect(Path::new("/nowhere")).expect_err("no descriptor left").to_string(),
+                    connect(Path::new("/nowhere"))
+                        .expect_err("no descriptor left")
+                        .to_string(),
                     "socket failed; raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files"
                 );
             },

@@ -65,6 +65,10 @@ pub struct LeaseId {
 impl LeaseId {
     /// Names a slot of a counter file at a generation.
     pub fn new(file: u32, slot: u32, generation: u64) -> LeaseId {
-        LeaseId { file, slot, generation }
+        LeaseId {
+            file,
+            slot,
+            generation,
+        }
     }
 }

@@ -19,21 +19,40 @@ fn fields() -> Fields {
         region: RegionId(4),
         offset: 4096,
         len: 512,
-        fence: Some(Fence { file: 5, word: 6, value: 8 }),
+        fence: Some(Fence {
+            file: 5,
+            word: 6,
+            value: 8,
+        }),
     }
 }
 
 fn any_fields() -> impl Strategy<Value = (Fields, [u8; 64])> {
-    let names = (0..3usize, any::<[u8; 16]>(), any::<[u8; 16]>(), any::<bool>(), any::<u64>());
+    let names = (
+        0..3usize,
+        any::<[u8; 16]>(),
+        any::<[u8; 16]>(),
+        any::<bool>(),
+        any::<u64>(),
+    );
     let slot = (any::<u32>(), any::<u32>(), 0..LIMIT, any::<u64>());
-    let place = (any::<u64>(), 1..=u64::MAX)
-        .prop_map(|(offset, len)| if offset.checked_add(len).is_some() { (offset, len) } else { (0, len) });
+    let place = (any::<u64>(), 1..=u64::MAX).prop_map(|(offset, len)| {
+        if offset.checked_add(len).is_some() {
+            (offset, len)
+        } else {
+            (0, len)
+        }
+    });
     let fence = proptest::option::of((any::<u32>(), 0..NO_FENCE, 1..LIMIT));
     (names, slot, place, fence, any::<[u8; 32]>()).prop_map(|(names, slot, place, fence, half)| {
         let (backend, device, session, ticket, participant) = names;
         let fields = Fields {
             backend: BackendKind::ALL[backend],
-            kind: if ticket { GrantKind::Ticket } else { GrantKind::Addressed },
+            kind: if ticket {
+                GrantKind::Ticket
+            } else {
+                GrantKind::Addressed
+            },
             device: DeviceUuid(device),
             session: SessionId(session),
             participant: ParticipantId(if ticket { 0 } else { participant }),
@@ -97,7 +116,10 @@ fn any_altered_byte_is_refused() {
         for mask in (1..=u8::MAX).step_by(step) {
             let mut bytes = good;
             bytes[at] ^= mask;
-            assert!(Descriptor::decode(&bytes).is_err(), "byte {at} altered by {mask:#x} was accepted");
+            assert!(
+                Descriptor::decode(&bytes).is_err(),
+                "byte {at} altered by {mask:#x} was accepted"
+            );
         }
     }
 }
@@ -128,7 +150,9 @@ fn refusal(at: usize, bytes: &[u8]) -> String {
     let mut d = Descriptor::encode(&fields(), &[0; 64]);
     d.0[at..at + bytes.len()].copy_from_slice(bytes);
     d.seal();
-    Descriptor::decode(&d.0).expect_err("an edit that decode must refuse").to_string()
+    Descriptor::decode(&d.0)
+        .expect_err("an edit that decode must refuse")
+        .to_string()
 }
 
 #[test]
@@ -136,17 +160,61 @@ fn every_refusal_names_its_field() {
     let max = u64::MAX.to_le_bytes();
     let cases: [(usize, &[u8], &str); 12] = [
         (0, b"GOPC", "the magic is 474f5043, but must be 47495043"),
-        (AT_VERSION, &[2, 0], "descriptor version differs: 2 there, 1 here; build both sides from one version"),
-        (AT_BACKEND, &[9], "the backend is 9, but must be 1 (host), 2 (cuda) or 3 (hip)"),
-        (AT_KIND, &[3], "the kind of grant is 3, but must be 1 (addressed) or 2 (ticket)"),
-        (AT_KIND, &[2], "the participant of a ticket is 0x7, but must be 0"),
-        (AT_GENERATION, &max, "the generation is 18446744073709551615, but must be below 2^61"),
-        (AT_LEN, &[0; 8], "the block's length is 0 bytes, but must be at least 1 byte"),
-        (AT_LEN, &max, "the block's end is 4096 + 18446744073709551615, but must be below 2^64"),
-        (AT_FENCE_WORD, &[255; 4], "the absent fence is file 5, value 8, but must be file 0, value 0"),
-        (AT_FENCE_VALUE, &[0; 8], "the fence's value is 0, but must be above 0 and below 2^61"),
-        (AT_FLAGS, &[1], "the flags is 0x1, but must be 0: this version defines none"),
-        (AT_ZERO, &[1], "the padding is 010000000000000000000000, but must be zero"),
+        (
+            AT_VERSION,
+            &[2, 0],
+            "descriptor version differs: 2 there, 1 here; build both sides from one version",
+        ),
+        (
+            AT_BACKEND,
+            &[9],
+            "the backend is 9, but must be 1 (host), 2 (cuda) or 3 (hip)",
+        ),
+        (
+            AT_KIND,
+            &[3],
+            "the kind of grant is 3, but must be 1 (addressed) or 2 (ticket)",
+        ),
+        (
+            AT_KIND,
+            &[2],
+            "the participant of a ticket is 0x7, but must be 0",
+        ),
+        (
+            AT_GENERATION,
+            &max,
+            "the generation is 18446744073709551615, but must be below 2^61",
+        ),
+        (
+            AT_LEN,
+            &[0; 8],
+            "the block's length is 0 bytes, but must be at least 1 byte",
+        ),
+        (
+            AT_LEN,
+            &max,
+            "the block's end is 4096 + 18446744073709551615, but must be below 2^64",
+        ),
+        (
+            AT_FENCE_WORD,
+            &[255; 4],
+            "the absent fence is file 5, value 8, but must be file 0, value 0",
+        ),
+        (
+            AT_FENCE_VALUE,
+            &[0; 8],
+            "the fence's value is 0, but must be above 0 and below 2^61",
+        ),
+        (
+            AT_FLAGS,
+            &[1],
+            "the flags is 0x1, but must be 0: this version defines none",
+        ),
+        (
+            AT_ZERO,
+            &[1],
+            "the padding is 010000000000000000000000, but must be zero",
+        ),
     ];
     for (at, bytes, text) in cases {
         let refusal = refusal(at, bytes);
@@ -166,20 +234,42 @@ fn a_wrong_length_or_checksum_says_so() {
     let mut bytes = *d.as_bytes();
     bytes[AT_LEN] ^= 1;
     let altered = Descriptor::decode(&bytes).expect_err("an altered length");
-    assert!(matches!(altered, Error::BadDescriptor { what: "the checksum", .. }), "{altered}");
+    assert!(
+        matches!(
+            altered,
+            Error::BadDescriptor {
+                what: "the checksum",
+                ..
+            }
+        ),
+        "{altered}"
+    );
 }
 
 #[test]
 fn logs_show_neither_session_nor_slot() {
     let d = Descriptor::encode(&fields(), &[0; 64]);
-    assert_eq!(format!("{d:?}"), "Descriptor(cuda Addressed, 512 bytes, ..)");
-    assert_eq!(fields().session.to_string(), "a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5");
+    assert_eq!(
+        format!("{d:?}"),
+        "Descriptor(cuda Addressed, 512 bytes, ..)"
+    );
+    assert_eq!(
+        fields().session.to_string(),
+        "a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5"
+    );
 }
 
 #[test]
 fn who_granted_it_and_to_whom_can_be_read() {
     let addressed = Descriptor::encode(&fields(), &[0; 64]);
-    assert_eq!((addressed.session(), addressed.addressee()), (SessionId([0xa5; 16]), Some(ParticipantId(7))));
-    let ticket = Fields { kind: GrantKind::Ticket, participant: ParticipantId(0), ..fields() };
+    assert_eq!(
+        (addressed.session(), addressed.addressee()),
+        (SessionId([0xa5; 16]), Some(ParticipantId(7)))
+    );
+    let ticket = Fields {
+        kind: GrantKind::Ticket,
+        participant: ParticipantId(0),
+        ..fields()
+    };
     assert_eq!(Descriptor::encode(&ticket, &[0; 64]).addressee(), None);
 }

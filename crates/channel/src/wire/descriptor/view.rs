@@ -4,9 +4,9 @@ use gpu_api::{BackendKind, DeviceUuid, Error, ParticipantId, RegionId, Result};
 
 use super::fields::{Fence, Fields, GrantKind};
 use super::layout::{
-    AT_BACKEND, AT_CRC, AT_DEVICE, AT_FENCE_FILE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_FLAGS, AT_GENERATION,
-    AT_KIND, AT_LEN, AT_OFFSET, AT_PARTICIPANT, AT_REGION, AT_SESSION, AT_SLOT, AT_VERSION, AT_ZERO, BYTES, LIMIT,
-    MAGIC, NO_FENCE, SessionId, VERSION,
+    AT_BACKEND, AT_CRC, AT_DEVICE, AT_FENCE_FILE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_FLAGS,
+    AT_GENERATION, AT_KIND, AT_LEN, AT_OFFSET, AT_PARTICIPANT, AT_REGION, AT_SESSION, AT_SLOT,
+    AT_VERSION, AT_ZERO, BYTES, LIMIT, MAGIC, NO_FENCE, SessionId, VERSION,
 };
 use crate::wire::checksum;
 
@@ -15,14 +15,17 @@ use crate::wire::checksum;
 pub struct View<'a>(pub(super) &'a [u8; BYTES]);
 
 impl<'a> View<'a> {
-    /// Looks at bytes that somebody sent, as [`Descriptor::decode`](super::Descriptor::decode) does, without a copy.
+    /// Looks at bytes that somebody sent, as [`Descriptor::decode`](super::Descriptor::decode)
+    /// does, without a copy.
     ///
     /// # Errors
     ///
     /// As there.
     #[inline(always)]
     pub fn decode(bytes: &'a [u8]) -> Result<View<'a>> {
-        let Ok(bytes) = <&[u8; BYTES]>::try_from(bytes) else { return Err(bad_length(bytes.len())) };
+        let Ok(bytes) = <&[u8; BYTES]>::try_from(bytes) else {
+            return Err(bad_length(bytes.len()));
+        };
         let d = View(bytes);
         if d.array(0) != MAGIC {
             return Err(bad("the magic", hex(&bytes[..4]), hex(&MAGIC)));
@@ -38,7 +41,11 @@ impl<'a> View<'a> {
         }
         let (found, computed) = (d.u32_at(AT_CRC), d.crc());
         if found != computed {
-            return Err(bad("the checksum", format!("{found:#010x}"), format!("{computed:#010x} for these bytes")));
+            return Err(bad(
+                "the checksum",
+                format!("{found:#010x}"),
+                format!("{computed:#010x} for these bytes"),
+            ));
         }
         d.check()?;
         Ok(d)
@@ -49,7 +56,8 @@ impl<'a> View<'a> {
     pub fn fields(&self) -> Fields {
         let word = self.u32_at(AT_FENCE_WORD);
         Fields {
-            backend: BackendKind::from_byte(self.0[AT_BACKEND]).expect("a descriptor's backend was checked"),
+            backend: BackendKind::from_byte(self.0[AT_BACKEND])
+                .expect("a descriptor's backend was checked"),
             kind: GrantKind::from_byte(self.0[AT_KIND]).expect("a descriptor's kind was checked"),
             device: DeviceUuid(self.array(AT_DEVICE)),
             session: SessionId(self.array(AT_SESSION)),
@@ -72,38 +80,74 @@ impl<'a> View<'a> {
     #[inline(always)]
     pub(super) fn check(&self) -> Result<()> {
         if BackendKind::from_byte(self.0[AT_BACKEND]).is_none() {
-            return Err(bad("the backend", self.0[AT_BACKEND].to_string(), "1 (host), 2 (cuda) or 3 (hip)".into()));
+            return Err(bad(
+                "the backend",
+                self.0[AT_BACKEND].to_string(),
+                "1 (host), 2 (cuda) or 3 (hip)".into(),
+            ));
         }
         let Some(kind) = GrantKind::from_byte(self.0[AT_KIND]) else {
-            return Err(bad("the kind of grant", self.0[AT_KIND].to_string(), "1 (addressed) or 2 (ticket)".into()));
+            return Err(bad(
+                "the kind of grant",
+                self.0[AT_KIND].to_string(),
+                "1 (addressed) or 2 (ticket)".into(),
+            ));
         };
         let participant = self.u64_at(AT_PARTICIPANT);
         if kind == GrantKind::Ticket && participant != 0 {
-            return Err(bad("the participant of a ticket", format!("{participant:#x}"), "0".into()));
+            return Err(bad(
+                "the participant of a ticket",
+                format!("{participant:#x}"),
+                "0".into(),
+            ));
         }
         let generation = self.u64_at(AT_GENERATION);
         if generation >= LIMIT {
-            return Err(bad("the generation", generation.to_string(), "below 2^61".into()));
+            return Err(bad(
+                "the generation",
+                generation.to_string(),
+                "below 2^61".into(),
+            ));
         }
         let (offset, len) = (self.u64_at(AT_OFFSET), self.u64_at(AT_LEN));
         if len == 0 {
-            return Err(bad("the block's length", "0 bytes".into(), "at least 1 byte".into()));
+            return Err(bad(
+                "the block's length",
+                "0 bytes".into(),
+                "at least 1 byte".into(),
+            ));
         }
         if offset.checked_add(len).is_none() {
-            return Err(bad("the block's end", format!("{offset} + {len}"), "below 2^64".into()));
+            return Err(bad(
+                "the block's end",
+                format!("{offset} + {len}"),
+                "below 2^64".into(),
+            ));
         }
         let (word, file) = (self.u32_at(AT_FENCE_WORD), self.u32_at(AT_FENCE_FILE));
         let value = self.u64_at(AT_FENCE_VALUE);
         if word == NO_FENCE {
             if file != 0 || value != 0 {
-                return Err(bad("the absent fence", format!("file {file}, value {value}"), "file 0, value 0".into()));
+                return Err(bad(
+                    "the absent fence",
+                    format!("file {file}, value {value}"),
+                    "file 0, value 0".into(),
+                ));
             }
         } else if value == 0 || value >= LIMIT {
-            return Err(bad("the fence's value", value.to_string(), "above 0 and below 2^61".into()));
+            return Err(bad(
+                "the fence's value",
+                value.to_string(),
+                "above 0 and below 2^61".into(),
+            ));
         }
         let flags = self.u64_at(AT_FLAGS);
         if flags != 0 {
-            return Err(bad("the flags", format!("{flags:#x}"), "0: this version defines none".into()));
+            return Err(bad(
+                "the flags",
+                format!("{flags:#x}"),
+                "0: this version defines none".into(),
+            ));
         }
         let zero: [u8; AT_CRC - AT_ZERO] = self.array(AT_ZERO);
         if zero != [0; AT_CRC - AT_ZERO] {
@@ -114,12 +158,18 @@ impl<'a> View<'a> {
 
     #[inline(always)]
     pub(super) fn crc(&self) -> u32 {
-        checksum::crc32c(self.0.first_chunk().expect("a checksum's bytes lie inside a descriptor"))
+        checksum::crc32c(
+            self.0
+                .first_chunk()
+                .expect("a checksum's bytes lie inside a descriptor"),
+        )
     }
 
     #[inline(always)]
     fn array<const N: usize>(&self, at: usize) -> [u8; N] {
-        *self.0[at..].first_chunk().expect("every field lies inside a descriptor")
+        *self.0[at..]
+            .first_chunk()
+            .expect("every field lies inside a descriptor")
     }
 
     #[inline(always)]
@@ -135,7 +185,11 @@ impl<'a> View<'a> {
 
 #[cold]
 fn bad_length(len: usize) -> Error {
-    bad("the length", format!("{len} bytes"), format!("{BYTES} bytes"))
+    bad(
+        "the length",
+        format!("{len} bytes"),
+        format!("{BYTES} bytes"),
+    )
 }
 
 #[cold]

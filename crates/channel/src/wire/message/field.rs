@@ -1,7 +1,9 @@
-//! The fields of messages. Each type writes and reads its own bytes, so that a message is written down once: as its
-//! fields, in the order of their bytes.
+//! The fields of messages. Each type writes and reads its own bytes, so that a message is written
+//! down once: as its fields, in the order of their bytes.
 
-use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot};
+use gpu_api::{
+    Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot,
+};
 
 use super::refusal::RefusalCode;
 use crate::shared::slot::Generation;
@@ -67,7 +69,8 @@ kinds! {
     Access, "the access", "0 or 1";
 }
 
-/// Makes a field of a struct: its fields in this order, each with the number of zeros that follow it.
+/// Makes a field of a struct: its fields in this order, each with the number of zeros that follow
+/// it.
 macro_rules! record {
     ($name:ident { $($field:ident $([$zeros:literal])?),* }) => {
         impl Field for $name {
@@ -90,8 +93,17 @@ macro_rules! record {
 }
 pub(super) use record;
 
-record!(LeaseAddress { file, slot, generation });
-record!(Spot { range, range_len, offset, behind });
+record!(LeaseAddress {
+    file,
+    slot,
+    generation
+});
+record!(Spot {
+    range,
+    range_len,
+    offset,
+    behind
+});
 
 impl<const N: usize> Field for [u8; N] {
     fn write(&self, w: &mut Writer<'_>) {
@@ -141,7 +153,8 @@ impl Field for RefusalCode {
 
     fn read(r: &mut Reader<'_>) -> Result<RefusalCode, Malformed> {
         let number = r.u16()?;
-        RefusalCode::from_number(number).ok_or_else(|| malformed("the refusal's code", number, "1 to 13, but 3 and 9"))
+        RefusalCode::from_number(number)
+            .ok_or_else(|| malformed("the refusal's code", number, "1 to 13, but 3 and 9"))
     }
 }
 
@@ -152,13 +165,19 @@ impl Field for Descriptor {
 
     fn read(r: &mut Reader<'_>) -> Result<Descriptor, Malformed> {
         let bytes: [u8; BYTES] = r.array()?;
-        Descriptor::decode(&bytes)
-            .map_err(|_| malformed("the first byte of the descriptor", bytes[0], "that of a good descriptor"))
+        Descriptor::decode(&bytes).map_err(|_| {
+            malformed(
+                "the first byte of the descriptor",
+                bytes[0],
+                "that of a good descriptor",
+            )
+        })
     }
 }
 
-/// Makes the messages of one direction: a type's number and name, `(request)` if it asks or answers, and its fields in
-/// the order of their bytes, each with the number of zeros that follow it. The type has `fds` and `check` besides.
+/// Makes the messages of one direction: a type's number and name, `(request)` if it asks or
+/// answers, and its fields in the order of their bytes, each with the number of zeros that follow
+/// it. The type has `fds` and `check` besides.
 macro_rules! messages {
     (
         $(#[$about:meta])*

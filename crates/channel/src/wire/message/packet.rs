@@ -6,8 +6,12 @@ use super::RefusalCode;
 use crate::wire::descriptor::VERSION;
 use crate::wire::packet::{self, Header, MOST_BYTES, Malformed, Protocol, Reader, Writer};
 
-static PROTOCOL: Protocol =
-    Protocol { magic: *b"GI", magic_is: "18759, the bytes GI", most_text: 256, most_text_is: "at most 256" };
+static PROTOCOL: Protocol = Protocol {
+    magic: *b"GI",
+    magic_is: "18759, the bytes GI",
+    most_text: 256,
+    most_text_is: "at most 256",
+};
 
 /// Why bytes are not a message.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -42,7 +46,11 @@ impl From<DecodeError> for Error {
     }
 }
 
-pub(super) fn malformed(what: &'static str, got: impl TryInto<u64>, must: &'static str) -> DecodeError {
+pub(super) fn malformed(
+    what: &'static str,
+    got: impl TryInto<u64>,
+    must: &'static str,
+) -> DecodeError {
     packet::malformed(what, got, must).into()
 }
 
@@ -50,7 +58,9 @@ pub(super) fn malformed(what: &'static str, got: impl TryInto<u64>, must: &'stat
 pub(super) fn read(packet: &[u8]) -> Result<(Header, Reader<'_>), DecodeError> {
     let (header, r) = Header::read(&PROTOCOL, packet)?;
     if header.version != VERSION {
-        return Err(DecodeError::Version { theirs: header.version });
+        return Err(DecodeError::Version {
+            theirs: header.version,
+        });
     }
     Ok((header, r))
 }
@@ -65,19 +75,36 @@ pub(super) fn check(
 ) -> Result<(), DecodeError> {
     r.end()?;
     if usize::from(header.fds) != expected {
-        return Err(malformed("the number of file descriptors in the header", header.fds, "what the message needs"));
+        return Err(malformed(
+            "the number of file descriptors in the header",
+            header.fds,
+            "what the message needs",
+        ));
     }
     if came != expected {
-        return Err(malformed("the number of file descriptors that came", came, "what the header says"));
+        return Err(malformed(
+            "the number of file descriptors that came",
+            came,
+            "what the header says",
+        ));
     }
     if !answers && header.request != 0 {
-        return Err(malformed("the request", header.request, "0 in a message that has none"));
+        return Err(malformed(
+            "the request",
+            header.request,
+            "0 in a message that has none",
+        ));
     }
     Ok(())
 }
 
 /// Starts a message. Every message fits: the longest has a text.
-pub(super) fn start(packet: &mut [u8; MOST_BYTES], number: u16, fds: usize, request: u64) -> Writer<'_> {
+pub(super) fn start(
+    packet: &mut [u8; MOST_BYTES],
+    number: u16,
+    fds: usize,
+    request: u64,
+) -> Writer<'_> {
     Writer::start(&PROTOCOL, packet, VERSION, number, fds, request)
 }
 
@@ -88,13 +115,19 @@ mod tests {
     #[test]
     fn both_errors_name_both_sides() {
         let version = DecodeError::Version { theirs: 7 };
-        assert_eq!(version.to_string(), "the other side speaks protocol version 7, this side 1");
+        assert_eq!(
+            version.to_string(),
+            "the other side speaks protocol version 7, this side 1"
+        );
         assert_eq!(
             Error::from(version).to_string(),
             "protocol version differs: 7 there, 1 here; build both sides from one version of gpu-ipc"
         );
         let magic = read(b"XX").expect_err("no magic");
-        assert_eq!(magic.to_string(), "not a control message: the magic is 22616, but must be 18759, the bytes GI");
+        assert_eq!(
+            magic.to_string(),
+            "not a control message: the magic is 22616, but must be 18759, the bytes GI"
+        );
         assert_eq!(
             Error::from(magic).to_string(),
             "the magic differs: 22616 there, 18759, the bytes GI here; connect to a session of gpu-ipc, from gpu-ipc"

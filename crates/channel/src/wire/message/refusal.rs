@@ -1,4 +1,5 @@
-//! Why a producer refuses, as a number that both sides know. 3 and 9 were defined and never sent: they stay unused.
+//! Why a producer refuses, as a number that both sides know. 3 and 9 were defined and never sent:
+//! they stay unused.
 
 /// Why a producer refuses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -59,8 +60,12 @@ impl RefusalCode {
             RefusalCode::Region => "claim a block of the region first",
             RefusalCode::Failed => "look at the producer's log",
             RefusalCode::Lease => "forward a block that is held",
-            RefusalCode::Addressee => "forward to a participant that is connected to the same session",
-            RefusalCode::Snapshot => "open the session on an `allocators::Arena`; `gpu-ipc ls` shows its sums",
+            RefusalCode::Addressee => {
+                "forward to a participant that is connected to the same session"
+            }
+            RefusalCode::Snapshot => {
+                "open the session on an `allocators::Arena`; `gpu-ipc ls` shows its sums"
+            }
         }
     }
 }

@@ -15,7 +15,8 @@ pub const NUMBERS: usize = 22;
 pub const MOST_HOLDERS: usize = 40;
 
 const MOST_COMMAND: usize = 32;
-const _: () = assert!(16 + 16 + 16 + 16 + 8 * NUMBERS + 8 + MOST_HOLDERS * (48 + MOST_COMMAND) <= MOST_BYTES);
+const _: () =
+    assert!(16 + 16 + 16 + 16 + 8 * NUMBERS + 8 + MOST_HOLDERS * (48 + MOST_COMMAND) <= MOST_BYTES);
 
 /// The whole of a session in numbers, and some of its holders.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -68,13 +69,23 @@ impl HolderRow {
 
 impl Field for HolderRow {
     fn write(&self, w: &mut Writer<'_>) {
-        for number in [self.participant.0, self.leases, self.bytes, self.mappings, self.oldest_ms] {
+        for number in [
+            self.participant.0,
+            self.leases,
+            self.bytes,
+            self.mappings,
+            self.oldest_ms,
+        ] {
             w.u64(number);
         }
         w.u32(self.pid);
         let mut command = [0; MOST_COMMAND];
         let mut len = 0;
-        for c in self.command.chars().map(|c| if c.is_control() { '?' } else { c }) {
+        for c in self
+            .command
+            .chars()
+            .map(|c| if c.is_control() { '?' } else { c })
+        {
             if len + c.len_utf8() > MOST_COMMAND {
                 break;
             }
@@ -99,13 +110,26 @@ impl Field for HolderRow {
         if let Some(&byte) = rest.iter().find(|&&byte| byte != 0) {
             return Err(malformed("the padding of a command", byte, "0"));
         }
-        let command =
-            str::from_utf8(command).map_err(|e| malformed("a command's good bytes", e.valid_up_to(), "all"))?;
+        let command = str::from_utf8(command)
+            .map_err(|e| malformed("a command's good bytes", e.valid_up_to(), "all"))?;
         if let Some(c) = command.chars().find(|c| c.is_control()) {
-            return Err(malformed("a character of a command", u32::from(c), "no control character"));
+            return Err(malformed(
+                "a character of a command",
+                u32::from(c),
+                "no control character",
+            ));
         }
         let (dying, command) = (dying == 1, command.into());
-        Ok(HolderRow { participant, leases, bytes, mappings, oldest_ms, pid, dying, command })
+        Ok(HolderRow {
+            participant,
+            leases,
+            bytes,
+            mappings,
+            oldest_ms,
+            pid,
+            dying,
+            command,
+        })
     }
 }
 

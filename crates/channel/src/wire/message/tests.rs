@@ -4,7 +4,9 @@ use crate::os::process::MOST_DESCENDANTS;
 use crate::shared::slot::Generation;
 use crate::wire::descriptor::{Descriptor, Fence, SessionId};
 use crate::wire::lease_address::LeaseAddress;
-use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot};
+use gpu_api::{
+    Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot,
+};
 use proptest::prelude::*;
 
 fn device() -> impl Strategy<Value = DeviceUuid> {
@@ -43,7 +45,8 @@ fn place() -> impl Strategy<Value = RegionPlace> {
             offset: 0,
             behind
         })),
-        (any::<u64>(), region()).prop_map(|(ptr, behind)| RegionPlace::LocalPiece(DevicePtr(ptr), behind)),
+        (any::<u64>(), region())
+            .prop_map(|(ptr, behind)| RegionPlace::LocalPiece(DevicePtr(ptr), behind)),
     ]
 }
 
@@ -74,7 +77,11 @@ fn answer() -> impl Strategy<Value = TicketAnswer> {
     let fence = proptest::option::of((0..u32::MAX, 1..1u64 << 61));
     let outcome = prop_oneof![
         (lease(), fence).prop_map(|(lease, fence)| {
-            let fence = fence.map(|(word, value)| Fence { file: 0, word, value });
+            let fence = fence.map(|(word, value)| Fence {
+                file: 0,
+                word,
+                value,
+            });
             Outcome::Granted(Granted { lease, fence })
         }),
         Just(Outcome::Revoked),
@@ -88,28 +95,50 @@ fn answer() -> impl Strategy<Value = TicketAnswer> {
 }
 
 fn page() -> impl Strategy<Value = ReportPage> {
-    let names = (any::<[u8; 16]>(), device(), proptest::sample::select(BackendKind::ALL.to_vec()), any::<u32>());
+    let names = (
+        any::<[u8; 16]>(),
+        device(),
+        proptest::sample::select(BackendKind::ALL.to_vec()),
+        any::<u32>(),
+    );
     let numbers = proptest::collection::vec(any::<u64>(), NUMBERS);
     let command = "[a-z\u{20ac}]{0,10}";
-    let holder =
-        (any::<[u64; 5]>(), any::<u32>(), any::<bool>(), command).prop_map(|(numbers, pid, dying, command)| {
+    let holder = (any::<[u64; 5]>(), any::<u32>(), any::<bool>(), command).prop_map(
+        |(numbers, pid, dying, command)| {
             let [participant, leases, bytes, mappings, oldest_ms] = numbers;
             let participant = ParticipantId(participant);
-            HolderRow { participant, leases, bytes, mappings, oldest_ms, pid, dying, command }
-        });
-    let next = proptest::option::of(0..u32::MAX);
-    (names, any::<u64>(), numbers, next, proptest::collection::vec(holder, 0..=MOST_HOLDERS)).prop_map(
-        |((session, device, backend, pid), age_ms, numbers, next, holders)| ReportPage {
-            session: SessionId(session),
-            device,
-            backend,
-            pid,
-            age_ms,
-            numbers: numbers.try_into().expect("as many"),
-            next,
-            holders,
+            HolderRow {
+                participant,
+                leases,
+                bytes,
+                mappings,
+                oldest_ms,
+                pid,
+                dying,
+                command,
+            }
         },
+    );
+    let next = proptest::option::of(0..u32::MAX);
+    (
+        names,
+        any::<u64>(),
+        numbers,
+        next,
+        proptest::collection::vec(holder, 0..=MOST_HOLDERS),
     )
+        .prop_map(
+            |((session, device, backend, pid), age_ms, numbers, next, holders)| ReportPage {
+                session: SessionId(session),
+                device,
+                backend,
+                pid,
+                age_ms,
+                numbers: numbers.try_into().expect("as many"),
+                next,
+                holders,
+            },
+        )
 }
 
 fn descriptor() -> impl Strategy<Value = Descriptor> {
@@ -135,70 +164,144 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
 fn to_producer() -> impl Strategy<Value = ToProducer> {
     let backend = proptest::sample::select(BackendKind::ALL.to_vec());
     prop_oneof![
-        (backend, device(), 0..=MOST_DESCENDANTS as u16, "[a-z é]{0,20}")
-            .prop_map(|(backend, device, descendants, name)| ToProducer::Hello { backend, device, descendants, name }),
-        (any::<u64>(), region(), access(), lease())
-            .prop_map(|(request, region, access, lease)| { ToProducer::MapRegion { request, region, access, lease } }),
-        (any::<u64>(), proptest::collection::vec(ticket(), 1..=MOST_TICKETS)).prop_map(|(request, tickets)| {
-            ToProducer::ClaimTickets { request, tickets: tickets.into_iter().collect() }
+        (
+            backend,
+            device(),
+            0..=MOST_DESCENDANTS as u16,
+            "[a-z é]{0,20}"
+        )
+            .prop_map(|(backend, device, descendants, name)| ToProducer::Hello {
+                backend,
+                device,
+                descendants,
+                name
+            }),
+        (any::<u64>(), region(), access(), lease()).prop_map(|(request, region, access, lease)| {
+            ToProducer::MapRegion {
+                request,
+                region,
+                access,
+                lease,
+            }
         }),
-        (any::<u64>(), any::<u64>(), lease(), heir(), any::<[u8; 32]>()).prop_map(
-            |(request, settled, lease, heir, half)| {
+        (
+            any::<u64>(),
+            proptest::collection::vec(ticket(), 1..=MOST_TICKETS)
+        )
+            .prop_map(|(request, tickets)| {
+                ToProducer::ClaimTickets {
+                    request,
+                    tickets: tickets.into_iter().collect(),
+                }
+            }),
+        (
+            any::<u64>(),
+            any::<u64>(),
+            lease(),
+            heir(),
+            any::<[u8; 32]>()
+        )
+            .prop_map(|(request, settled, lease, heir, half)| {
                 let mut user = [0; 64];
                 user[16..48].copy_from_slice(&half);
-                ToProducer::Forward { request, settled, lease, heir, user }
-            }
-        ),
-        (any::<u64>(), any::<u32>()).prop_map(|(request, from)| ToProducer::Inspect { request, from }),
+                ToProducer::Forward {
+                    request,
+                    settled,
+                    lease,
+                    heir,
+                    user,
+                }
+            }),
+        (any::<u64>(), any::<u32>())
+            .prop_map(|(request, from)| ToProducer::Inspect { request, from }),
         any::<u64>().prop_map(|request| ToProducer::TakeSnapshot { request }),
-        (any::<u64>(), region()).prop_map(|(request, region)| ToProducer::Unmapped { request, region }),
+        (any::<u64>(), region())
+            .prop_map(|(request, region)| ToProducer::Unmapped { request, region }),
         any::<u64>().prop_map(|request| ToProducer::Bye { request }),
-        (any::<u64>(), any::<u32>()).prop_map(|(request, index)| ToProducer::AskFile { request, index }),
+        (any::<u64>(), any::<u32>())
+            .prop_map(|(request, index)| ToProducer::AskFile { request, index }),
     ]
 }
 
 fn to_participant() -> impl Strategy<Value = ToParticipant> {
-    let welcome = (any::<[u8; 16]>(), any::<u64>(), any::<u32>(), any::<u32>(), any::<u64>());
+    let welcome = (
+        any::<[u8; 16]>(),
+        any::<u64>(),
+        any::<u32>(),
+        any::<u32>(),
+        any::<u64>(),
+    );
     prop_oneof![
-        welcome.prop_map(|(session, participant, pid, slots, max_slots)| ToParticipant::Welcome {
-            session: SessionId(session),
-            participant: ParticipantId(participant),
-            pid,
-            slots,
-            max_slots,
-        }),
-        refusal().prop_map(|(code, why)| ToParticipant::Refused { code, why }),
-        (any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(request, index, slots)| ToParticipant::CounterFile {
-            request,
-            index,
-            slots
-        }),
-        any::<u64>().prop_map(|request| ToParticipant::Noted { request }),
-        (any::<u64>(), region(), 1..=u64::MAX, device(), access(), place()).prop_map(
-            |(request, region, len, device, access, place)| ToParticipant::Region {
-                request,
-                region,
-                len,
-                device,
-                access,
-                place
+        welcome.prop_map(
+            |(session, participant, pid, slots, max_slots)| ToParticipant::Welcome {
+                session: SessionId(session),
+                participant: ParticipantId(participant),
+                pid,
+                slots,
+                max_slots,
             }
         ),
-        (any::<u64>(), region(), refusal()).prop_map(|(request, region, (code, why))| ToParticipant::NoRegion {
-            request,
-            region,
-            code,
-            why
+        refusal().prop_map(|(code, why)| ToParticipant::Refused { code, why }),
+        (any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(request, index, slots)| {
+            ToParticipant::CounterFile {
+                request,
+                index,
+                slots,
+            }
+        }),
+        any::<u64>().prop_map(|request| ToParticipant::Noted { request }),
+        (
+            any::<u64>(),
+            region(),
+            1..=u64::MAX,
+            device(),
+            access(),
+            place()
+        )
+            .prop_map(|(request, region, len, device, access, place)| {
+                ToParticipant::Region {
+                    request,
+                    region,
+                    len,
+                    device,
+                    access,
+                    place,
+                }
+            }),
+        (any::<u64>(), region(), refusal()).prop_map(|(request, region, (code, why))| {
+            ToParticipant::NoRegion {
+                request,
+                region,
+                code,
+                why,
+            }
         }),
         region().prop_map(|region| ToParticipant::PleaseUnmap { region }),
         Just(ToParticipant::Closing {}),
-        (any::<u64>(), proptest::collection::vec(answer(), 1..=MOST_TICKETS))
-            .prop_map(|(request, answers)| ToParticipant::Tickets { request, answers: answers.into_iter().collect() }),
-        (any::<u64>(), descriptor()).prop_map(|(request, descriptor)| ToParticipant::Forwarded { request, descriptor }),
-        (any::<u64>(), page()).prop_map(|(request, page)| ToParticipant::Report { request, page: Box::new(page) }),
-        (any::<u64>(), refusal()).prop_map(|(request, (code, why))| ToParticipant::Declined { request, code, why }),
+        (
+            any::<u64>(),
+            proptest::collection::vec(answer(), 1..=MOST_TICKETS)
+        )
+            .prop_map(|(request, answers)| ToParticipant::Tickets {
+                request,
+                answers: answers.into_iter().collect()
+            }),
+        (any::<u64>(), descriptor()).prop_map(|(request, descriptor)| ToParticipant::Forwarded {
+            request,
+            descriptor
+        }),
+        (any::<u64>(), page()).prop_map(|(request, page)| ToParticipant::Report {
+            request,
+            page: Box::new(page)
+        }),
+        (any::<u64>(), refusal()).prop_map(|(request, (code, why))| ToParticipant::Declined {
+            request,
+            code,
+            why
+        }),
         lease().prop_map(|lease| ToParticipant::Revoked { lease }),
-        (any::<u64>(), 1..=MOST_SNAPSHOT).prop_map(|(request, len)| ToParticipant::Snapshot { request, len }),
+        (any::<u64>(), 1..=MOST_SNAPSHOT)
+            .prop_map(|(request, len)| ToParticipant::Snapshot { request, len }),
     ]
 }
 
@@ -211,16 +314,32 @@ macro_rules! check_message {
         let fds = message.fds();
         prop_assert_eq!($kind::decode(&packet[..len], fds), Ok(message));
         for end in 0..len {
-            prop_assert!($kind::decode(&packet[..end], fds).is_err(), "cut at {}", end);
+            prop_assert!(
+                $kind::decode(&packet[..end], fds).is_err(),
+                "cut at {}",
+                end
+            );
         }
-        prop_assert!($kind::decode(&packet[..len + 1], fds).is_err(), "a byte too many");
-        prop_assert!($kind::decode(&packet[..len], fds + 1).is_err(), "a descriptor too many");
+        prop_assert!(
+            $kind::decode(&packet[..len + 1], fds).is_err(),
+            "a byte too many"
+        );
+        prop_assert!(
+            $kind::decode(&packet[..len], fds + 1).is_err(),
+            "a descriptor too many"
+        );
         if fds > 0 {
-            prop_assert!($kind::decode(&packet[..len], fds - 1).is_err(), "a descriptor too few");
+            prop_assert!(
+                $kind::decode(&packet[..len], fds - 1).is_err(),
+                "a descriptor too few"
+            );
         }
         packet[2..4].copy_from_slice(&7u16.to_le_bytes());
         for end in 16..=len {
-            prop_assert_eq!($kind::decode(&packet[..end], 9), Err(DecodeError::Version { theirs: 7 }));
+            prop_assert_eq!(
+                $kind::decode(&packet[..end], 9),
+                Err(DecodeError::Version { theirs: 7 })
+            );
         }
     }};
 }
@@ -275,10 +394,24 @@ proptest! {
 fn the_bytes_are_where_the_tables_say() {
     let mut packet = [0; MOST_BYTES];
     let (backend, device) = (BackendKind::Cuda, DeviceUuid(*b"0123456789abcdef"));
-    let hello = ToProducer::Hello { backend, device, descendants: 3, name: "decoder".into() };
+    let hello = ToProducer::Hello {
+        backend,
+        device,
+        descendants: 3,
+        name: "decoder".into(),
+    };
     let len = hello.encode(&mut packet);
     let start = b"GI\x01\0\x01\0\x04\0\0\0\0\0\0\0\0\0";
-    assert_eq!(packet[..len], [&start[..], b"\x02\0\x03\0\0\0\0\0", b"0123456789abcdef", b"\x07\0decoder"].concat());
+    assert_eq!(
+        packet[..len],
+        [
+            &start[..],
+            b"\x02\0\x03\0\0\0\0\0",
+            b"0123456789abcdef",
+            b"\x07\0decoder"
+        ]
+        .concat()
+    );
 
     let region = ToParticipant::Region {
         request: 9,
@@ -293,9 +426,25 @@ fn the_bytes_are_where_the_tables_say() {
     let body = b"\x02\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\x000123456789abcdef\x01\x03\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body].concat());
 
-    let spot = Spot { range: 3, range_len: 1 << 30, offset: 1 << 20, behind: RegionId(6) };
-    let (device, access, place) = (DeviceUuid(*b"0123456789abcdef"), Access::ReadWrite, RegionPlace::Piece(spot));
-    let piece = ToParticipant::Region { request: 9, region: RegionId(2), len: 4096, device, access, place };
+    let spot = Spot {
+        range: 3,
+        range_len: 1 << 30,
+        offset: 1 << 20,
+        behind: RegionId(6),
+    };
+    let (device, access, place) = (
+        DeviceUuid(*b"0123456789abcdef"),
+        Access::ReadWrite,
+        RegionPlace::Piece(spot),
+    );
+    let piece = ToParticipant::Region {
+        request: 9,
+        region: RegionId(2),
+        len: 4096,
+        device,
+        access,
+        place,
+    };
     let len = piece.encode(&mut packet);
     let start = b"GI\x01\0\x84\0\x01\0\x09\0\0\0\0\0\0\0";
     let body = b"\x02\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\x000123456789abcdef\x00\x04\0\0\0\0\0\0";
@@ -303,42 +452,82 @@ fn the_bytes_are_where_the_tables_say() {
     assert_eq!(packet[..len], [&start[..], body, spot].concat());
 
     let generation = Generation::new(7).expect("in range");
-    let lease = LeaseAddress { file: 5, slot: 6, generation };
-    let map = ToProducer::MapRegion { request: 9, region: RegionId(2), access: Access::ReadOnly, lease };
+    let lease = LeaseAddress {
+        file: 5,
+        slot: 6,
+        generation,
+    };
+    let map = ToProducer::MapRegion {
+        request: 9,
+        region: RegionId(2),
+        access: Access::ReadOnly,
+        lease,
+    };
     let len = map.encode(&mut packet);
     let start = b"GI\x01\0\x02\0\0\0\x09\0\0\0\0\0\0\0";
     let body = b"\x02\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body].concat());
 
-    let ticket = TicketId { number: 4, generation };
-    let claim = ToProducer::ClaimTickets { request: 9, tickets: [ticket].into_iter().collect() };
+    let ticket = TicketId {
+        number: 4,
+        generation,
+    };
+    let claim = ToProducer::ClaimTickets {
+        request: 9,
+        tickets: [ticket].into_iter().collect(),
+    };
     let len = claim.encode(&mut packet);
     let start = b"GI\x01\0\x05\0\0\0\x09\0\0\0\0\0\0\0";
     let body = b"\x01\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body].concat());
 
     let heir = Heir::Participant(ParticipantId(3));
-    let forward = ToProducer::Forward { request: 9, settled: 8, lease, heir, user: [8; 64] };
+    let forward = ToProducer::Forward {
+        request: 9,
+        settled: 8,
+        lease,
+        heir,
+        user: [8; 64],
+    };
     let len = forward.encode(&mut packet);
     let start = b"GI\x01\0\x06\0\0\0\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
     let body = b"\x01\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body, &[8; 64]].concat());
 
-    let fence = Some(Fence { file: 0, word: 2, value: 3 });
-    let answer = TicketAnswer { ticket, outcome: Outcome::Granted(Granted { lease, fence }) };
-    let tickets = ToParticipant::Tickets { request: 9, answers: [answer].into_iter().collect() };
+    let fence = Some(Fence {
+        file: 0,
+        word: 2,
+        value: 3,
+    });
+    let answer = TicketAnswer {
+        ticket,
+        outcome: Outcome::Granted(Granted { lease, fence }),
+    };
+    let tickets = ToParticipant::Tickets {
+        request: 9,
+        answers: [answer].into_iter().collect(),
+    };
     let len = tickets.encode(&mut packet);
     let start = b"GI\x01\0\x88\0\0\0\x09\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0";
     let body = b"\x04\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
     let fence = b"\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body, fence].concat());
 
-    let snapshot = ToParticipant::Snapshot { request: 9, len: 4097 };
+    let snapshot = ToParticipant::Snapshot {
+        request: 9,
+        len: 4097,
+    };
     let len = snapshot.encode(&mut packet);
     let start = b"GI\x01\0\x8d\0\x01\0\x09\0\0\0\0\0\0\0";
-    assert_eq!(packet[..len], [&start[..], b"\x01\x10\0\0\0\0\0\0"].concat());
+    assert_eq!(
+        packet[..len],
+        [&start[..], b"\x01\x10\0\0\0\0\0\0"].concat()
+    );
 
-    let refused = ToParticipant::Refused { code: RefusalCode::User, why: "uid 7".into() };
+    let refused = ToParticipant::Refused {
+        code: RefusalCode::User,
+        why: "uid 7".into(),
+    };
     let len = refused.encode(&mut packet);
     let start = b"GI\x01\0\x82\0\0\0\0\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], b"\x02\0\x05\0uid 7"].concat());
@@ -348,7 +537,12 @@ fn the_bytes_are_where_the_tables_say() {
 fn the_longest_message_fits() {
     let mut packet = [0; MOST_BYTES];
     let why = "x".repeat(10_000);
-    let message = ToParticipant::NoRegion { request: 1, region: RegionId(1), code: RefusalCode::Failed, why };
+    let message = ToParticipant::NoRegion {
+        request: 1,
+        region: RegionId(1),
+        code: RefusalCode::Failed,
+        why,
+    };
     let len = message.encode(&mut packet);
     let Ok(ToParticipant::NoRegion { why, .. }) = ToParticipant::decode(&packet[..len], 0) else {
         panic!("the longest message is refused");
@@ -362,7 +556,10 @@ fn a_snapshot_is_neither_empty_nor_longer_than_the_most() {
     for len in [0, MOST_SNAPSHOT + 1, u64::MAX] {
         let written = ToParticipant::Snapshot { request: 1, len }.encode(&mut packet);
         let refused = ToParticipant::decode(&packet[..written], 1).expect_err("a bad length");
-        assert!(refused.to_string().contains("the length of a snapshot"), "{refused}");
+        assert!(
+            refused.to_string().contains("the length of a snapshot"),
+            "{refused}"
+        );
     }
 }
 
@@ -371,11 +568,29 @@ fn a_piece_ends_within_its_range() {
     let mut packet = [0; MOST_BYTES];
     let bad = [(4095, 0, 4096), (8192, 4097, 4096), (8192, u64::MAX, 4096)];
     for (range_len, offset, len) in bad {
-        let place = RegionPlace::Piece(Spot { range: 0, range_len, offset, behind: RegionId(1) });
-        let (request, region, device, access) = (1, RegionId(0), DeviceUuid([0; 16]), Access::ReadWrite);
-        let region = ToParticipant::Region { request, region, len, device, access, place };
+        let place = RegionPlace::Piece(Spot {
+            range: 0,
+            range_len,
+            offset,
+            behind: RegionId(1),
+        });
+        let (request, region, device, access) =
+            (1, RegionId(0), DeviceUuid([0; 16]), Access::ReadWrite);
+        let region = ToParticipant::Region {
+            request,
+            region,
+            len,
+            device,
+            access,
+            place,
+        };
         let written = region.encode(&mut packet);
         let refused = ToParticipant::decode(&packet[..written], 1).expect_err("beyond the range");
-        assert!(refused.to_string().contains("the region's place in its range"), "{refused}");
+        assert!(
+            refused
+                .to_string()
+                .contains("the region's place in its range"),
+            "{refused}"
+        );
     }
 }

@@ -90,7 +90,9 @@ impl Field for TicketAnswer {
         w.u32(self.ticket.number);
         w.u32(outcome);
         self.ticket.generation.write(w);
-        let Outcome::Granted(Granted { lease, fence }) = self.outcome else { return w.put(&[0; 32]) };
+        let Outcome::Granted(Granted { lease, fence }) = self.outcome else {
+            return w.put(&[0; 32]);
+        };
         lease.write(w);
         w.u32(fence.map_or(NO_FENCE, |fence| fence.word));
         w.put(&[0; 4]);
@@ -106,13 +108,26 @@ impl Field for TicketAnswer {
                 r.zeros::<4>()?;
                 let fence = match (word, r.u64()?) {
                     (NO_FENCE, 0) => None,
-                    (NO_FENCE, value) => return Err(malformed("the value of no fence", value, "0")),
-                    (_, value) if value == 0 || value >= LIMIT => {
-                        return Err(malformed("the fence's value", value, "above 0 and below 2^61"));
+                    (NO_FENCE, value) => {
+                        return Err(malformed("the value of no fence", value, "0"));
                     }
-                    (word, value) => Some(Fence { file: 0, word, value }),
+                    (_, value) if value == 0 || value >= LIMIT => {
+                        return Err(malformed(
+                            "the fence's value",
+                            value,
+                            "above 0 and below 2^61",
+                        ));
+                    }
+                    (word, value) => Some(Fence {
+                        file: 0,
+                        word,
+                        value,
+                    }),
                 };
-                return Ok(TicketAnswer { ticket, outcome: Outcome::Granted(Granted { lease, fence }) });
+                return Ok(TicketAnswer {
+                    ticket,
+                    outcome: Outcome::Granted(Granted { lease, fence }),
+                });
             }
             1 => Outcome::Revoked,
             2 => Outcome::AlreadyClaimed,

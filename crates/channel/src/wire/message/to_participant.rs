@@ -20,7 +20,8 @@ messages! {
         reason = "it lives for one call on the stack; a box would be an allocation a message"
     )]
     pub enum ToParticipant, "that of a message to a participant" {
-        /// The answer to `Hello`. The producer's pidfd and the participant's first counter file come with it.
+        /// The answer to `Hello`. The producer's pidfd and the participant's first counter file
+        /// come with it.
         129 Welcome {
             /// The session.
             session: SessionId,
@@ -103,7 +104,8 @@ messages! {
             /// Which.
             lease: LeaseAddress,
         }
-        /// What the session's source of regions looks like, as JSON in a sealed memfd that comes with the message.
+        /// What the session's source of regions looks like, as JSON in a sealed memfd that comes
+        /// with the message.
         141 Snapshot(request) {
             /// Bytes of it: 1 to [`MOST_SNAPSHOT`].
             len: u64,
@@ -119,7 +121,10 @@ impl ToParticipant {
         match self {
             ToParticipant::Welcome { .. } => 2,
             ToParticipant::CounterFile { .. }
-            | ToParticipant::Region { place: RegionPlace::Fd | RegionPlace::Piece(_), .. }
+            | ToParticipant::Region {
+                place: RegionPlace::Fd | RegionPlace::Piece(_),
+                ..
+            }
             | ToParticipant::Snapshot { .. } => 1,
             _ => 0,
         }
@@ -127,15 +132,27 @@ impl ToParticipant {
 
     fn check(&self) -> Result<(), Malformed> {
         match self {
-            ToParticipant::Region { len: 0, .. } => Err(malformed("the region's length", 0u64, "at least 1")),
-            ToParticipant::Region { len, place: RegionPlace::Piece(spot), .. }
-                if spot.offset.checked_add(*len).is_none_or(|end| end > spot.range_len) =>
+            ToParticipant::Region { len: 0, .. } => {
+                Err(malformed("the region's length", 0u64, "at least 1"))
+            }
+            ToParticipant::Region {
+                len,
+                place: RegionPlace::Piece(spot),
+                ..
+            } if spot
+                .offset
+                .checked_add(*len)
+                .is_none_or(|end| end > spot.range_len) =>
             {
-                Err(malformed("the region's place in its range", spot.offset, "such that it ends within the range"))
+                Err(malformed(
+                    "the region's place in its range",
+                    spot.offset,
+                    "such that it ends within the range",
+                ))
             }
-            ToParticipant::Snapshot { len, .. } if !(1..=MOST_SNAPSHOT).contains(len) => {
-                Err(malformed("the length of a snapshot", *len, "1 to 16,777,216"))
-            }
+            ToParticipant::Snapshot { len, .. } if !(1..=MOST_SNAPSHOT).contains(len) => Err(
+                malformed("the length of a snapshot", *len, "1 to 16,777,216"),
+            ),
             _ => Ok(()),
         }
     }

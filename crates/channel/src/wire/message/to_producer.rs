@@ -20,8 +20,8 @@ messages! {
         reason = "it lives for one call on the stack; a box would be an allocation a message"
     )]
     pub enum ToProducer, "that of a message to a producer" {
-        /// The first message. A pidfd that the participant opened of itself comes with it, then one for each descendant
-        /// that keeps the device's files open.
+        /// The first message. A pidfd that the participant opened of itself comes with it, then one
+        /// for each descendant that keeps the device's files open.
         1 Hello {
             /// The participant's vendor.
             backend: BackendKind [1],
@@ -41,12 +41,14 @@ messages! {
             /// A lease on a block of the region: the right to ask.
             lease: LeaseAddress,
         }
-        /// Asks the producer to note that a region is not mapped, whatever was asked or answered before.
+        /// Asks the producer to note that a region is not mapped, whatever was asked or answered
+        /// before.
         3 Unmapped(request) {
             /// The region.
             region: RegionId,
         }
-        /// Asks the producer to note that the participant goes: its leases have ended, and it claims nothing more.
+        /// Asks the producer to note that the participant goes: its leases have ended, and it
+        /// claims nothing more.
         4 Bye(request) {}
         /// Claims tickets.
         5 ClaimTickets(request) {
@@ -90,8 +92,14 @@ impl ToProducer {
 
     fn check(&self) -> Result<(), Malformed> {
         match self {
-            ToProducer::Hello { descendants, .. } if usize::from(*descendants) > MOST_DESCENDANTS => {
-                Err(malformed("the number of descendants", *descendants, "at most 200"))
+            ToProducer::Hello { descendants, .. }
+                if usize::from(*descendants) > MOST_DESCENDANTS =>
+            {
+                Err(malformed(
+                    "the number of descendants",
+                    *descendants,
+                    "at most 200",
+                ))
             }
             _ => Ok(()),
         }

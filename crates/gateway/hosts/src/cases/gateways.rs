@@ -11,11 +11,14 @@ const REPLICA: usize = 1;
 const OTHER: usize = 2;
 const BYTES: usize = 8 << 20;
 
-/// All bytes were read; the origin's gateway is replaced by one at the same address, whose first lease has the same
-/// number, of another object with the same name.
+/// All bytes were read; the origin's gateway is replaced by one at the same address, whose first
+/// lease has the same number, of another object with the same name.
 pub fn same_address(means: &Means) -> Result<String, String> {
     let mut world = World::create(means, 3, &Serving::default())?;
-    for (round, step) in ["pull.half_read", "pull.read", "pull.confirming"].into_iter().enumerate() {
+    for (round, step) in ["pull.half_read", "pull.read", "pull.confirming"]
+        .into_iter()
+        .enumerate()
+    {
         let name = format!("model-{round}");
         let old = world.put(ORIGIN, &name, BYTES)?;
         // Its first lease, as that of its successor will be.
@@ -31,7 +34,9 @@ pub fn same_address(means: &Means) -> Result<String, String> {
         other.end("the other pull")?;
         world.check_of(&old.name)?;
         if world.shows(REPLICA, &old) {
-            return Err(format!("at {step}: {old:?} was committed without its gateway"));
+            return Err(format!(
+                "at {step}: {old:?} was committed without its gateway"
+            ));
         }
         world.pulled(REPLICA, &new)?;
         world.pulled(OTHER, &new)?;
@@ -40,12 +45,16 @@ pub fn same_address(means: &Means) -> Result<String, String> {
     Ok("3 steps, the same numbers of leases".into())
 }
 
-/// Two gateways for the origin's broker, of which one dies; two pulls of one object at one replica's broker.
+/// Two gateways for the origin's broker, of which one dies; two pulls of one object at one
+/// replica's broker.
 pub fn two_for_one_broker(means: &Means) -> Result<String, String> {
     let mut world = World::create(means, 2, &Serving::default())?;
     let second = Some(world.hosts[ORIGIN].another_gateway(&Serving::default(), PORT + 1)?);
     let object = world.put(ORIGIN, "model-0", BYTES)?;
-    let pulling = Pulling { more: vec!["--peer".into(), world.hosts[ORIGIN].at_port(PORT + 1)], ..Pulling::default() };
+    let pulling = Pulling {
+        more: vec!["--peer".into(), world.hosts[ORIGIN].at_port(PORT + 1)],
+        ..Pulling::default()
+    };
     let mut first = stopped_at(&world, REPLICA, &object, "pull.half_read", &pulling)?;
     // Of one object there is one writer; this one waits, or gives up.
     let beside = world.hosts[REPLICA].pull(&object.name, &pulling)?;
@@ -55,7 +64,10 @@ pub fn two_for_one_broker(means: &Means) -> Result<String, String> {
     first.end("the first pull")?;
     beside.end("the pull beside it")?;
     if !world.shows(REPLICA, &object) {
-        return Err(format!("neither of two pulls committed it\n{}", world.log()));
+        return Err(format!(
+            "neither of two pulls committed it\n{}",
+            world.log()
+        ));
     }
     world.check()?;
     world.hosts[ORIGIN].serve(&Serving::default())?;

@@ -1,4 +1,5 @@
-//! A link goes down in the middle of a read and comes up again: soon, or only after the reader has given up.
+//! A link goes down in the middle of a read and comes up again: soon, or only after the reader has
+//! given up.
 
 use std::time::Duration;
 
@@ -18,18 +19,30 @@ pub fn down_and_up(means: &Means) -> Result<String, String> {
     for way in ["direct", "pinned-ring"] {
         for down in [ORIGIN, REPLICA] {
             let object = world.put(ORIGIN, &format!("{way}-{down}"), BYTES)?;
-            let mut pull = stopped_at(&world, REPLICA, &object, "pull.half_read", &Pulling::by(way))?;
+            let mut pull = stopped_at(
+                &world,
+                REPLICA,
+                &object,
+                "pull.half_read",
+                &Pulling::by(way),
+            )?;
             world.hosts[down].network.link(false)?;
             pull.signal(Signal::CONT);
             // For so long it reads from nowhere.
             std::thread::sleep(Duration::from_millis(500));
             if pull.ended().is_some() {
-                return Err(format!("the pull ended while the link was down\n{}", world.log()));
+                return Err(format!(
+                    "the pull ended while the link was down\n{}",
+                    world.log()
+                ));
             }
             world.hosts[down].network.link(true)?;
             let ended = pull.end("the pull")?;
             if !ended.success() || !world.shows(REPLICA, &object) {
-                return Err(format!("{way}: the pull ended with {ended} after the link came up\n{}", world.log()));
+                return Err(format!(
+                    "{way}: the pull ended with {ended} after the link came up\n{}",
+                    world.log()
+                ));
             }
             let status = world.hosts[REPLICA].status().unwrap_or_default();
             let taken = &status[0]["paths"][0]["way"];
@@ -44,15 +57,28 @@ pub fn down_and_up(means: &Means) -> Result<String, String> {
 }
 
 pub fn down_for_good(means: &Means) -> Result<String, String> {
-    let mut world = World::create(means, 2, &Serving { lease_ms: Some(4_000), ..Serving::default() })?;
+    let mut world = World::create(
+        means,
+        2,
+        &Serving {
+            lease_ms: Some(4_000),
+            ..Serving::default()
+        },
+    )?;
     let object = world.put(ORIGIN, "model", BYTES)?;
-    let pulling = Pulling { stall_s: 5, ..Pulling::default() };
+    let pulling = Pulling {
+        stall_s: 5,
+        ..Pulling::default()
+    };
     let mut pull = stopped_at(&world, REPLICA, &object, "pull.half_read", &pulling)?;
     world.hosts[REPLICA].network.link(false)?;
     pull.signal(Signal::CONT);
     let ended = pull.end("the pull whose link is down")?;
     if std::os::unix::process::ExitStatusExt::signal(&ended) != Some(Signal::KILL.as_raw()) {
-        return Err(format!("a transfer that neither ends nor fails left its process with {ended}\n{}", world.log()));
+        return Err(format!(
+            "a transfer that neither ends nor fails left its process with {ended}\n{}",
+            world.log()
+        ));
     }
     if world.check()? != 1 || world.shows(REPLICA, &object) {
         return Err("half a read is visible".into());

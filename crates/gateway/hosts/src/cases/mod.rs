@@ -1,4 +1,5 @@
-//! What is done to hosts. Each case has a world of its own; a case that finds nothing says what it saw.
+//! What is done to hosts. Each case has a world of its own; a case that finds nothing says what it
+//! saw.
 
 mod garbage;
 mod gateways;
@@ -19,23 +20,51 @@ pub type Case = fn(&Means) -> Result<String, String>;
 pub const ALL: &[(&str, Case)] = &[
     ("killed at each step", steps::itself),
     ("the other side killed at each step", steps::other_side),
-    ("the origin's broker killed at each step", steps::broker_of_origin),
-    ("the replica's broker killed at each step", steps::broker_of_replica),
+    (
+        "the origin's broker killed at each step",
+        steps::broker_of_origin,
+    ),
+    (
+        "the replica's broker killed at each step",
+        steps::broker_of_replica,
+    ),
     ("killed at each step of a ring", steps::of_a_ring),
-    ("a reader is stopped while its object's name and memory become another's", stop::reader),
-    ("a reader is stopped beyond its lease, and goes on", stop::reader_beyond_its_lease),
-    ("an origin is stopped while its object's name becomes another's", stop::origin),
-    ("a relay delays, cuts and truncates", relay::delays_cuts_and_truncates),
-    ("a link is down in the middle of a read, and up again", link::down_and_up),
-    ("a link is down until the reader gives up", link::down_for_good),
-    ("a gateway is started again at the same address", gateways::same_address),
+    (
+        "a reader is stopped while its object's name and memory become another's",
+        stop::reader,
+    ),
+    (
+        "a reader is stopped beyond its lease, and goes on",
+        stop::reader_beyond_its_lease,
+    ),
+    (
+        "an origin is stopped while its object's name becomes another's",
+        stop::origin,
+    ),
+    (
+        "a relay delays, cuts and truncates",
+        relay::delays_cuts_and_truncates,
+    ),
+    (
+        "a link is down in the middle of a read, and up again",
+        link::down_and_up,
+    ),
+    (
+        "a link is down until the reader gives up",
+        link::down_for_good,
+    ),
+    (
+        "a gateway is started again at the same address",
+        gateways::same_address,
+    ),
     ("two gateways for one broker", gateways::two_for_one_broker),
     ("garbage on every port", garbage::on_every_port),
     ("an old confirmation is asked again", replay::confirmation),
     ("control: what nobody confirmed is committed", stop::control),
 ];
 
-/// Those that `--carrier nixl` runs unless some are named. Others need what plain TCP can be told, or take long.
+/// Those that `--carrier nixl` runs unless some are named. Others need what plain TCP can be told,
+/// or take long.
 pub const BY_NIXL: &[&str] = &[
     "a reader is stopped beyond its lease, and goes on",
     "a link is down in the middle of a read, and up again",

@@ -1,6 +1,6 @@
-//! Somebody has recorded the question that confirmed a lease, and asks it again after the lease has ended: at the same
-//! gateway, while another lease has the memory, and at a gateway that was started again at the same address, whose
-//! leases have the same numbers.
+//! Somebody has recorded the question that confirmed a lease, and asks it again after the lease has
+//! ended: at the same gateway, while another lease has the memory, and at a gateway that was
+//! started again at the same address, whose leases have the same numbers.
 
 use std::time::SystemTime;
 
@@ -24,18 +24,26 @@ pub fn confirmation(means: &Means) -> Result<String, String> {
     let old = world.put(ORIGIN, "model", BYTES)?;
     let began = SystemTime::now();
     let mut pull = stopped_at(&world, REPLICA, &old, "pull.half_read", &Pulling::default())?;
-    until("the lease", || (world.hosts[ORIGIN].leases_of("model", began)? > 0).then_some(()))?;
+    until("the lease", || {
+        (world.hosts[ORIGIN].leases_of("model", began)? > 0).then_some(())
+    })?;
     let status = world.hosts[ORIGIN].status().unwrap_or_default();
     let given = &status[0]["leases"][0];
     let lease = json!({ "incarnation": status[0]["incarnation"], "lease": given["lease"] });
-    let confirm = json!({ "confirm": { "lease": lease, "identity": given["identity"], "number": 1_000 } });
+    let confirm =
+        json!({ "confirm": { "lease": lease, "identity": given["identity"], "number": 1_000 } });
     let is = |yes: bool, answers: &[Value]| {
         let right = answers.iter().all(|answer| *answer == json!({ "is": yes }));
-        right.then_some(()).ok_or_else(|| format!("instead of {yes}: {answers:?}"))
+        right
+            .then_some(())
+            .ok_or_else(|| format!("instead of {yes}: {answers:?}"))
     };
     // A question that the origin confirms while the lease lives; then the lease ends.
     is(true, &world.hosts[ORIGIN].ask(&confirm, 1)?)?;
-    is(true, &world.hosts[ORIGIN].ask(&json!({ "release": { "lease": lease } }), 1)?)?;
+    is(
+        true,
+        &world.hosts[ORIGIN].ask(&json!({ "release": { "lease": lease } }), 1)?,
+    )?;
     is(false, &world.hosts[ORIGIN].ask(&confirm, TIMES)?)?;
     // Another object has the name, and another lease the memory.
     world.hosts[ORIGIN].remove("model")?;
@@ -43,20 +51,27 @@ pub fn confirmation(means: &Means) -> Result<String, String> {
     let beside = Pulling::default().and(&["--stall-after", STALLS_AFTER]);
     let asked = SystemTime::now();
     let other = world.hosts[OTHER].pull("model", &beside)?;
-    until("the other lease", || (world.hosts[ORIGIN].leases_of("model", asked)? > 0).then_some(()))?;
+    until("the other lease", || {
+        (world.hosts[ORIGIN].leases_of("model", asked)? > 0).then_some(())
+    })?;
     is(false, &world.hosts[ORIGIN].ask(&confirm, TIMES)?)?;
     drop(other);
     // The same numbers of leases, in another incarnation.
     world.hosts[ORIGIN].serve(&Serving::default())?;
     let asked = SystemTime::now();
     let other = world.hosts[OTHER].pull("model", &beside)?;
-    until("the same lease", || (world.hosts[ORIGIN].leases_of("model", asked)? > 0).then_some(()))?;
+    until("the same lease", || {
+        (world.hosts[ORIGIN].leases_of("model", asked)? > 0).then_some(())
+    })?;
     is(false, &world.hosts[ORIGIN].ask(&confirm, TIMES)?)?;
     drop(other);
     pull.signal(Signal::CONT);
     pull.end("the pull whose confirmation was asked for")?;
     if world.shows(REPLICA, &old) {
-        return Err(format!("{old:?} was committed after its lease had ended\n{}", world.log()));
+        return Err(format!(
+            "{old:?} was committed after its lease had ended\n{}",
+            world.log()
+        ));
     }
     world.check()?;
     world.hosts[ORIGIN].serve(&Serving::default())?;

@@ -1,5 +1,6 @@
-//! At every named step of a pull, on either side, a process is killed: the one that is there, the one on the other
-//! side, or the broker of either. Afterwards the object can be pulled, is right, and leaves nothing behind.
+//! At every named step of a pull, on either side, a process is killed: the one that is there, the
+//! one on the other side, or the broker of either. Afterwards the object can be pulled, is right,
+//! and leaves nothing behind.
 
 use gateway::host::step::{RING_STEPS, STEPS};
 use rustix::process::Signal;
@@ -39,11 +40,20 @@ pub fn broker_of_replica(means: &Means) -> Result<String, String> {
 /// At the steps that only a read through a ring has: each victim.
 pub fn of_a_ring(means: &Means) -> Result<String, String> {
     let mut world = World::create(means, 2, &Serving::rings())?;
-    let victims = [Victim::Itself, Victim::OtherSide, Victim::Broker(ORIGIN), Victim::Broker(REPLICA)];
+    let victims = [
+        Victim::Itself,
+        Victim::OtherSide,
+        Victim::Broker(ORIGIN),
+        Victim::Broker(REPLICA),
+    ];
     for step in RING_STEPS {
         for victim in victims {
             // Through slots of this side too, in every other.
-            let land = if victim == Victim::Itself || victim == Victim::Broker(ORIGIN) { "object" } else { "slots" };
+            let land = if victim == Victim::Itself || victim == Victim::Broker(ORIGIN) {
+                "object"
+            } else {
+                "slots"
+            };
             let pulling = Pulling::by("pinned-ring").and(&["--land", land]);
             one(&mut world, step, victim, &Serving::rings(), pulling)
                 .map_err(|why| format!("at {step}, {victim:?}: {why}"))?;
@@ -51,26 +61,56 @@ pub fn of_a_ring(means: &Means) -> Result<String, String> {
     }
     world.check()?;
     world.emptied()?;
-    Ok(format!("{} steps, {} victims", RING_STEPS.len(), victims.len()))
+    Ok(format!(
+        "{} steps, {} victims",
+        RING_STEPS.len(),
+        victims.len()
+    ))
 }
 
 fn all(means: &Means, victim: Victim) -> Result<String, String> {
     let mut world = World::create(means, 2, &Serving::default())?;
     for step in STEPS {
-        one(&mut world, step, victim, &Serving::default(), Pulling::default())
-            .map_err(|why| format!("at {step}: {why}"))?;
+        one(
+            &mut world,
+            step,
+            victim,
+            &Serving::default(),
+            Pulling::default(),
+        )
+        .map_err(|why| format!("at {step}: {why}"))?;
     }
     world.check()?;
     world.emptied()?;
     Ok(format!("{} steps", STEPS.len()))
 }
 
-fn one(world: &mut World, step: &str, victim: Victim, serving: &Serving, mut pulling: Pulling) -> Result<(), String> {
+fn one(
+    world: &mut World,
+    step: &str,
+    victim: Victim,
+    serving: &Serving,
+    mut pulling: Pulling,
+) -> Result<(), String> {
     let object = world.put(ORIGIN, &format!("at-{step}-{victim:?}"), BYTES)?;
-    let at = if step.starts_with("pull.") { REPLICA } else { ORIGIN };
-    let told = Some(format!("{}:{step}", if victim == Victim::Itself { "kill" } else { "stop" }));
+    let at = if step.starts_with("pull.") {
+        REPLICA
+    } else {
+        ORIGIN
+    };
+    let told = Some(format!(
+        "{}:{step}",
+        if victim == Victim::Itself {
+            "kill"
+        } else {
+            "stop"
+        }
+    ));
     if at == ORIGIN {
-        world.hosts[ORIGIN].serve(&Serving { step: told, ..serving.clone() })?;
+        world.hosts[ORIGIN].serve(&Serving {
+            step: told,
+            ..serving.clone()
+        })?;
     } else {
         pulling.step = told;
     }
@@ -82,7 +122,10 @@ fn one(world: &mut World, step: &str, victim: Victim, serving: &Serving, mut pul
         (there.is_stopped() || there.ended().is_some()).then_some(())
     });
     if reached.is_err() || world.hosts[at].steps(step) == before {
-        return Err(format!("the step was not reached: {reached:?}\n{}", world.log()));
+        return Err(format!(
+            "the step was not reached: {reached:?}\n{}",
+            world.log()
+        ));
     }
     match victim {
         Victim::Itself => {}
@@ -99,7 +142,11 @@ fn one(world: &mut World, step: &str, victim: Victim, serving: &Serving, mut pul
             _ => pull.signal(Signal::CONT),
         }
     }
-    if world.hosts[ORIGIN].gateway.as_mut().is_none_or(|gateway| gateway.ended().is_some()) {
+    if world.hosts[ORIGIN]
+        .gateway
+        .as_mut()
+        .is_none_or(|gateway| gateway.ended().is_some())
+    {
         world.hosts[ORIGIN].serve(serving)?;
     }
     pull.end("the pull")?;

@@ -6,12 +6,14 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::library::{
-    AgentConfig, AgentHandle, BackendHandle, DRAM, Library, Options, Params, RegionList, SUCCESS, VRAM, meaning,
+    AgentConfig, AgentHandle, BackendHandle, DRAM, Library, Options, Params, RegionList, SUCCESS,
+    VRAM, meaning,
 };
 use crate::error::{Error, Result};
 use crate::transport::{Place, Span};
 
-/// The longest sleep of an agent's thread. UCX wakes it by events; NIXL's source tells of a bug by which some are lost.
+/// The longest sleep of an agent's thread. UCX wakes it by events; NIXL's source tells of a bug by
+/// which some are lost.
 const SLEEP_US: u64 = 1_000;
 
 /// An agent. It ends when the last registration, peer and transfer that uses it has.
@@ -31,34 +33,42 @@ pub struct Handles {
     pub options: NonNull<Options>,
 }
 
-// SAFETY: NIXL's agent is not bound to a thread: with `NIXL_THREAD_SYNC_NONE` it asks that calls do not overlap, which
-// the lock around `Handles` sees to.
+// SAFETY: NIXL's agent is not bound to a thread: with `NIXL_THREAD_SYNC_NONE` it asks that calls do
+// not overlap, which the lock around `Handles` sees to.
 unsafe impl Send for Handles {}
 
 impl Agent {
     /// Starts an agent. Its name is how peers call it, and must be unique among them.
     ///
-    /// An agent that peers read from needs a thread, which answers them. By default NIXL's thread never sleeps: an idle
-    /// gateway took a whole core. With a delay it waits for events. Without the thread the agent goes on in calls of
-    /// `poll`.
+    /// An agent that peers read from needs a thread, which answers them. By default NIXL's thread
+    /// never sleeps: an idle gateway took a whole core. With a delay it waits for events. Without
+    /// the thread the agent goes on in calls of `poll`.
     ///
-    /// `transports` limits UCX as its variable `UCX_TLS` does, which goes before: `tcp`, `tcp,cuda_copy`.
+    /// `transports` limits UCX as its variable `UCX_TLS` does, which goes before: `tcp`,
+    /// `tcp,cuda_copy`.
     ///
     /// # Errors
     ///
     /// [`Error::Unavailable`] when NIXL cannot start it, or has no plug-in UCX.
-    pub fn start(library: &'static Library, name: &str, transports: Option<&str>, thread: bool) -> Result<Self> {
+    pub fn start(
+        library: &'static Library,
+        name: &str,
+        transports: Option<&str>,
+        thread: bool,
+    ) -> Result<Self> {
         let owned = text("the agent's name", name)?;
         let mut agent = ptr::null_mut();
         let config = AgentConfig::new(thread.then_some(SLEEP_US));
-        // SAFETY: `nixl_capi_create_configured_agent` reads a string that ends in zero and a structure of its layout,
-        // keeps neither, and writes a handle.
-        let status = unsafe { (library.create_configured_agent)(owned.as_ptr(), &config, &mut agent) };
+        // SAFETY: `nixl_capi_create_configured_agent` reads a string that ends in zero and a
+        // structure of its layout, keeps neither, and writes a handle.
+        let status =
+            unsafe { (library.create_configured_agent)(owned.as_ptr(), &config, &mut agent) };
         let agent = made(status, agent, "agent")?;
         let backend = match start_backend(library, agent, transports) {
             Ok(backend) => backend,
             Err(error) => {
-                // SAFETY: `nixl_capi_destroy_agent` takes an agent that it made and that nothing uses.
+                // SAFETY: `nixl_capi_destroy_agent` takes an agent that it made and that nothing
+                // uses.
                 unsafe { (library.destroy_agent)(agent.as_ptr()) };
                 return Err(error);
             }
@@ -71,7 +81,8 @@ impl Agent {
             match unsafe { (library.opt_args_add_backend)(options.as_ptr(), backend.as_ptr()) } {
                 SUCCESS => Ok(options),
                 status => {
-                    // SAFETY: `nixl_capi_destroy_opt_args` takes options that it made and that nothing uses.
+                    // SAFETY: `nixl_capi_destroy_opt_args` takes options that it made and that
+                    // nothing uses.
                     unsafe { (library.destroy_opt_args)(options.as_ptr()) };
                     Err(cannot_start("options", status))
                 }
@@ -79,13 +90,22 @@ impl Agent {
         });
         match options {
             Ok(options) => {
-                let handles = Mutex::new(Handles { agent, backend, options });
-                Ok(Self { library, name: name.to_owned(), handles })
+                let handles = Mutex::new(Handles {
+                    agent,
+                    backend,
+                    options,
+                });
+                Ok(Self {
+                    library,
+                    name: name.to_owned(),
+                    handles,
+                })
             }
             Err(error) => {
                 // SAFETY: `nixl_capi_destroy_backend` takes the handle it made, which nothing uses.
                 unsafe { (library.destroy_backend)(backend.as_ptr()) };
-                // SAFETY: `nixl_capi_destroy_agent` takes an agent that it made and that nothing uses.
+                // SAFETY: `nixl_capi_destroy_agent` takes an agent that it made and that nothing
+                // uses.
                 unsafe { (library.destroy_agent)(agent.as_ptr()) };
                 Err(error)
             }
@@ -113,12 +133,16 @@ impl Agent {
         let handles = self.lock();
         let (mut data, mut bytes) = (ptr::null_mut(), 0);
         // SAFETY: `nixl_capi_get_local_md` takes a valid agent and writes a pointer and a length.
-        let status = unsafe { (self.library.get_local_md)(handles.agent.as_ptr(), &mut data, &mut bytes) };
+        let status =
+            unsafe { (self.library.get_local_md)(handles.agent.as_ptr(), &mut data, &mut bytes) };
         drop(handles);
         let data = made(status, data, "metadata")?;
-        // SAFETY: `from_raw_parts`: NIXL gave a buffer of `bytes` bytes, which it has filled and does not keep.
-        let copy = unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), bytes) }.to_vec();
-        // SAFETY: `free` takes what `malloc` gave, which is what `nixl_capi_get_local_md` allocates by.
+        // SAFETY: `from_raw_parts`: NIXL gave a buffer of `bytes` bytes, which it has filled and
+        // does not keep.
+        let copy =
+            unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), bytes) }.to_vec();
+        // SAFETY: `free` takes what `malloc` gave, which is what `nixl_capi_get_local_md` allocates
+        // by.
         unsafe { libc::free(data.as_ptr()) };
         Ok(copy)
     }
@@ -126,13 +150,18 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        let handles = self.handles.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: `nixl_capi_destroy_opt_args` takes options that it made, which are used under the lock alone.
+        let handles = self
+            .handles
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: `nixl_capi_destroy_opt_args` takes options that it made, which are used under the
+        // lock alone.
         unsafe { (self.library.destroy_opt_args)(handles.options.as_ptr()) };
         // SAFETY: `nixl_capi_destroy_backend` frees the handle; the backend is the agent's.
         unsafe { (self.library.destroy_backend)(handles.backend.as_ptr()) };
-        // SAFETY: `nixl_capi_destroy_agent` takes an agent that it made. Registrations, peers and transfers hold the
-        // `Agent`, so none is left; one that never ended keeps it from being dropped.
+        // SAFETY: `nixl_capi_destroy_agent` takes an agent that it made. Registrations, peers and
+        // transfers hold the `Agent`, so none is left; one that never ended keeps it from being
+        // dropped.
         let status = unsafe { (self.library.destroy_agent)(handles.agent.as_ptr()) };
         if status != SUCCESS {
             tracing::warn!(agent = self.name, status, "NIXL's agent did not end");
@@ -142,7 +171,9 @@ impl Drop for Agent {
 
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Agent")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -164,16 +195,24 @@ impl Registered {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a range that is empty or ends beyond the address space, [`Error::Unavailable`] when NIXL
-    /// takes it not. Then none is registered.
+    /// [`Error::Invalid`] for a range that is empty or ends beyond the address space,
+    /// [`Error::Unavailable`] when NIXL takes it not. Then none is registered.
     ///
     /// # Safety
     ///
     /// The memory is mapped in this process until the registration is dropped.
     pub unsafe fn new(agent: &Arc<Agent>, spans: &[Span]) -> Result<Self> {
-        let mut registered = Self { agent: Arc::clone(agent), spans: Vec::new(), lists: Vec::new() };
+        let mut registered = Self {
+            agent: Arc::clone(agent),
+            spans: Vec::new(),
+            lists: Vec::new(),
+        };
         for kind in [DRAM, VRAM] {
-            let of_kind: Vec<_> = spans.iter().copied().filter(|span| kind_and_device(span.place).0 == kind).collect();
+            let of_kind: Vec<_> = spans
+                .iter()
+                .copied()
+                .filter(|span| kind_and_device(span.place).0 == kind)
+                .collect();
             if !of_kind.is_empty() {
                 registered.add(kind, &of_kind)?;
             }
@@ -191,24 +230,41 @@ impl Registered {
         let filled = spans.iter().try_for_each(|span| {
             let (address, bytes) = range(span.address, span.bytes)?;
             let device = kind_and_device(span.place).1;
-            // SAFETY: `nixl_capi_reg_dlist_add_desc` copies numbers into a list it made; no metadata, of no length.
-            let status = unsafe { (library.reg_dlist_add_desc)(list.as_ptr(), address, bytes, device, ptr::null(), 0) };
-            if status == SUCCESS { Ok(()) } else { Err(refused(spans, status)) }
+            // SAFETY: `nixl_capi_reg_dlist_add_desc` copies numbers into a list it made; no
+            // metadata, of no length.
+            let status = unsafe {
+                (library.reg_dlist_add_desc)(list.as_ptr(), address, bytes, device, ptr::null(), 0)
+            };
+            if status == SUCCESS {
+                Ok(())
+            } else {
+                Err(refused(spans, status))
+            }
         });
         let done = filled.and_then(|()| {
             let handles = self.agent.lock();
-            // SAFETY: `nixl_capi_register_mem` takes valid handles; that the ranges are mapped until they are taken
-            // back, the caller of `Registered::new` promises.
-            let status =
-                unsafe { (library.register_mem)(handles.agent.as_ptr(), list.as_ptr(), handles.options.as_ptr()) };
-            if status == SUCCESS { Ok(()) } else { Err(refused(spans, status)) }
+            // SAFETY: `nixl_capi_register_mem` takes valid handles; that the ranges are mapped
+            // until they are taken back, the caller of `Registered::new` promises.
+            let status = unsafe {
+                (library.register_mem)(
+                    handles.agent.as_ptr(),
+                    list.as_ptr(),
+                    handles.options.as_ptr(),
+                )
+            };
+            if status == SUCCESS {
+                Ok(())
+            } else {
+                Err(refused(spans, status))
+            }
         });
         match done {
             Ok(()) => {
                 self.lists.push(list);
                 self.spans.extend_from_slice(spans);
             }
-            // SAFETY: `nixl_capi_destroy_reg_dlist` takes a list that it made and that nothing uses.
+            // SAFETY: `nixl_capi_destroy_reg_dlist` takes a list that it made and that nothing
+            // uses.
             Err(_) => drop(unsafe { (library.destroy_reg_dlist)(list.as_ptr()) }),
         }
         done
@@ -221,7 +277,9 @@ impl Registered {
 
     /// Whether a range lies within one that is registered.
     pub fn covers(&self, span: &Span) -> bool {
-        self.spans.iter().any(|own| own.place == span.place && within(span.address, span.bytes, own.address, own.bytes))
+        self.spans.iter().any(|own| {
+            own.place == span.place && within(span.address, span.bytes, own.address, own.bytes)
+        })
     }
 }
 
@@ -230,14 +288,25 @@ impl Drop for Registered {
         let library = self.agent.library;
         for list in self.lists.drain(..) {
             let handles = self.agent.lock();
-            // SAFETY: `nixl_capi_deregister_mem` takes valid handles and the list that was registered.
-            let status =
-                unsafe { (library.deregister_mem)(handles.agent.as_ptr(), list.as_ptr(), handles.options.as_ptr()) };
+            // SAFETY: `nixl_capi_deregister_mem` takes valid handles and the list that was
+            // registered.
+            let status = unsafe {
+                (library.deregister_mem)(
+                    handles.agent.as_ptr(),
+                    list.as_ptr(),
+                    handles.options.as_ptr(),
+                )
+            };
             drop(handles);
             if status != SUCCESS {
-                tracing::warn!(status, what = meaning(status), "NIXL did not take a registration back");
+                tracing::warn!(
+                    status,
+                    what = meaning(status),
+                    "NIXL did not take a registration back"
+                );
             }
-            // SAFETY: `nixl_capi_destroy_reg_dlist` takes a list that it made and that nothing uses.
+            // SAFETY: `nixl_capi_destroy_reg_dlist` takes a list that it made and that nothing
+            // uses.
             unsafe { (library.destroy_reg_dlist)(list.as_ptr()) };
         }
     }
@@ -245,7 +314,9 @@ impl Drop for Registered {
 
 impl fmt::Debug for Registered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registered").field("spans", &self.spans).finish_non_exhaustive()
+        f.debug_struct("Registered")
+            .field("spans", &self.spans)
+            .finish_non_exhaustive()
     }
 }
 
@@ -269,13 +340,12 @@ pub fn within(address: u64, bytes: u64, outer: u64, outer_bytes: u64) -> bool {
 /// [`Error::Invalid`] for one that is empty or ends beyond the address space.
 pub fn range(address: u64, bytes: u64) -> Result<(usize, usize)> {
     let fits = (bytes > 0 && address.checked_add(bytes).is_some()).then_some(());
-    fits.and_then(|()| Some((usize::try_from(address).ok()?, usize::try_from(bytes).ok()?))).ok_or_else(|| {
-        Error::Invalid {
+    fits.and_then(|()| Some((usize::try_from(address).ok()?, usize::try_from(bytes).ok()?)))
+        .ok_or_else(|| Error::Invalid {
             what: "a range of memory",
             got: format!("{bytes} bytes at {address:#x}"),
             must: "some bytes that end within the address space",
-        }
-    })
+        })
 }
 
 /// A string for C.
@@ -330,17 +400,31 @@ fn start_backend(
     let limited = transports.map_or(Ok(()), |transports| {
         let value = text("UCX's transports", &format!("TLS={transports}"))?;
         // SAFETY: `nixl_capi_params_add` copies two strings that end in zero into a map it made.
-        let status = unsafe { (library.params_add)(params.as_ptr(), c"engine_config".as_ptr(), value.as_ptr()) };
-        if status == SUCCESS { Ok(()) } else { Err(cannot_start("parameters", status)) }
+        let status = unsafe {
+            (library.params_add)(params.as_ptr(), c"engine_config".as_ptr(), value.as_ptr())
+        };
+        if status == SUCCESS {
+            Ok(())
+        } else {
+            Err(cannot_start("parameters", status))
+        }
     });
     let backend = limited.and_then(|()| {
         let mut backend = ptr::null_mut();
-        // SAFETY: `nixl_capi_create_backend` takes valid handles and a string that ends in zero, and writes a handle.
-        let status =
-            unsafe { (library.create_backend)(agent.as_ptr(), c"UCX".as_ptr(), params.as_ptr(), &mut backend) };
+        // SAFETY: `nixl_capi_create_backend` takes valid handles and a string that ends in zero,
+        // and writes a handle.
+        let status = unsafe {
+            (library.create_backend)(
+                agent.as_ptr(),
+                c"UCX".as_ptr(),
+                params.as_ptr(),
+                &mut backend,
+            )
+        };
         made(status, backend, "backend UCX")
     });
-    // SAFETY: `nixl_capi_destroy_params` takes a map that it made and that nothing uses: the backend has copied it.
+    // SAFETY: `nixl_capi_destroy_params` takes a map that it made and that nothing uses: the
+    // backend has copied it.
     unsafe { (library.destroy_params)(params.as_ptr()) };
     backend
 }
@@ -353,7 +437,8 @@ fn start_backend(
 pub fn load_remote(agent: &Agent, metadata: &[u8]) -> Result<CString, c_int> {
     let handles = agent.lock();
     let mut name: *mut c_char = ptr::null_mut();
-    // SAFETY: `nixl_capi_load_remote_md` takes a valid agent, copies the metadata's bytes, and writes a pointer.
+    // SAFETY: `nixl_capi_load_remote_md` takes a valid agent, copies the metadata's bytes, and
+    // writes a pointer.
     let status = unsafe {
         (agent.library.load_remote_md)(
             handles.agent.as_ptr(),
@@ -366,7 +451,8 @@ pub fn load_remote(agent: &Agent, metadata: &[u8]) -> Result<CString, c_int> {
     if status != SUCCESS || name.is_null() {
         return Err(status);
     }
-    // SAFETY: `CStr::from_ptr`: NIXL gave a string of `strdup`, which ends in zero and which nobody changes.
+    // SAFETY: `CStr::from_ptr`: NIXL gave a string of `strdup`, which ends in zero and which nobody
+    // changes.
     let copy = unsafe { std::ffi::CStr::from_ptr(name) }.to_owned();
     // SAFETY: `free` takes what `strdup` gave.
     unsafe { libc::free(name.cast()) };
@@ -377,7 +463,8 @@ pub fn load_remote(agent: &Agent, metadata: &[u8]) -> Result<CString, c_int> {
 pub fn forget_remote(agent: &Agent, name: &std::ffi::CStr) {
     let handles = agent.lock();
     // SAFETY: `nixl_capi_invalidate_remote_md` takes a valid agent and a string that ends in zero.
-    let status = unsafe { (agent.library.invalidate_remote_md)(handles.agent.as_ptr(), name.as_ptr()) };
+    let status =
+        unsafe { (agent.library.invalidate_remote_md)(handles.agent.as_ptr(), name.as_ptr()) };
     drop(handles);
     // A peer that died has been forgotten by NIXL, which says `not found`.
     tracing::debug!(?name, status, "forgot a peer");

@@ -5,13 +5,14 @@
 //!         | NIXL's metadata | check 8
 //! ```
 //!
-//! All numbers are little-endian. A range's *serial* is of its registration: NIXL refuses a range that it knows with
-//! another key, and forgets the peer when it does (`nixlRemoteSection::loadRemoteData`), so that transfers under way
-//! are lost. With the serials that is seen before NIXL is asked.
+//! All numbers are little-endian. A range's *serial* is of its registration: NIXL refuses a range
+//! that it knows with another key, and forgets the peer when it does
+//! (`nixlRemoteSection::loadRemoteData`), so that transfers under way are lost. With the serials
+//! that is seen before NIXL is asked.
 //!
-//! The *check* is FNV-1a of all bytes before it, against a message cut off or damaged, and not against a peer that
-//! lies: UCX's backend keeps the name of an agent whose metadata it has read half, and refuses that name from then on
-//! (`nixlUcxEngine::loadRemoteConnInfo`).
+//! The *check* is FNV-1a of all bytes before it, against a message cut off or damaged, and not
+//! against a peer that lies: UCX's backend keeps the name of an agent whose metadata it has read
+//! half, and refuses that name from then on (`nixlUcxEngine::loadRemoteConnInfo`).
 
 use crate::error::{Error, Result};
 use crate::transport::{Place, Span};
@@ -81,25 +82,41 @@ impl Envelope {
         };
         let (must, said) = (check(bytes), u64::from_le_bytes(said));
         if said != must {
-            return Err(malformed(format!("{whole} bytes with the check {said:#x} instead of {must:#x}")));
+            return Err(malformed(format!(
+                "{whole} bytes with the check {said:#x} instead of {must:#x}"
+            )));
         }
         let mut rest = Reader(bytes);
         let (Some(MAGIC), Some(length)) = (rest.array(), rest.array()) else {
-            return Err(malformed(format!("{whole} bytes without the mark of this version")));
+            return Err(malformed(format!(
+                "{whole} bytes without the mark of this version"
+            )));
         };
         let length = usize::from(u16::from_le_bytes(length));
-        let name = rest.take(length).and_then(|name| std::str::from_utf8(name).ok()).unwrap_or("");
-        if name.is_empty() || length > MAX_NAME || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(malformed(format!("{whole} bytes with a name of {length} that is none")));
+        let name = rest
+            .take(length)
+            .and_then(|name| std::str::from_utf8(name).ok())
+            .unwrap_or("");
+        if name.is_empty() || length > MAX_NAME || !name.bytes().all(|byte| byte.is_ascii_graphic())
+        {
+            return Err(malformed(format!(
+                "{whole} bytes with a name of {length} that is none"
+            )));
         }
-        let count = rest.array().map_or(usize::MAX, |count| u32::from_le_bytes(count) as usize);
+        let count = rest
+            .array()
+            .map_or(usize::MAX, |count| u32::from_le_bytes(count) as usize);
         if count > MAX_RANGES {
-            return Err(malformed(format!("{whole} bytes that speak of {count} ranges")));
+            return Err(malformed(format!(
+                "{whole} bytes that speak of {count} ranges"
+            )));
         }
         let mut ranges = Vec::new();
         for _ in 0..count {
             let Some(range) = rest.range() else {
-                return Err(malformed(format!("{whole} bytes that end within {count} ranges, or hold an empty one")));
+                return Err(malformed(format!(
+                    "{whole} bytes that end within {count} ranges, or hold an empty one"
+                )));
             };
             ranges.push(range);
         }
@@ -107,17 +124,27 @@ impl Envelope {
         if blob.is_empty() || blob.len() > MAX_BLOB {
             return Err(malformed(format!("{} bytes of NIXL's", blob.len())));
         }
-        Ok(Self { name: name.to_owned(), ranges, blob })
+        Ok(Self {
+            name: name.to_owned(),
+            ranges,
+            blob,
+        })
     }
 }
 
 /// FNV-1a (draft-eastlake-fnv, 64 bits).
 fn check(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 fn malformed(got: String) -> Error {
-    Error::Malformed { what: "the metadata of its memory", got, must: "what this version's `metadata` gives" }
+    Error::Malformed {
+        what: "the metadata of its memory",
+        got,
+        must: "what this version's `metadata` gives",
+    }
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -142,7 +169,14 @@ impl<'a> Reader<'a> {
         };
         let serial = u64::from_le_bytes(self.array()?);
         super::agent::range(address, bytes).ok()?;
-        Some(Range { span: Span { address, bytes, place }, serial })
+        Some(Range {
+            span: Span {
+                address,
+                bytes,
+                place,
+            },
+            serial,
+        })
     }
 }
 
@@ -153,7 +187,14 @@ mod tests {
     use super::*;
 
     fn sample() -> Envelope {
-        let span = |address, place| Range { span: Span { address, bytes: 4096, place }, serial: 7 };
+        let span = |address, place| Range {
+            span: Span {
+                address,
+                bytes: 4096,
+                place,
+            },
+            serial: 7,
+        };
         Envelope {
             name: "gateway-1".into(),
             ranges: vec![span(0x1000, Place::Host), span(0x2000, Place::Device(3))],
@@ -163,7 +204,10 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        assert_eq!(Envelope::decode(&sample().encode()).expect("it is one"), sample());
+        assert_eq!(
+            Envelope::decode(&sample().encode()).expect("it is one"),
+            sample()
+        );
     }
 
     #[test]
@@ -175,7 +219,11 @@ mod tests {
             let mut short = bytes[..length].to_vec();
             short.extend(check(&short).to_le_bytes());
             // What ends within NIXL's part is NIXL's to see.
-            assert!(Envelope::decode(&short).is_err() || length > bytes.len() - 8 - 3, "{length} of {}", bytes.len());
+            assert!(
+                Envelope::decode(&short).is_err() || length > bytes.len() - 8 - 3,
+                "{length} of {}",
+                bytes.len()
+            );
         }
     }
 
@@ -183,7 +231,11 @@ mod tests {
     fn an_empty_range_and_one_beyond_the_address_space_are_refused() {
         for (address, bytes) in [(4096, 0), (u64::MAX - 8, 16)] {
             let mut wrong = sample();
-            wrong.ranges[1].span = Span { address, bytes, place: Place::Host };
+            wrong.ranges[1].span = Span {
+                address,
+                bytes,
+                place: Place::Host,
+            };
             Envelope::decode(&wrong.encode()).expect_err("it is wrong");
         }
     }

@@ -1,8 +1,8 @@
 //! NIXL's C functions, loaded at run time.
 //!
-//! Source of every declaration: `src/bindings/rust/wrapper.h` of ai-dynamo/nixl, which the crate `nixl-sys` 1.5.2
-//! carries as `wrapper.h`, and whose bodies are in `wrapper.cpp` beside it. One of them takes a structure:
-//! [`AgentConfig`].
+//! Source of every declaration: `src/bindings/rust/wrapper.h` of ai-dynamo/nixl, which the crate
+//! `nixl-sys` 1.5.2 carries as `wrapper.h`, and whose bodies are in `wrapper.cpp` beside it. One of
+//! them takes a structure: [`AgentConfig`].
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
@@ -69,8 +69,8 @@ opaque! {
 
 /// `nixl_capi_agent_config_t`, as from NIXL 1.4.0 to 1.5.2.
 ///
-/// A comment there announces a port of 16 bits. With that, the fields that are not 0 here keep their places, and zeros
-/// follow: so a later layout finds the same.
+/// A comment there announces a port of 16 bits. With that, the fields that are not 0 here keep
+/// their places, and zeros follow: so a later layout finds the same.
 #[repr(C)]
 #[derive(Default, Debug)]
 pub struct AgentConfig {
@@ -86,11 +86,17 @@ pub struct AgentConfig {
 }
 
 impl AgentConfig {
-    /// Configures an agent whose thread sleeps for at most this many microseconds, rounded up to milliseconds, when no
-    /// event wakes it; or an agent that goes on in calls of `nixl_capi_get_xfer_status` alone.
+    /// Configures an agent whose thread sleeps for at most this many microseconds, rounded up to
+    /// milliseconds, when no event wakes it; or an agent that goes on in calls of
+    /// `nixl_capi_get_xfer_status` alone.
     pub fn new(thread_sleeps_us: Option<u64>) -> Self {
-        let (progress_thread, progress_delay_us) = (thread_sleeps_us.is_some(), thread_sleeps_us.unwrap_or(0));
-        Self { progress_thread, progress_delay_us, ..Self::default() }
+        let (progress_thread, progress_delay_us) =
+            (thread_sleeps_us.is_some(), thread_sleeps_us.unwrap_or(0));
+        Self {
+            progress_thread,
+            progress_delay_us,
+            ..Self::default()
+        }
     }
 }
 
@@ -105,9 +111,9 @@ macro_rules! functions {
             fn of(library: &libloading::Library) -> Result<Self, libloading::Error> {
                 Ok(Self {$(
                     $name: {
-                        // SAFETY: `Library::get` asks for the symbol's type: it is that of the declaration in NIXL's
-                        // header, an enumeration being an `int`. The pointer is not used after the library is
-                        // unloaded, because it never is.
+                        // SAFETY: `Library::get` asks for the symbol's type: it is that of the
+                        // declaration in NIXL's header, an enumeration being an `int`. The pointer
+                        // is not used after the library is unloaded, because it never is.
                         *unsafe { library.get(concat!("nixl_capi_", stringify!($name)))? }
                     },
                 )*})
@@ -194,7 +200,8 @@ functions! {
 impl Library {
     /// Loads the first of `candidates` that can be, for the rest of the process.
     ///
-    /// It is never unloaded, and its table lives as long: NIXL's threads and what it runs at exit are its code.
+    /// It is never unloaded, and its table lives as long: NIXL's threads and what it runs at exit
+    /// are its code.
     ///
     /// # Errors
     ///
@@ -203,9 +210,9 @@ impl Library {
         let mut said = Vec::new();
         for candidate in candidates {
             let path = candidate.as_ref();
-            // SAFETY: `Library::new` runs the initialisers of the library and of those it needs. They are NIXL's,
-            // gRPC's and UCX's, which may run in any thread and ask for nothing before; that the file is NIXL's is
-            // what who names it, or installs it, answers for.
+            // SAFETY: `Library::new` runs the initialisers of the library and of those it needs.
+            // They are NIXL's, gRPC's and UCX's, which may run in any thread and ask for nothing
+            // before; that the file is NIXL's is what who names it, or installs it, answers for.
             match unsafe { libloading::Library::new(path) } {
                 Ok(library) => match Self::of(&library) {
                     Ok(functions) => {
@@ -213,7 +220,11 @@ impl Library {
                         return Ok(Box::leak(Box::new(functions)));
                     }
                     Err(error) => {
-                        said.push(format!("{} lacks a function of NIXL 1.5: {}", path.display(), explain(&error)));
+                        said.push(format!(
+                            "{} lacks a function of NIXL 1.5: {}",
+                            path.display(),
+                            explain(&error)
+                        ));
                         // Its threads may run already.
                         std::mem::forget(library);
                     }
@@ -234,9 +245,16 @@ mod tests {
         let place = tempfile::tempdir().expect("a folder");
         let file = place.path().join("libnixl_capi.so");
         std::fs::write(&file, "no library").expect("a file");
-        let error = Library::load(&[file.as_path(), Path::new("no-such-library.so")]).err().expect("it is none");
+        let error = Library::load(&[file.as_path(), Path::new("no-such-library.so")])
+            .err()
+            .expect("it is none");
         let text = error.to_string();
-        for part in [file.to_str().expect("a name"), "no-such-library.so", "pip install", find::VARIABLE] {
+        for part in [
+            file.to_str().expect("a name"),
+            "no-such-library.so",
+            "pip install",
+            find::VARIABLE,
+        ] {
             assert!(text.contains(part), "{part} is missing in: {text}");
         }
     }
@@ -244,6 +262,11 @@ mod tests {
     #[test]
     fn a_library_without_the_functions_is_named() {
         let error = Library::load(&["libc.so.6"]).err().expect("it is another");
-        assert!(error.to_string().contains("nixl_capi_create_configured_agent"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("nixl_capi_create_configured_agent"),
+            "{error}"
+        );
     }
 }

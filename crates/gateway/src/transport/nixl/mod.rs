@@ -4,16 +4,18 @@
 //!
 //! 1. [`find`]: where the library is looked for.
 //! 2. `library`: its C functions.
-//! 3. `agent`: an agent, with UCX, with or without a progress thread, and memory registered with it.
+//! 3. `agent`: an agent, with UCX, with or without a progress thread, and memory registered with
+//!    it.
 //! 4. `envelope`: the metadata that one gateway gives another.
 //! 5. `peer`: other gateways that NIXL knows.
 //! 6. `request`: one read; **one that never ends keeps its memory**.
 //! 7. `transfer`: many, as one [`Transfer`].
 //! 8. `card`: what a network card wrote to a GPU is made visible.
 //!
-//! Both sides must run their agents: a read over TCP is answered by the origin's progress thread, and goes on at the
-//! replica when it is polled. It stands still while either process is stopped, for as long as it is (`SIGSTOP`: still
-//! under way after 40 s; a link that is down: after 150 s; `SIGKILL`: an error in 38 to 72 ms).
+//! Both sides must run their agents: a read over TCP is answered by the origin's progress thread,
+//! and goes on at the replica when it is polled. It stands still while either process is stopped,
+//! for as long as it is (`SIGSTOP`: still under way after 40 s; a link that is down: after 150 s;
+//! `SIGKILL`: an error in 38 to 72 ms).
 
 mod agent;
 mod card;
@@ -63,9 +65,10 @@ struct Shared {
 
 /// Has UCX ask the driver what an address is (`UCX_MEMTYPE_CACHE=n`), unless that variable is set.
 ///
-/// UCX otherwise remembers the allocations that its module `libucm_cuda` sees, and takes any other address for the
-/// host's. The module of the wheel needs `libcudart.so.12`. Where that is missing, UCX goes on without the module, says
-/// so only with `UCX_LOG_LEVEL=debug`, and device memory cannot be registered (seen beside CUDA 13's runtime).
+/// UCX otherwise remembers the allocations that its module `libucm_cuda` sees, and takes any other
+/// address for the host's. The module of the wheel needs `libcudart.so.12`. Where that is missing,
+/// UCX goes on without the module, says so only with `UCX_LOG_LEVEL=debug`, and device memory
+/// cannot be registered (seen beside CUDA 13's runtime).
 ///
 /// # Safety
 ///
@@ -73,7 +76,8 @@ struct Shared {
 pub unsafe fn ask_the_driver() {
     const CACHE: &str = "UCX_MEMTYPE_CACHE";
     if std::env::var_os(CACHE).is_none() {
-        // SAFETY: `set_var` asks that no other thread reads or writes the environment, which our caller promises.
+        // SAFETY: `set_var` asks that no other thread reads or writes the environment, which our
+        // caller promises.
         unsafe { std::env::set_var(CACHE, "n") };
     }
 }
@@ -81,12 +85,14 @@ pub unsafe fn ask_the_driver() {
 impl Nixl {
     /// Loads NIXL from where [`find`] says and starts an agent.
     ///
-    /// `name` is how peers call the agent: it must be unique among them, and another for each process. `transports`
-    /// limits UCX as `UCX_TLS` does, which goes before it: `tcp` or `tcp,cuda_copy`.
+    /// `name` is how peers call the agent: it must be unique among them, and another for each
+    /// process. `transports` limits UCX as `UCX_TLS` does, which goes before it: `tcp` or
+    /// `tcp,cuda_copy`.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] without the library, with how to get it, and [`Error::Invalid`] for a name that is none.
+    /// [`Error::Unavailable`] without the library, with how to get it, and [`Error::Invalid`] for a
+    /// name that is none.
     pub fn start(name: &str, transports: Option<&str>) -> Result<Self> {
         Self::with(name, transports, true)
     }
@@ -94,10 +100,10 @@ impl Nixl {
     /// Starts an agent that reads and that nobody reads from. It has no thread: its reads go on in
     /// [`poll`](Transfer::poll) alone, so a read by TCP wants it often.
     ///
-    /// Through `cuda_ipc` UCX puts all reads from a peer on one stream. Each time that NIXL's thread goes to sleep, UCX
-    /// puts a host function on every stream with work (`uct_cuda_base_iface_event_fd_arm` in
-    /// `src/uct/cuda/base/cuda_iface.c`), and the next read waits for those before it. A thread that never sleeps arms
-    /// all the same.
+    /// Through `cuda_ipc` UCX puts all reads from a peer on one stream. Each time that NIXL's
+    /// thread goes to sleep, UCX puts a host function on every stream with work
+    /// (`uct_cuda_base_iface_event_fd_arm` in `src/uct/cuda/base/cuda_iface.c`), and the next read
+    /// waits for those before it. A thread that never sleeps arms all the same.
     ///
     /// # Errors
     ///
@@ -107,7 +113,10 @@ impl Nixl {
     }
 
     fn with(name: &str, transports: Option<&str>, thread: bool) -> Result<Self> {
-        if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
+        if name.is_empty()
+            || name.len() > MAX_NAME
+            || !name.bytes().all(|byte| byte.is_ascii_graphic())
+        {
             return Err(Error::Invalid {
                 what: "the name of NIXL's agent",
                 got: format!("{name:?}"),
@@ -116,14 +125,26 @@ impl Nixl {
         }
         let library = library::Library::load(&find::Surroundings::of_process().candidates()?)?;
         let agent = Arc::new(Agent::start(library, name, transports, thread)?);
-        let shared = Shared { agent, next: AtomicU64::new(1), registered: Mutex::default() };
-        Ok(Self { shared: Arc::new(shared), peers: Peers::default(), cut: Cut::default() })
+        let shared = Shared {
+            agent,
+            next: AtomicU64::new(1),
+            registered: Mutex::default(),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            peers: Peers::default(),
+            cut: Cut::default(),
+        })
     }
 
-    /// Sets how reads of peers that are loaded from here on are cut: into pieces of `bytes` bytes, `at_a_time` of them
-    /// under way at once; 0 counts as 1. The default is 4 of 32 MiB. `u64::MAX` and 1 give NIXL each range whole.
+    /// Sets how reads of peers that are loaded from here on are cut: into pieces of `bytes` bytes,
+    /// `at_a_time` of them under way at once; 0 counts as 1. The default is 4 of 32 MiB. `u64::MAX`
+    /// and 1 give NIXL each range whole.
     pub fn set_pieces(&mut self, bytes: u64, at_a_time: usize) {
-        self.cut = Cut { piece: bytes.max(1), window: at_a_time.max(1) };
+        self.cut = Cut {
+            piece: bytes.max(1),
+            window: at_a_time.max(1),
+        };
     }
 }
 
@@ -133,20 +154,37 @@ impl Transport for Nixl {
     }
 
     unsafe fn register(&self, memory: &[Span]) -> Result<Box<dyn Registration>> {
-        // SAFETY: `Registered::new` asks that the memory is mapped until the registration is dropped, which our caller
-        // promises; a transfer that never ends keeps it, and our caller keeps that memory mapped.
+        // SAFETY: `Registered::new` asks that the memory is mapped until the registration is
+        // dropped, which our caller promises; a transfer that never ends keeps it, and our caller
+        // keeps that memory mapped.
         let registered = Arc::new(unsafe { Registered::new(&self.shared.agent, memory)? });
         let serial = self.shared.next.fetch_add(1, Ordering::Relaxed);
-        self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner).insert(serial, registered);
-        Ok(Box::new(Entry { shared: Arc::clone(&self.shared), serial }))
+        self.shared
+            .registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(serial, registered);
+        Ok(Box::new(Entry {
+            shared: Arc::clone(&self.shared),
+            serial,
+        }))
     }
 
     fn metadata(&self) -> Result<Vec<u8>> {
         // Held meanwhile, so that the ranges and NIXL's metadata are of one moment.
-        let registered = self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        let registered = self
+            .shared
+            .registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let ranges: Vec<_> = registered
             .iter()
-            .flat_map(|(&serial, registered)| registered.spans().iter().map(move |&span| Range { span, serial }))
+            .flat_map(|(&serial, registered)| {
+                registered
+                    .spans()
+                    .iter()
+                    .map(move |&span| Range { span, serial })
+            })
             .collect();
         if ranges.len() > MAX_RANGES {
             return Err(Error::Unavailable {
@@ -156,16 +194,31 @@ impl Transport for Nixl {
             });
         }
         let blob = self.shared.agent.metadata()?;
-        Ok(Envelope { name: self.shared.agent.name().to_owned(), ranges, blob }.encode())
+        Ok(Envelope {
+            name: self.shared.agent.name().to_owned(),
+            ranges,
+            blob,
+        }
+        .encode())
     }
 
     fn load_peer(&self, metadata: &[u8]) -> Result<Box<dyn Peer>> {
-        let known = self.peers.load(&self.shared.agent, &Envelope::decode(metadata)?)?;
-        Ok(Box::new(Reader { shared: Arc::clone(&self.shared), known, cut: self.cut }))
+        let known = self
+            .peers
+            .load(&self.shared.agent, &Envelope::decode(metadata)?)?;
+        Ok(Box::new(Reader {
+            shared: Arc::clone(&self.shared),
+            known,
+            cut: self.cut,
+        }))
     }
 
     fn flush(&self) -> Result<()> {
-        let registered = self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        let registered = self
+            .shared
+            .registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut devices: Vec<_> = registered
             .values()
             .flat_map(|registered| registered.spans())
@@ -192,7 +245,12 @@ impl Registration for Entry {}
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let registered = self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.serial);
+        let registered = self
+            .shared
+            .registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.serial);
         // Outside of the lock: NIXL takes it back here, unless a transfer into it has not ended.
         drop(registered);
     }
@@ -209,7 +267,11 @@ struct Reader {
 impl Peer for Reader {
     unsafe fn read(&self, pairs: &[Pair]) -> Result<Box<dyn Transfer>> {
         let mut destination: Vec<Arc<Registered>> = Vec::new();
-        let registered = self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        let registered = self
+            .shared
+            .registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         for pair in pairs {
             if pair.from.bytes != pair.to.bytes {
                 return Err(Error::Invalid {
@@ -228,7 +290,10 @@ impl Peer for Reader {
                     ),
                 });
             }
-            let Some(own) = registered.values().find(|registered| registered.covers(&pair.to)) else {
+            let Some(own) = registered
+                .values()
+                .find(|registered| registered.covers(&pair.to))
+            else {
                 return Err(Error::Invalid {
                     what: "a destination",
                     got: format!("{} bytes at {:#x}", pair.to.bytes, pair.to.address),
@@ -240,8 +305,13 @@ impl Peer for Reader {
             }
         }
         drop(registered);
-        let kept = Kept { peer: Arc::clone(&self.known), destination };
+        let kept = Kept {
+            peer: Arc::clone(&self.known),
+            destination,
+        };
         // SAFETY: `Read::start` asks for what our caller promises.
-        Ok(Box::new(unsafe { transfer::Read::start(kept, pairs, self.cut)? }))
+        Ok(Box::new(unsafe {
+            transfer::Read::start(kept, pairs, self.cut)?
+        }))
     }
 }

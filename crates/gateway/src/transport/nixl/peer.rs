@@ -1,8 +1,9 @@
 //! Other gateways that NIXL knows.
 //!
-//! NIXL keeps one entry for each name, and adds to it what is loaded under that name later. It forgets the entry when
-//! something does not fit. So there is one [`Known`] for each name, shared by all that read from it, and what would not
-//! fit is refused before NIXL sees it. The entry goes when the last reader has: a transfer that never ends keeps it.
+//! NIXL keeps one entry for each name, and adds to it what is loaded under that name later. It
+//! forgets the entry when something does not fit. So there is one [`Known`] for each name, shared
+//! by all that read from it, and what would not fit is refused before NIXL sees it. The entry goes
+//! when the last reader has: a transfer that never ends keeps it.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -35,8 +36,8 @@ impl Peers {
     ///
     /// # Errors
     ///
-    /// [`Error::Malformed`] when NIXL does not take it, [`Error::Unavailable`] when it does not fit to what reads under
-    /// way use.
+    /// [`Error::Malformed`] when NIXL does not take it, [`Error::Unavailable`] when it does not fit
+    /// to what reads under way use.
     pub fn load(&self, agent: &Arc<Agent>, envelope: &Envelope) -> Result<Arc<Known>> {
         if envelope.name == agent.name() {
             return Err(Error::Malformed {
@@ -52,7 +53,8 @@ impl Peers {
                 (known, added)
             }
             other => {
-                // Its last reader is about to take the lock, and will find another entry there, or none.
+                // Its last reader is about to take the lock, and will find another entry there, or
+                // none.
                 if other.is_some() {
                     peers.remove(&envelope.name);
                     forget_remote(agent, &text("the name of a peer's agent", &envelope.name)?);
@@ -80,12 +82,20 @@ impl Peers {
             }
             return Err(Error::Malformed {
                 what: "the name of its agent",
-                got: format!("{} outside and {name:?} within NIXL's metadata", envelope.name),
+                got: format!(
+                    "{} outside and {name:?} within NIXL's metadata",
+                    envelope.name
+                ),
                 must: "one name",
             });
         }
         let ranges = Mutex::new(envelope.ranges.clone());
-        let known = Arc::new(Known { agent: Arc::clone(agent), table: Arc::clone(&self.0), name, ranges });
+        let known = Arc::new(Known {
+            agent: Arc::clone(agent),
+            table: Arc::clone(&self.0),
+            name,
+            ranges,
+        });
         peers.insert(envelope.name.clone(), Arc::downgrade(&known));
         Ok(known)
     }
@@ -113,11 +123,19 @@ impl Known {
     /// Adds what a peer has registered since.
     fn add(&self, envelope: &Envelope) -> Result<()> {
         let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-        let added: Vec<_> = envelope.ranges.iter().filter(|range| !ranges.contains(range)).copied().collect();
+        let added: Vec<_> = envelope
+            .ranges
+            .iter()
+            .filter(|range| !ranges.contains(range))
+            .copied()
+            .collect();
         if added.is_empty() {
             return Ok(());
         }
-        if let Some(other) = added.iter().find(|range| ranges.iter().any(|own| overlap(own, range))) {
+        if let Some(other) = added
+            .iter()
+            .find(|range| ranges.iter().any(|own| overlap(own, range)))
+        {
             return Err(Error::Unavailable {
                 what: format!("the memory of {} at {:#x}", envelope.name, other.span.address),
                 why: "it was registered again, and reads from that gateway use the registration before".to_owned(),
@@ -134,8 +152,12 @@ impl Drop for Known {
     fn drop(&mut self) {
         let mut peers = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let name = self.name.to_str().unwrap_or_default();
-        // A load that came in between has made NIXL forget this one already, and may have put another in its place.
-        if peers.get(name).is_some_and(|entry| std::ptr::eq(entry.as_ptr(), self)) {
+        // A load that came in between has made NIXL forget this one already, and may have put
+        // another in its place.
+        if peers
+            .get(name)
+            .is_some_and(|entry| std::ptr::eq(entry.as_ptr(), self))
+        {
             peers.remove(name);
             forget_remote(&self.agent, &self.name);
         }

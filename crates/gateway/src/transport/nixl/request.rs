@@ -6,14 +6,15 @@
 //!                 └ drop: released     └ drop: kept for the process' life      └ released
 //! ```
 //!
-//! A running request is never released, because that takes nothing back: `releaseReqH` of NIXL's UCX backend cancels
-//! with `ucp_request_cancel`, frees the request and forgets it, and says of itself that "it may not be enough to cancel
-//! UCX request" (`src/plugins/ucx/ucx_backend.cpp`). Bytes could arrive in memory that has another use by then. So
-//! [`Running`] gives up its request only when NIXL says that it has ended; dropped before, it keeps the request, the
-//! destination's registration, the peer and the agent until the process ends. That is what [`Kept`] is for.
+//! A running request is never released, because that takes nothing back: `releaseReqH` of NIXL's
+//! UCX backend cancels with `ucp_request_cancel`, frees the request and forgets it, and says of
+//! itself that "it may not be enough to cancel UCX request" (`src/plugins/ucx/ucx_backend.cpp`).
+//! Bytes could arrive in memory that has another use by then. So [`Running`] gives up its request
+//! only when NIXL says that it has ended; dropped before, it keeps the request, the destination's
+//! registration, the peer and the agent until the process ends. That is what [`Kept`] is for.
 //!
-//! Each request reads one range. NIXL posts the ranges of a longer list one after the other and, when one cannot be
-//! posted, cancels those before it in the same way.
+//! Each request reads one range. NIXL posts the ranges of a longer list one after the other and,
+//! when one cannot be posted, cancels those before it in the same way.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -32,7 +33,10 @@ pub struct Kept {
     /// The peer, and with it the agent.
     pub peer: Arc<Known>,
     /// The registrations of the destination.
-    #[expect(dead_code, reason = "held so that they are not taken back, and never read")]
+    #[expect(
+        dead_code,
+        reason = "held so that they are not taken back, and never read"
+    )]
     pub destination: Vec<Arc<Registered>>,
 }
 
@@ -77,8 +81,8 @@ impl Prepared {
         let remote = Ranges::of(library, pair.from.place, pair.from.address, pair.from.bytes)?;
         let mut handle = ptr::null_mut();
         let handles = kept.agent().lock();
-        // SAFETY: `nixl_capi_create_xfer_req` takes valid handles and a string that ends in zero, copies the lists, and
-        // writes a handle.
+        // SAFETY: `nixl_capi_create_xfer_req` takes valid handles and a string that ends in zero,
+        // copies the lists, and writes a handle.
         let status = unsafe {
             (library.create_xfer_req)(
                 handles.agent.as_ptr(),
@@ -101,25 +105,38 @@ impl Prepared {
     ///
     /// # Safety
     ///
-    /// Unless the request has ended, the destination stays mapped and writable, and nobody reads or writes there.
+    /// Unless the request has ended, the destination stays mapped and writable, and nobody reads or
+    /// writes there.
     pub unsafe fn post(self) -> State {
         let agent = self.kept.agent();
         let handles = agent.lock();
-        // SAFETY: `nixl_capi_post_xfer_req` takes valid handles. UCX writes to the destination from here on, which the
-        // caller of `post` allows.
+        // SAFETY: `nixl_capi_post_xfer_req` takes valid handles. UCX writes to the destination from
+        // here on, which the caller of `post` allows.
         let status = unsafe {
-            (agent.library().post_xfer_req)(handles.agent.as_ptr(), self.handle.as_ptr(), handles.options.as_ptr())
+            (agent.library().post_xfer_req)(
+                handles.agent.as_ptr(),
+                self.handle.as_ptr(),
+                handles.options.as_ptr(),
+            )
         };
         drop(handles);
         if status == IN_PROGRESS {
             let this = ManuallyDrop::new(self);
-            // SAFETY: `ptr::read` of a field that is valid and, its owner being in `ManuallyDrop`, not dropped again.
+            // SAFETY: `ptr::read` of a field that is valid and, its owner being in `ManuallyDrop`,
+            // not dropped again.
             let kept = unsafe { ptr::read(&this.kept) };
-            return State::Running(Running { kept: ManuallyDrop::new(kept), handle: this.handle });
+            return State::Running(Running {
+                kept: ManuallyDrop::new(kept),
+                handle: this.handle,
+            });
         }
-        // A failed post has written nothing: the one read was not accepted, or its endpoint is in error, and UCX then
-        // ends what is queued there.
-        State::Ended(if status == SUCCESS { Ok(()) } else { Err(failed("it could not be started", status)) })
+        // A failed post has written nothing: the one read was not accepted, or its endpoint is in
+        // error, and UCX then ends what is queued there.
+        State::Ended(if status == SUCCESS {
+            Ok(())
+        } else {
+            Err(failed("it could not be started", status))
+        })
     }
 }
 
@@ -135,7 +152,9 @@ impl Running {
         let agent = self.kept.agent();
         let handles = agent.lock();
         // SAFETY: `nixl_capi_get_xfer_status` takes valid handles.
-        let status = unsafe { (agent.library().get_xfer_status)(handles.agent.as_ptr(), self.handle.as_ptr()) };
+        let status = unsafe {
+            (agent.library().get_xfer_status)(handles.agent.as_ptr(), self.handle.as_ptr())
+        };
         drop(handles);
         if status == IN_PROGRESS {
             return State::Running(self);
@@ -144,7 +163,11 @@ impl Running {
         let Self { kept, .. } = self;
         // It has ended, so what was kept may go.
         drop(ManuallyDrop::into_inner(kept));
-        State::Ended(if status == SUCCESS { Ok(()) } else { Err(failed("it broke off", status)) })
+        State::Ended(if status == SUCCESS {
+            Ok(())
+        } else {
+            Err(failed("it broke off", status))
+        })
     }
 }
 
@@ -152,11 +175,16 @@ impl Running {
 fn release(agent: &Agent, handle: NonNull<RequestHandle>) {
     let library = agent.library();
     let handles = agent.lock();
-    // SAFETY: `nixl_capi_release_xfer_req` takes valid handles; the request was not posted, or it has ended.
+    // SAFETY: `nixl_capi_release_xfer_req` takes valid handles; the request was not posted, or it
+    // has ended.
     let status = unsafe { (library.release_xfer_req)(handles.agent.as_ptr(), handle.as_ptr()) };
     drop(handles);
     if status != SUCCESS {
-        tracing::warn!(status, what = meaning(status), "NIXL did not release a request; it is kept");
+        tracing::warn!(
+            status,
+            what = meaning(status),
+            "NIXL did not release a request; it is kept"
+        );
         return;
     }
     // SAFETY: `nixl_capi_destroy_xfer_req` takes a request that was released.
@@ -164,7 +192,9 @@ fn release(agent: &Agent, handle: NonNull<RequestHandle>) {
 }
 
 fn failed(what: &str, status: c_int) -> Error {
-    Error::Transfer { why: format!("{what}; NIXL says: {} (status {status})", meaning(status)) }
+    Error::Transfer {
+        why: format!("{what}; NIXL says: {} (status {status})", meaning(status)),
+    }
 }
 
 /// A list of one range, for NIXL to copy.

@@ -1,7 +1,7 @@
 //! A read of several ranges, as a window of requests.
 //!
-//! Ranges are cut into pieces, so that people see how far a read is. Several are under way at a time, so that the next
-//! is asked for before the last has arrived.
+//! Ranges are cut into pieces, so that people see how far a read is. Several are under way at a
+//! time, so that the next is asked for before the last has arrived.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,7 +22,10 @@ pub struct Cut {
 
 impl Default for Cut {
     fn default() -> Self {
-        Self { piece: 32 << 20, window: 4 }
+        Self {
+            piece: 32 << 20,
+            window: 4,
+        }
     }
 }
 
@@ -52,7 +55,10 @@ impl Read {
         let mut read = Self {
             kept: Arc::new(kept),
             window: cut.window,
-            waiting: pairs.iter().flat_map(|pair| pieces(pair, cut.piece)).collect(),
+            waiting: pairs
+                .iter()
+                .flat_map(|pair| pieces(pair, cut.piece))
+                .collect(),
             running: VecDeque::new(),
             arrived: 0,
             failed: None,
@@ -71,9 +77,12 @@ impl Read {
     /// Posts requests until the window is full, nothing waits, or one fails.
     fn fill(&mut self) {
         while self.failed.is_none() && self.running.len() < self.window {
-            let Some(pair) = self.waiting.pop_front() else { return };
+            let Some(pair) = self.waiting.pop_front() else {
+                return;
+            };
             let posted = Prepared::new(Arc::clone(&self.kept), &pair).map(|request| {
-                // SAFETY: `Prepared::post` asks for what the caller of `Read::start` promised for all pairs.
+                // SAFETY: `Prepared::post` asks for what the caller of `Read::start` promised for
+                // all pairs.
                 unsafe { request.post() }
             });
             match posted {
@@ -88,10 +97,15 @@ impl Read {
 impl Transfer for Read {
     fn poll(&mut self) -> Result<Progress> {
         if let Some(ended) = &self.ended {
-            return ended.clone().map(|()| Progress::Done).map_err(|why| Error::Transfer { why });
+            return ended
+                .clone()
+                .map(|()| Progress::Done)
+                .map_err(|why| Error::Transfer { why });
         }
         for _ in 0..self.running.len() {
-            let Some((request, bytes)) = self.running.pop_front() else { break };
+            let Some((request, bytes)) = self.running.pop_front() else {
+                break;
+            };
             match request.poll() {
                 State::Running(request) => self.running.push_back((request, bytes)),
                 State::Ended(Ok(())) => self.arrived += bytes,
@@ -100,9 +114,12 @@ impl Transfer for Read {
             }
         }
         self.fill();
-        // An error is told only when no request writes any more. One that never ends keeps the whole read running.
+        // An error is told only when no request writes any more. One that never ends keeps the
+        // whole read running.
         if !self.running.is_empty() {
-            return Ok(Progress::Running { bytes: self.arrived });
+            return Ok(Progress::Running {
+                bytes: self.arrived,
+            });
         }
         match self.failed.take() {
             Some(error) => {
@@ -156,12 +173,23 @@ mod tests {
     fn pieces_are_the_whole_without_a_gap() {
         for bytes in [0, 1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE + 3] {
             let pair = Pair {
-                from: RemoteSpan { address: 1 << 20, bytes, place: Place::Host },
-                to: Span { address: 1 << 40, bytes, place: Place::Host },
+                from: RemoteSpan {
+                    address: 1 << 20,
+                    bytes,
+                    place: Place::Host,
+                },
+                to: Span {
+                    address: 1 << 40,
+                    bytes,
+                    place: Place::Host,
+                },
             };
             let mut offset = 0;
             for piece in pieces(&pair, PIECE) {
-                assert_eq!((piece.from.address, piece.to.address), ((1 << 20) + offset, (1 << 40) + offset));
+                assert_eq!(
+                    (piece.from.address, piece.to.address),
+                    ((1 << 20) + offset, (1 << 40) + offset)
+                );
                 assert_eq!(piece.from.bytes, piece.to.bytes);
                 assert!(piece.to.bytes > 0 && piece.to.bytes <= PIECE);
                 offset += piece.to.bytes;

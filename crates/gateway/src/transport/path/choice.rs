@@ -1,4 +1,5 @@
-//! Which ways there are, what a trial of each says, and which is taken. Nothing here knows a transport.
+//! Which ways there are, what a trial of each says, and which is taken. Nothing here knows a
+//! transport.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,16 +11,28 @@ use crate::transport::Place;
 
 /// How often each way is tried. The first read over a connection also makes the connection.
 const ROUNDS: usize = 4;
-/// A way is not tried again when its first two rounds, or more, were each slower than the fastest way so far by this
-/// factor. One slow round is not enough: the process may have been preempted.
+/// A way is not tried again when its first two rounds, or more, were each slower than the fastest
+/// way so far by this factor. One slow round is not enough: the process may have been preempted.
 const HOPELESS: u64 = 4;
 
-/// How much faster a way through buffers must be, in parts of 10: it takes memory and copies on both sides, and what
-/// was measured on an idle machine is shared with others later.
+/// How much faster a way through buffers must be, in parts of 10: it takes memory and copies on
+/// both sides, and what was measured on an idle machine is shared with others later.
 const WORTH: u64 = 11;
 
 /// A way from an object on one host to an object on another.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Debug,
+    Serialize,
+    Deserialize,
+    clap::ValueEnum,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
     /// Both objects' memory is registered, and read directly
@@ -51,11 +64,15 @@ pub enum Land {
 }
 
 impl Land {
-    /// Returns where they land unless the user chooses: in the object if it is memory of the slots' kind, so that the
-    /// transport reads to either as fast.
+    /// Returns where they land unless the user chooses: in the object if it is memory of the slots'
+    /// kind, so that the transport reads to either as fast.
     pub fn of(slots: Place, object: Place) -> Land {
         let on_host = |place| place == Place::Host;
-        if on_host(slots) == on_host(object) { Land::Object } else { Land::Slots }
+        if on_host(slots) == on_host(object) {
+            Land::Object
+        } else {
+            Land::Slots
+        }
     }
 }
 
@@ -98,8 +115,16 @@ pub struct Tried {
 
 impl From<&Measured> for Tried {
     fn from(measured: &Measured) -> Tried {
-        let gb_s = measured.speed.as_ref().ok().map(|speed| *speed as f64 / 1e9);
-        Tried { way: measured.way, gb_s, error: measured.speed.clone().err() }
+        let gb_s = measured
+            .speed
+            .as_ref()
+            .ok()
+            .map(|speed| *speed as f64 / 1e9);
+        Tried {
+            way: measured.way,
+            gb_s,
+            error: measured.speed.clone().err(),
+        }
     }
 }
 
@@ -107,15 +132,20 @@ impl fmt::Display for Tried {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.gb_s, &self.error) {
             (Some(gb_s), _) => write!(f, "{} {gb_s:.2} GB/s", self.way),
-            (None, why) => write!(f, "{} not taken: {}", self.way, why.as_deref().unwrap_or("no reason was given")),
+            (None, why) => write!(
+                f,
+                "{} not taken: {}",
+                self.way,
+                why.as_deref().unwrap_or("no reason was given")
+            ),
         }
     }
 }
 
 /// Trials of several ways, one after the other. Who carries them out says how each round ended.
 ///
-/// An error of a round is about its way, and ends the trials of that way alone. A round that never ends holds up the
-/// trials: nothing is timed out here.
+/// An error of a round is about its way, and ends the trials of that way alone. A round that never
+/// ends holds up the trials: nothing is timed out here.
 #[derive(Clone, Debug)]
 pub struct Trials {
     /// The ways that are not measured, the next one last, with the bytes that a round reads.
@@ -128,7 +158,11 @@ impl Trials {
     /// Begins the trials of these ways, each with the number of bytes that one of its rounds reads.
     pub fn new(ways: Vec<(Way, u64)>) -> Trials {
         let waiting = ways.into_iter().rev().collect();
-        Trials { waiting, rounds: Vec::new(), measured: Vec::new() }
+        Trials {
+            waiting,
+            rounds: Vec::new(),
+            measured: Vec::new(),
+        }
     }
 
     /// Says which way the next round is of; none when all are measured.
@@ -138,7 +172,9 @@ impl Trials {
 
     /// Takes what became of a round.
     pub fn ended(&mut self, round: Result<Duration>) {
-        let Some(&(way, bytes)) = self.waiting.last() else { return };
+        let Some(&(way, bytes)) = self.waiting.last() else {
+            return;
+        };
         let speed = match round {
             Ok(time) => {
                 self.rounds.push(time);
@@ -146,10 +182,21 @@ impl Trials {
                     let each_second = u128::from(bytes) * 1_000_000_000 / time.as_nanos().max(1);
                     u64::try_from(each_second).unwrap_or(u64::MAX)
                 };
-                let best = self.rounds.iter().min().map_or(u64::MAX, |&time| speed(time));
-                let fastest = self.measured.iter().filter_map(|one| one.speed.as_ref().ok()).max();
-                let is_hopeless = fastest.is_some_and(|&fastest| best.saturating_mul(HOPELESS) < fastest);
-                let Some((_, after_the_first @ [_, ..])) = self.rounds.split_first_mut() else { return };
+                let best = self
+                    .rounds
+                    .iter()
+                    .min()
+                    .map_or(u64::MAX, |&time| speed(time));
+                let fastest = self
+                    .measured
+                    .iter()
+                    .filter_map(|one| one.speed.as_ref().ok())
+                    .max();
+                let is_hopeless =
+                    fastest.is_some_and(|&fastest| best.saturating_mul(HOPELESS) < fastest);
+                let Some((_, after_the_first @ [_, ..])) = self.rounds.split_first_mut() else {
+                    return;
+                };
                 if after_the_first.len() + 1 < ROUNDS && !is_hopeless {
                     return;
                 }
@@ -175,7 +222,12 @@ impl Trials {
 ///
 /// [`Error::Unavailable`] when no way can be taken, with the reason of each.
 pub fn choose(measured: &[Measured]) -> Result<Way> {
-    let speed_of = |way: &Way| measured.iter().find(|one| one.way == *way).and_then(|one| one.speed.as_ref().ok());
+    let speed_of = |way: &Way| {
+        measured
+            .iter()
+            .find(|one| one.way == *way)
+            .and_then(|one| one.speed.as_ref().ok())
+    };
     // Of two that are equally fast, the first.
     let fastest = measured
         .iter()
@@ -184,13 +236,21 @@ pub fn choose(measured: &[Measured]) -> Result<Way> {
     let Some((speed, way)) = fastest else {
         return Err(Error::Unavailable {
             what: "a way for the bytes".to_owned(),
-            why: measured.iter().map(Measured::to_string).collect::<Vec<_>>().join("; "),
+            why: measured
+                .iter()
+                .map(Measured::to_string)
+                .collect::<Vec<_>>()
+                .join("; "),
             remedy: "UCX_LOG_LEVEL=info says which transports UCX has; UCX_TLS=tcp,cuda_copy is the least",
         });
     };
     let direct = speed_of(&Way::Direct).copied().unwrap_or(0);
     let worth = u128::from(speed) * 10 >= u128::from(direct) * u128::from(WORTH);
-    Ok(if direct > 0 && !worth { Way::Direct } else { way })
+    Ok(if direct > 0 && !worth {
+        Way::Direct
+    } else {
+        way
+    })
 }
 
 #[cfg(test)]
@@ -203,17 +263,33 @@ mod tests {
 
     fn found(speeds: [Option<u64>; 3]) -> Vec<Measured> {
         let speed = |speed: Option<u64>| speed.ok_or_else(|| "no such memory".to_owned());
-        candidates(DEVICE).iter().zip(speeds).map(|(&way, one)| Measured { way, speed: speed(one) }).collect()
+        candidates(DEVICE)
+            .iter()
+            .zip(speeds)
+            .map(|(&way, one)| Measured {
+                way,
+                speed: speed(one),
+            })
+            .collect()
     }
 
     #[test]
     fn what_was_measured_on_gpus_gives_the_way_that_was_fastest_there() {
         // GB/s of virtual memory, cudaMalloc and pinned memory: NVLink, then TCP.
         let millions = |one: u64| Some(one * 10_000_000);
-        assert_eq!(choose(&found([41, 36_800, 470].map(millions))).expect("a way"), Way::DeviceRing);
-        assert_eq!(choose(&found([41, 49, 140].map(millions))).expect("a way"), Way::PinnedRing);
+        assert_eq!(
+            choose(&found([41, 36_800, 470].map(millions))).expect("a way"),
+            Way::DeviceRing
+        );
+        assert_eq!(
+            choose(&found([41, 49, 140].map(millions))).expect("a way"),
+            Way::PinnedRing
+        );
         // RDMA takes the object's memory itself.
-        assert_eq!(choose(&found([4_600, 4_700, 4_500].map(millions))).expect("a way"), Way::Direct);
+        assert_eq!(
+            choose(&found([4_600, 4_700, 4_500].map(millions))).expect("a way"),
+            Way::Direct
+        );
     }
 
     #[test]
@@ -221,8 +297,13 @@ mod tests {
         let measured = found([None, Some(1), None]);
         assert_eq!(choose(&measured).expect("a way"), Way::DeviceRing);
         assert_eq!(measured[0].to_string(), "direct: not taken: no such memory");
-        let error = choose(&found([None; 3])).expect_err("there is none").to_string();
-        assert!(error.contains("ring of pinned buffers: not taken: no such memory"), "{error}");
+        let error = choose(&found([None; 3]))
+            .expect_err("there is none")
+            .to_string();
+        assert!(
+            error.contains("ring of pinned buffers: not taken: no such memory"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -233,12 +314,22 @@ mod tests {
             trials.ended(Ok(Duration::from_nanos(nanoseconds)));
         }
         assert_eq!(trials.next(), None);
-        assert_eq!(trials.measured(), [Measured { way: Way::Direct, speed: Ok(100_000_000_000) }]);
+        assert_eq!(
+            trials.measured(),
+            [Measured {
+                way: Way::Direct,
+                speed: Ok(100_000_000_000)
+            }]
+        );
     }
 
     #[test]
     fn a_way_that_is_slow_twice_is_not_tried_again() {
-        let mut trials = Trials::new(vec![(Way::DeviceRing, 1_000), (Way::PinnedRing, 1_000), (Way::Direct, 1_000)]);
+        let mut trials = Trials::new(vec![
+            (Way::DeviceRing, 1_000),
+            (Way::PinnedRing, 1_000),
+            (Way::Direct, 1_000),
+        ]);
         let mut rounds = [0; 3];
         while let Some(way) = trials.next() {
             let (index, nanoseconds) = match way {
@@ -262,7 +353,11 @@ mod tests {
             }
             for round in 0..ROUNDS {
                 assert_eq!(trials.next(), Some(Way::Direct), "round {slow} is slow");
-                trials.ended(Ok(Duration::from_nanos(if round == slow { 10_000 } else { 10 })));
+                trials.ended(Ok(Duration::from_nanos(if round == slow {
+                    10_000
+                } else {
+                    10
+                })));
             }
             assert_eq!(choose(trials.measured()).expect("a way"), Way::Direct);
         }
@@ -283,12 +378,21 @@ mod tests {
         while let Some(way) = trials.next() {
             tried.push(way);
             trials.ended(match way {
-                Way::DeviceRing if tried.len() > 5 => Err(Error::Transfer { why: "broken".to_owned() }),
+                Way::DeviceRing if tried.len() > 5 => Err(Error::Transfer {
+                    why: "broken".to_owned(),
+                }),
                 _ => Ok(Duration::from_nanos(1)),
             });
         }
-        assert_eq!(tried.iter().filter(|&&way| way == Way::PinnedRing).count(), ROUNDS);
-        let fails: Vec<_> = trials.measured().iter().map(|one| one.speed.is_err()).collect();
+        assert_eq!(
+            tried.iter().filter(|&&way| way == Way::PinnedRing).count(),
+            ROUNDS
+        );
+        let fails: Vec<_> = trials
+            .measured()
+            .iter()
+            .map(|one| one.speed.is_err())
+            .collect();
         assert_eq!(fails, [false, true, false]);
     }
 

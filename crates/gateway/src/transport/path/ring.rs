@@ -7,9 +7,10 @@
 //! slot:  Free ──fill──► Filling ──filled──► Reading ──arrived──► Copying ──copied──► Free
 //! ```
 //!
-//! Each slot goes its round by itself, so that with three or more the origin's copy, the read and the replica's copy of
-//! three pieces run at a time. After a failure no step is begun, and the error is told when all that were begun have
-//! ended. A step that never ends keeps the ring running, as any [`Transfer`].
+//! Each slot goes its round by itself, so that with three or more the origin's copy, the read and
+//! the replica's copy of three pieces run at a time. After a failure no step is begun, and the
+//! error is told when all that were begun have ended. A step that never ends keeps the ring
+//! running, as any [`Transfer`].
 
 use std::fmt;
 use std::mem;
@@ -23,7 +24,8 @@ use crate::transport::{Pair, Peer, Progress, RemoteSpan, Span, Transfer};
 
 /// The origin's side: it copies pieces of its object into its slots.
 pub trait Source: Send {
-    /// Notes that bytes of the object are wanted in the origin's slot, which is not read at that time.
+    /// Notes that bytes of the object are wanted in the origin's slot, which is not read at that
+    /// time.
     fn fill(&mut self, slot: usize, bytes: Range<u64>);
 
     /// Asks for all that was noted.
@@ -41,9 +43,11 @@ pub trait Source: Send {
     fn filled(&mut self, slot: usize) -> Result<bool>;
 }
 
-/// Where the bytes of a slot land on this side: in the object, or in a slot here, from which they are copied.
+/// Where the bytes of a slot land on this side: in the object, or in a slot here, from which they
+/// are copied.
 pub trait Landing: Send {
-    /// Lists where a piece of the object lands, in its order. All of it is registered with the transport.
+    /// Lists where a piece of the object lands, in its order. All of it is registered with the
+    /// transport.
     ///
     /// # Errors
     ///
@@ -58,8 +62,8 @@ pub trait Landing: Send {
     ///
     /// # Safety
     ///
-    /// Until the copy has ended, the slot and the object stay mapped, and nobody writes to either or reads those bytes
-    /// of the object.
+    /// Until the copy has ended, the slot and the object stay mapped, and nobody writes to either
+    /// or reads those bytes of the object.
     unsafe fn copy(&mut self, slot: usize, piece: Range<u64>) -> Result<()>;
 
     /// Looks whether the copy has ended, without waiting.
@@ -116,7 +120,8 @@ pub struct Ring<S> {
 }
 
 impl<S: Source> Ring<S> {
-    /// Prepares to read `bytes` bytes through the origin's slots. Nothing begins before it is polled.
+    /// Prepares to read `bytes` bytes through the origin's slots. Nothing begins before it is
+    /// polled.
     ///
     /// # Errors
     ///
@@ -124,8 +129,8 @@ impl<S: Source> Ring<S> {
     ///
     /// # Safety
     ///
-    /// Until the ring has ended, or for the process' life if it is dropped before, what `landing` names stays mapped
-    /// and is used by nobody else.
+    /// Until the ring has ended, or for the process' life if it is dropped before, what `landing`
+    /// names stays mapped and is used by nobody else.
     pub unsafe fn new(
         peer: Box<dyn Peer>,
         source: S,
@@ -135,7 +140,10 @@ impl<S: Source> Ring<S> {
         times: Arc<Times>,
     ) -> Result<Self> {
         let lengths: Vec<_> = remote.iter().map(|one| one.bytes).collect();
-        if lengths.first().is_none_or(|&first| first == 0 || lengths.iter().any(|&one| one != first)) {
+        if lengths
+            .first()
+            .is_none_or(|&first| first == 0 || lengths.iter().any(|&one| one != first))
+        {
             return Err(Error::Invalid {
                 what: "the slots of the origin",
                 got: format!("{} of {lengths:?} bytes", lengths.len()),
@@ -172,15 +180,20 @@ impl<S: Source> Ring<S> {
         };
         let now = Instant::now();
         let since = self.looked.replace(now).unwrap_or(now);
-        kind.fetch_add(u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        kind.fetch_add(
+            u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX),
+            Ordering::Relaxed,
+        );
     }
 
-    /// Takes a slot one step further, and says whether there was one. An error is of a step that has ended or did not
-    /// begin: the slot is free.
+    /// Takes a slot one step further, and says whether there was one. An error is of a step that
+    /// has ended or did not begin: the slot is free.
     fn step(&mut self, slot: usize) -> Result<bool> {
         let (next, moved) = match mem::replace(&mut self.slots[slot], State::Free) {
             State::Free => {
-                let end = self.bytes.min(self.next.saturating_add(self.remote[slot].bytes));
+                let end = self
+                    .bytes
+                    .min(self.next.saturating_add(self.remote[slot].bytes));
                 if self.failed.is_some() || self.next == end {
                     return Ok(false);
                 }
@@ -195,23 +208,37 @@ impl<S: Source> Ring<S> {
                 true => {
                     let mut from = self.remote[slot];
                     let pair = |to: Span| {
-                        let pair = Pair { from: RemoteSpan { bytes: to.bytes, ..from }, to };
+                        let pair = Pair {
+                            from: RemoteSpan {
+                                bytes: to.bytes,
+                                ..from
+                            },
+                            to,
+                        };
                         // The origin's word: a range that wraps is refused by the peer.
                         from.address = from.address.wrapping_add(to.bytes);
                         pair
                     };
-                    let pairs: Vec<_> = self.landing.spans(slot, &piece)?.into_iter().map(pair).collect();
-                    // SAFETY: `Peer::read`: the slot, or these bytes of the object, are in no other step, and stay
-                    // mapped, as the caller of `new` promises.
-                    (State::Reading(piece, unsafe { self.peer.read(&pairs) }?, 0), true)
+                    let pairs: Vec<_> = self
+                        .landing
+                        .spans(slot, &piece)?
+                        .into_iter()
+                        .map(pair)
+                        .collect();
+                    // SAFETY: `Peer::read`: the slot, or these bytes of the object, are in no other
+                    // step, and stay mapped, as the caller of `new` promises.
+                    (
+                        State::Reading(piece, unsafe { self.peer.read(&pairs) }?, 0),
+                        true,
+                    )
                 }
             },
             State::Reading(piece, mut transfer, _) => match transfer.poll()? {
                 Progress::Running { bytes } => (State::Reading(piece, transfer, bytes), false),
                 Progress::Done if self.failed.is_some() => return Ok(true),
                 Progress::Done => {
-                    // SAFETY: `Landing::copy`: the slot is in no other step; slot and object stay mapped, as the caller
-                    // of `new` promises, and pieces do not overlap.
+                    // SAFETY: `Landing::copy`: the slot is in no other step; slot and object stay
+                    // mapped, as the caller of `new` promises, and pieces do not overlap.
                     unsafe { self.landing.copy(slot, piece.clone()) }?;
                     (State::Copying(piece), true)
                 }
@@ -228,7 +255,8 @@ impl<S: Source> Ring<S> {
         Ok(moved)
     }
 
-    /// Takes a slot as many steps further as have ended, and asks for what it wants then. Some transports read within
+    /// Takes a slot as many steps further as have ended, and asks for what it wants then. Some
+    /// transports read within
     /// [`Peer::read`]: the origin fills this slot while the next one is read.
     fn pass(&mut self, slot: usize) {
         for _ in 0..ROUND {
@@ -248,7 +276,10 @@ impl<S: Source> Ring<S> {
 impl<S: Source> Transfer for Ring<S> {
     fn poll(&mut self) -> Result<Progress> {
         if let Some(ended) = &self.ended {
-            return ended.clone().map(|()| Progress::Done).map_err(|why| Error::Transfer { why });
+            return ended
+                .clone()
+                .map(|()| Progress::Done)
+                .map_err(|why| Error::Transfer { why });
         }
         self.count();
         for slot in 0..self.slots.len() {
@@ -263,7 +294,9 @@ impl<S: Source> Transfer for Ring<S> {
                 State::Copying(piece) => piece.end - piece.start,
             };
             // A piece whose step fails is counted all the same.
-            self.told = self.told.max(self.done + self.slots.iter().map(arrived).sum::<u64>());
+            self.told = self
+                .told
+                .max(self.done + self.slots.iter().map(arrived).sum::<u64>());
             return Ok(Progress::Running { bytes: self.told });
         }
         let ended = match self.failed.take() {
@@ -272,7 +305,9 @@ impl<S: Source> Transfer for Ring<S> {
             None => Ok(()),
         };
         self.ended = Some(ended.clone());
-        ended.map(|()| Progress::Done).map_err(|why| Error::Transfer { why })
+        ended
+            .map(|()| Progress::Done)
+            .map_err(|why| Error::Transfer { why })
     }
 }
 

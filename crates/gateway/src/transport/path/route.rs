@@ -1,13 +1,13 @@
-//! A read by the way that is found fastest: each way is tried on the connection that the read will use, then one is
-//! taken.
+//! A read by the way that is found fastest: each way is tried on the connection that the read will
+//! use, then one is taken.
 //!
 //! ```text
 //! Trying(way, round) ──all tried──► chosen ──► Reading ──► ended
 //! ```
 //!
-//! A trial reads the first bytes of the object, or of the origin's first slot, to where they would go; what it brings
-//! is read again. It also makes the connection, which the figures leave out. A trial that neither ends nor fails keeps
-//! the read running without a byte, as any [`Transfer`].
+//! A trial reads the first bytes of the object, or of the origin's first slot, to where they would
+//! go; what it brings is read again. It also makes the connection, which the figures leave out. A
+//! trial that neither ends nor fails keeps the read running without a byte, as any [`Transfer`].
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -60,14 +60,31 @@ impl Route {
     ///
     /// # Safety
     ///
-    /// Of every candidate: until the read has ended, the destination of its trial stays mapped, writable and unused by
-    /// others, and what [`Candidate::begin`] asks for holds.
-    pub unsafe fn new(peer: Box<dyn Peer>, candidates: Vec<Candidate>, found: Arc<Mutex<Found>>) -> Route {
-        let trials = Trials::new(candidates.iter().map(|one| (one.way, one.trial.to.bytes)).collect());
-        Route { peer: Some(peer), candidates, trials, trial: None, reading: None, found }
+    /// Of every candidate: until the read has ended, the destination of its trial stays mapped,
+    /// writable and unused by others, and what [`Candidate::begin`] asks for holds.
+    pub unsafe fn new(
+        peer: Box<dyn Peer>,
+        candidates: Vec<Candidate>,
+        found: Arc<Mutex<Found>>,
+    ) -> Route {
+        let trials = Trials::new(
+            candidates
+                .iter()
+                .map(|one| (one.way, one.trial.to.bytes))
+                .collect(),
+        );
+        Route {
+            peer: Some(peer),
+            candidates,
+            trials,
+            trial: None,
+            reading: None,
+            found,
+        }
     }
 
-    /// Takes the trials further, and begins the read when they are over. After an error nothing runs.
+    /// Takes the trials further, and begins the read when they are over. After an error nothing
+    /// runs.
     fn choose(&mut self) -> Result<()> {
         if let Some((transfer, begun)) = &mut self.trial {
             let ended = match transfer.poll() {
@@ -78,28 +95,43 @@ impl Route {
             self.trials.ended(ended);
             self.trial = None;
         }
-        let Some(peer) = &self.peer else { return Ok(()) };
+        let Some(peer) = &self.peer else {
+            return Ok(());
+        };
         if let Some(way) = self.trials.next() {
-            let Some(candidate) = self.candidates.iter().find(|one| one.way == way) else { return Ok(()) };
+            let Some(candidate) = self.candidates.iter().find(|one| one.way == way) else {
+                return Ok(());
+            };
             let begun = Instant::now();
-            // SAFETY: `Peer::read`: the caller of `new` vouches for the destination; of trials one runs at a time, and
-            // the read begins after the last.
+            // SAFETY: `Peer::read`: the caller of `new` vouches for the destination; of trials one
+            // runs at a time, and the read begins after the last.
             match unsafe { peer.read(&[candidate.trial]) } {
                 Ok(transfer) => self.trial = Some((transfer, begun)),
                 Err(error) => self.trials.ended(Err(error)),
             }
-            self.found.lock().unwrap_or_else(PoisonError::into_inner).begun = Some(begun);
+            self.found
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .begun = Some(begun);
             return Ok(());
         }
         let way = choose(self.trials.measured())?;
-        let Some(index) = self.candidates.iter().position(|one| one.way == way) else { return Ok(()) };
+        let Some(index) = self.candidates.iter().position(|one| one.way == way) else {
+            return Ok(());
+        };
         let Candidate { begin, .. } = self.candidates.swap_remove(index);
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        *found =
-            Found { measured: self.trials.measured().to_vec(), taken: Some((way, now)), begun: Some(now), ring: None };
+        *found = Found {
+            measured: self.trials.measured().to_vec(),
+            taken: Some((way, now)),
+            begun: Some(now),
+            ring: None,
+        };
         drop(found);
-        let Some(peer) = self.peer.take() else { return Ok(()) };
+        let Some(peer) = self.peer.take() else {
+            return Ok(());
+        };
         self.reading = Some(begin(peer)?);
         Ok(())
     }
@@ -119,6 +151,9 @@ impl Transfer for Route {
 
 impl fmt::Debug for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Route").field("trials", &self.trials).field("reading", &self.reading).finish_non_exhaustive()
+        f.debug_struct("Route")
+            .field("trials", &self.trials)
+            .field("reading", &self.reading)
+            .finish_non_exhaustive()
     }
 }

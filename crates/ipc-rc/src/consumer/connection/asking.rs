@@ -21,16 +21,23 @@ pub(crate) struct Patience {
 impl Patience {
     /// Waits until a deadline.
     pub fn until(deadline: Option<Instant>) -> Patience {
-        Patience { deadline, again: false }
+        Patience {
+            deadline,
+            again: false,
+        }
     }
 
     /// Does not wait.
     pub fn none() -> Patience {
-        Patience { deadline: Some(Instant::now()), again: true }
+        Patience {
+            deadline: Some(Instant::now()),
+            again: true,
+        }
     }
 
     fn left(self) -> Option<std::time::Duration> {
-        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+        self.deadline
+            .map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
     /// Says whether the time is over.
@@ -39,8 +46,8 @@ impl Patience {
     }
 }
 
-/// A claim's interest in an answer. It ends when this is dropped: the question is withdrawn if nobody else waits for
-/// it.
+/// A claim's interest in an answer. It ends when this is dropped: the question is withdrawn if
+/// nobody else waits for it.
 #[derive(Debug)]
 pub(crate) struct Asking<'a> {
     link: &'a Link,
@@ -52,7 +59,11 @@ pub(crate) struct Asking<'a> {
 impl<'a> Asking<'a> {
     /// Begins, and asks nothing yet.
     pub fn new(link: &'a Link, key: Key, question: Question, patience: Patience) -> Asking<'a> {
-        Asking { link, interest: Interest::new(key, question), kept: patience.again }
+        Asking {
+            link,
+            interest: Interest::new(key, question),
+            kept: patience.again,
+        }
     }
 
     /// Looks for the answer, and asks if no question for it is open.
@@ -75,9 +86,13 @@ impl Drop for Asking<'_> {
 }
 
 impl Link {
-    /// Waits until `look` gives something, looking again at every change; `None` after the deadline. Repeats what is
-    /// due meanwhile.
-    pub fn wait_until<T>(&self, patience: Patience, mut look: impl FnMut(&mut Questions) -> Option<T>) -> Option<T> {
+    /// Waits until `look` gives something, looking again at every change; `None` after the
+    /// deadline. Repeats what is due meanwhile.
+    pub fn wait_until<T>(
+        &self,
+        patience: Patience,
+        mut look: impl FnMut(&mut Questions) -> Option<T>,
+    ) -> Option<T> {
         let mut locked = self.table();
         loop {
             let seen = look(&mut locked);
@@ -85,18 +100,29 @@ impl Link {
             if seen.is_some() || patience.is_over() {
                 return seen;
             }
-            let due = locked.next_due().map(|due| due.saturating_duration_since(Instant::now()));
+            let due = locked
+                .next_due()
+                .map(|due| due.saturating_duration_since(Instant::now()));
             let wait = [patience.left(), due].into_iter().flatten().min();
             let Locked { link, table } = locked;
             let table = match wait {
-                Some(wait) => self.changed.wait_timeout(table, wait).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.changed.wait(table).unwrap_or_else(PoisonError::into_inner),
+                Some(wait) => {
+                    self.changed
+                        .wait_timeout(table, wait)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+                None => self
+                    .changed
+                    .wait(table)
+                    .unwrap_or_else(PoisonError::into_inner),
             };
             locked = Locked { link, table };
         }
     }
 
-    /// Waits for the socket, and reads it if no other thread does, so an answer need not wake the participant's thread.
+    /// Waits for the socket, and reads it if no other thread does, so an answer need not wake the
+    /// participant's thread.
     pub fn wait_for_answer<T>(
         &self,
         patience: Patience,
@@ -119,7 +145,9 @@ impl Link {
                 if table.is_anybody_acting() {
                     break None;
                 }
-                table.next_due().map(|due| due.saturating_duration_since(Instant::now()))
+                table
+                    .next_due()
+                    .map(|due| due.saturating_duration_since(Instant::now()))
             };
             match self.hear() {
                 Heard::Message => {}
@@ -134,7 +162,8 @@ impl Link {
         };
         self.poller.resume(self.socket.as_fd(), SOCKET);
         drop(turn);
-        // The end, and the producer's death, are the service's business; it tells. So does a thread that maps.
+        // The end, and the producer's death, are the service's business; it tells. So does a thread
+        // that maps.
         heard.unwrap_or_else(|| self.wait_until(patience, look))
     }
 }

@@ -25,8 +25,14 @@ pub(crate) struct File {
 
 impl File {
     fn new(counters: CounterFile, registered: Option<WordPtr>) -> File {
-        let records = (0..counters.slot_count() / GROUP).map(|_| OnceLock::new()).collect();
-        File { records, counters, registered }
+        let records = (0..counters.slot_count() / GROUP)
+            .map(|_| OnceLock::new())
+            .collect();
+        File {
+            records,
+            counters,
+            registered,
+        }
     }
 
     /// Returns what the holders of a slot's lease share.
@@ -36,8 +42,8 @@ impl File {
     /// If there is no such slot: the claim has checked.
     #[inline(always)]
     pub fn record(&self, slot: u32) -> &Record {
-        let group =
-            self.records[(slot / GROUP) as usize].get_or_init(|| Box::new([const { Record::new() }; GROUP as usize]));
+        let group = self.records[(slot / GROUP) as usize]
+            .get_or_init(|| Box::new([const { Record::new() }; GROUP as usize]));
         &group[(slot % GROUP) as usize]
     }
 }
@@ -57,32 +63,44 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Makes places for as many files as the quota takes, and a few for the smaller first ones; each place is 40 bytes.
+    /// Makes places for as many files as the quota takes, and a few for the smaller first ones;
+    /// each place is 40 bytes.
     pub fn new(max_slots: u64) -> Files {
         let places = (max_slots / u64::from(MOST_SLOTS)).min(MOST_FILES) as usize + 4;
         Files {
             files: (0..places).map(|_| OnceLock::new()).collect(),
-            reached: (0..TIMELINES).map(|_| AtomicU64::new(NOT_POISONED)).collect(),
+            reached: (0..TIMELINES)
+                .map(|_| AtomicU64::new(NOT_POISONED))
+                .collect(),
         }
     }
 
-    /// Takes in a counter file that came by the socket. One that is there already was asked for when it was on its way.
+    /// Takes in a counter file that came by the socket. One that is there already was asked for
+    /// when it was on its way.
     pub fn take(&self, gpu: &Gpu, index: u32, slots: u32, fd: Option<OwnedFd>) -> Result<()> {
-        let Some(fd) = fd.filter(|_| self.get(index).is_none()) else { return Ok(()) };
+        let Some(fd) = fd.filter(|_| self.get(index).is_none()) else {
+            return Ok(());
+        };
         self.add(gpu, index, CounterFile::open(fd, slots)?)
     }
 
     /// Adds a counter file. Called by the thread whose turn it is to read the socket.
     pub fn add(&self, gpu: &Gpu, index: u32, counters: CounterFile) -> Result<()> {
-        let place = self.files.get(index as usize).ok_or_else(|| Error::Invalid {
-            what: "a counter file's number",
-            got: index.to_string(),
-            must: "within the quota of the welcome",
-        })?;
+        let place = self
+            .files
+            .get(index as usize)
+            .ok_or_else(|| Error::Invalid {
+                what: "a counter file's number",
+                got: index.to_string(),
+                must: "within the quota of the welcome",
+            })?;
         let registered = if gpu.caps().stream_writes {
-            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the files stay here,
-            // and are unregistered before they go, or leaked.
-            Some(unsafe { gpu.backend().register_words(counters.start(), counters.bytes()) }?)
+            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`:
+            // the files stay here, and are unregistered before they go, or leaked.
+            Some(unsafe {
+                gpu.backend()
+                    .register_words(counters.start(), counters.bytes())
+            }?)
         } else {
             None
         };
@@ -97,9 +115,15 @@ impl Files {
     ///
     /// No operation on their words is unfinished, and this is called once.
     pub unsafe fn unregister(&self, gpu: &Gpu) -> Result<()> {
-        for file in self.files.iter().filter_map(OnceLock::get).filter(|file| file.registered.is_some()) {
+        for file in self
+            .files
+            .iter()
+            .filter_map(OnceLock::get)
+            .filter(|file| file.registered.is_some())
+        {
             // SAFETY: `unregister_words` asks for
-            // - a registration that was not ended: every file is registered once, and this is called once;
+            // - a registration that was not ended: every file is registered once, and this is
+            //   called once;
             // - no unfinished operation on its words: the caller says so.
             unsafe { gpu.backend().unregister_words(file.counters.start()) }?;
         }
@@ -119,7 +143,9 @@ impl Files {
 
     /// Says what a claim of a lease would find; `None` where there is no such slot.
     pub fn peek(&self, lease: LeaseAddress) -> Option<Claim> {
-        let file = self.get(lease.file).filter(|file| lease.slot < file.counters.slot_count())?;
+        let file = self
+            .get(lease.file)
+            .filter(|file| lease.slot < file.counters.slot_count())?;
         Some(file.counters.slot(lease.slot).peek(lease.generation))
     }
 
@@ -128,21 +154,31 @@ impl Files {
         let Some(first) = self.get(0) else { return };
         for (index, reached) in (0..).zip(&self.reached) {
             if let Some(value) = first.counters.timeline(index).poison() {
-                // The first poisoning tells what had been reached; a later one meets only what came too late.
-                let _ = reached.compare_exchange(NOT_POISONED, value, Ordering::Release, Ordering::Relaxed);
+                // The first poisoning tells what had been reached; a later one meets only what came
+                // too late.
+                let _ = reached.compare_exchange(
+                    NOT_POISONED,
+                    value,
+                    Ordering::Release,
+                    Ordering::Relaxed,
+                );
             }
         }
     }
 
     /// Says where a fence stands, told apart by what had been reached before a poisoning.
     pub fn look(&self, fence: &descriptor::Fence) -> timeline::Fence {
-        let Some(file) = self.get(fence.file) else { return timeline::Fence::Pending };
+        let Some(file) = self.get(fence.file) else {
+            return timeline::Fence::Pending;
+        };
         match file.counters.timeline(fence.word).look(fence.value) {
-            timeline::Fence::Poisoned => match self.reached[fence.word as usize].load(Ordering::Acquire) {
-                NOT_POISONED => timeline::Fence::Poisoned,
-                reached if reached >= fence.value => timeline::Fence::Reached,
-                _ => timeline::Fence::Poisoned,
-            },
+            timeline::Fence::Poisoned => {
+                match self.reached[fence.word as usize].load(Ordering::Acquire) {
+                    NOT_POISONED => timeline::Fence::Poisoned,
+                    reached if reached >= fence.value => timeline::Fence::Reached,
+                    _ => timeline::Fence::Poisoned,
+                }
+            }
             seen => seen,
         }
     }

@@ -1,8 +1,8 @@
 //! Hearing the producer: by the participant's service, or by a thread that waits for an answer.
 //!
-//! A thread that waits for an answer reads the socket itself, so that the answer wakes one thread and not two.
-//! Meanwhile the service does not watch the socket; the lock says whose turn it is, so packets are obeyed in their
-//! order.
+//! A thread that waits for an answer reads the socket itself, so that the answer wakes one thread
+//! and not two. Meanwhile the service does not watch the socket; the lock says whose turn it is, so
+//! packets are obeyed in their order.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -26,7 +26,8 @@ pub(crate) enum Heard {
     Message,
     /// Nothing, or a packet that was lost for lack of a descriptor.
     Nothing,
-    /// An invalid packet: the producer shut its end for writing, or is broken. Nothing more is read.
+    /// An invalid packet: the producer shut its end for writing, or is broken. Nothing more is
+    /// read.
     Nonsense,
     /// The connection has ended.
     End,
@@ -39,8 +40,10 @@ impl Link {
             tv_sec: left.as_secs().min(3600).cast_signed(),
             tv_nsec: i64::from(left.subsec_nanos()),
         });
-        let mut fds =
-            [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.facts.producer_pidfd, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(&self.socket, PollFlags::IN),
+            PollFd::new(&self.facts.producer_pidfd, PollFlags::IN),
+        ];
         // An interruption, or an error, has the socket looked at once more.
         let _ = poll(&mut fds, timeout.as_ref());
         fds[1].revents().is_empty()
@@ -72,31 +75,73 @@ impl Link {
         let message = ToParticipant::decode(bytes, fds.len())?;
         let fd = fds.into_iter().next();
         match message {
-            ToParticipant::CounterFile { request, index, slots } => {
+            ToParticipant::CounterFile {
+                request,
+                index,
+                slots,
+            } => {
                 let added = self.files.take(&self.facts.gpu, index, slots, fd);
                 let said = match &added {
                     Ok(()) => Ok(Answer::Done),
-                    Err(error) => Err(No { code: RefusalCode::Failed, why: error.to_string() }),
+                    Err(error) => Err(No {
+                        code: RefusalCode::Failed,
+                        why: error.to_string(),
+                    }),
                 };
                 // Announced or asked for: threads that wait for the file have it.
                 self.answered(request, said.is_err().then_some(Key::File(index)), said);
                 return added;
             }
-            ToParticipant::Region { request, region, len, device, place, .. } => {
-                self.answered(request, Some(Key::Region(region)), Ok(Answer::Region { len, device, place, fd }));
+            ToParticipant::Region {
+                request,
+                region,
+                len,
+                device,
+                place,
+                ..
+            } => {
+                self.answered(
+                    request,
+                    Some(Key::Region(region)),
+                    Ok(Answer::Region {
+                        len,
+                        device,
+                        place,
+                        fd,
+                    }),
+                );
             }
-            ToParticipant::NoRegion { request, region, code, why } => {
+            ToParticipant::NoRegion {
+                request,
+                region,
+                code,
+                why,
+            } => {
                 self.answered(request, Some(Key::Region(region)), Err(No { code, why }));
             }
-            ToParticipant::Forwarded { request, descriptor } => {
-                self.answered(request, Some(Key::Forward(request)), Ok(Answer::Forwarded(Box::new(descriptor))));
+            ToParticipant::Forwarded {
+                request,
+                descriptor,
+            } => {
+                self.answered(
+                    request,
+                    Some(Key::Forward(request)),
+                    Ok(Answer::Forwarded(Box::new(descriptor))),
+                );
             }
-            ToParticipant::Declined { request, code, why } => self.answered(request, None, Err(No { code, why })),
+            ToParticipant::Declined { request, code, why } => {
+                self.answered(request, None, Err(No { code, why }))
+            }
             ToParticipant::Noted { request } => self.answered(request, None, Ok(Answer::Done)),
             ToParticipant::Tickets { request, answers } => {
                 let (mut table, now) = (self.table(), Instant::now());
                 for answer in answers {
-                    table.hear(request, Key::Ticket(answer.ticket), Ok(Answer::Ticket(answer.outcome)), now);
+                    table.hear(
+                        request,
+                        Key::Ticket(answer.ticket),
+                        Ok(Answer::Ticket(answer.outcome)),
+                        now,
+                    );
                 }
                 table.hand_over();
                 self.announce_change();
@@ -118,7 +163,8 @@ impl Link {
         Ok(())
     }
 
-    /// Takes in an answer; of a message that names nothing but its request, the row tells what it is about.
+    /// Takes in an answer; of a message that names nothing but its request, the row tells what it
+    /// is about.
     fn answered(&self, request: u64, key: Option<Key>, said: Result<Answer, No>) {
         let mut table = self.table();
         let passed_over = match key.or_else(|| table.key_of(request)) {

@@ -1,7 +1,7 @@
 //! The link to a producer: its process and socket, the questions to it, and the notices of it.
 //!
-//! Messages are sent under the table's lock, without blocking, so that they leave in the order in which its rows
-//! changed.
+//! Messages are sent under the table's lock, without blocking, so that they leave in the order in
+//! which its rows changed.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -121,7 +121,9 @@ impl Locked<'_> {
     /// Sends the messages that are due.
     pub fn send_due(&mut self) {
         let link = self.link;
-        self.table.questions.send_due(Instant::now(), |message| link.send(message));
+        self.table
+            .questions
+            .send_due(Instant::now(), |message| link.send(message));
     }
 
     /// Sends the messages that are due, and has the thread repeat those that no caller waits for.
@@ -181,7 +183,10 @@ impl Link {
 
     /// Locks the table.
     pub fn table(&self) -> Locked<'_> {
-        Locked { link: self, table: self.table.lock().unwrap_or_else(PoisonError::into_inner) }
+        Locked {
+            link: self,
+            table: self.table.lock().unwrap_or_else(PoisonError::into_inner),
+        }
     }
 
     fn send(&self, message: &ToProducer) -> Result<(), Unsent> {
@@ -197,11 +202,14 @@ impl Link {
     /// Asks ahead, for claims to come.
     pub fn ask_ahead(&self, questions: impl IntoIterator<Item = (Key, Question)>) {
         let (mut table, now) = (self.table(), Instant::now());
-        questions.into_iter().for_each(|(key, question)| table.ask_ahead(key, question, now));
+        questions
+            .into_iter()
+            .for_each(|(key, question)| table.ask_ahead(key, question, now));
         table.hand_over();
     }
 
-    /// Tells threads that wait for something of this link to look again. Not to be called under the table's lock.
+    /// Tells threads that wait for something of this link to look again. Not to be called under the
+    /// table's lock.
     pub fn announce_change(&self) {
         // A thread that looked before the change holds the lock until it waits.
         drop(self.table());

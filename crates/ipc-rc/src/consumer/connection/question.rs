@@ -17,7 +17,8 @@ pub(crate) enum Key {
     Forward(u64),
     /// All of it: the participant goes.
     Goodbye,
-    /// What the session holds, from a place on. This and the next are asked on connections of their own.
+    /// What the session holds, from a place on. This and the next are asked on connections of their
+    /// own.
     Report(u32),
     /// What the session's source of regions looks like.
     Snapshot,
@@ -35,7 +36,11 @@ pub(crate) enum Question {
     /// For the counter file.
     File,
     /// For a descriptor for somebody else.
-    Forward { lease: LeaseAddress, heir: Heir, user: Box<[u8; 64]> },
+    Forward {
+        lease: LeaseAddress,
+        heir: Heir,
+        user: Box<[u8; 64]>,
+    },
     /// Whether the producer has noted that the participant goes.
     Goodbye,
     /// For a page of what the session holds.

@@ -1,4 +1,5 @@
-//! What a participant has asked its producer, or an observer a session: one row for each question, with one life.
+//! What a participant has asked its producer, or an observer a session: one row for each question,
+//! with one life.
 //!
 //! | state | means | ends |
 //! |---|---|---|
@@ -22,25 +23,27 @@
 //!
 //! # Why a region's row is never forgotten in silence
 //!
-//! The producer pins a region before it says how to map it, so that nobody frees memory that somebody maps. From the
-//! first `MapRegion` that may have left until a `Noted` answers `Unmapped`, the producer may have pinned. `MapRegion`
-//! and `Unmapped` are therefore two questions of one key: asking one replaces the other, and neither overtakes the
-//! other. Refused rows end by `Unmapped` too: the producer may have pinned at an earlier copy of the same question.
+//! The producer pins a region before it says how to map it, so that nobody frees memory that
+//! somebody maps. From the first `MapRegion` that may have left until a `Noted` answers `Unmapped`,
+//! the producer may have pinned. `MapRegion` and `Unmapped` are therefore two questions of one key:
+//! asking one replaces the other, and neither overtakes the other. Refused rows end by `Unmapped`
+//! too: the producer may have pinned at an earlier copy of the same question.
 //!
 //! # Which answer counts
 //!
-//! A row is *born* with a number of the participant's one counter, which its messages carry and the answer repeats. An
-//! answer counts if its number is the row's. Otherwise a late answer to a question that was withdrawn would map a
-//! region that the producer is about to unpin. Tickets are asked for by the batch; a ticket's answer counts from the
-//! row's birth on.
+//! A row is *born* with a number of the participant's one counter, which its messages carry and the
+//! answer repeats. An answer counts if its number is the row's. Otherwise a late answer to a
+//! question that was withdrawn would map a region that the producer is about to unpin. Tickets are
+//! asked for by the batch; a ticket's answer counts from the row's birth on.
 //!
 //! # What the channel may do
 //!
-//! Lose any message, delay it, and deliver it again by a repeat. It keeps the order: one socket, and both sides send
-//! under a lock (this table's). Reordering is not covered.
+//! Lose any message, delay it, and deliver it again by a repeat. It keeps the order: one socket,
+//! and both sides send under a lock (this table's). Reordering is not covered.
 //!
-//! Checked by `questions_model.rs`: random histories of two claimants, a thread and a producer, with every message
-//! lost, delayed, repeated or refused; `ci/mutants.d/question-*.patch` weaken this file, and each fails it.
+//! Checked by `questions_model.rs`: random histories of two claimants, a thread and a producer,
+//! with every message lost, delayed, repeated or refused; `ci/mutants.d/question-*.patch` weaken
+//! this file, and each fails it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -66,7 +69,8 @@ pub(crate) enum Look {
     /// No answer yet.
     Wait,
     /// A region's answer, which the caller acts on: it ends by [`mapped`](Questions::mapped) or
-    /// [`unmapped`](Questions::unmapped). Or what one claimant alone waits for: a descriptor, a report, a snapshot.
+    /// [`unmapped`](Questions::unmapped). Or what one claimant alone waits for: a descriptor, a
+    /// report, a snapshot.
     Take(Answer),
     /// What a ticket gives.
     Ticket(Outcome),
@@ -88,12 +92,18 @@ pub(crate) struct Interest {
 impl Interest {
     /// Begins, and asks nothing yet.
     pub fn new(key: Key, question: Question) -> Interest {
-        Interest { key, question, born: None }
+        Interest {
+            key,
+            question,
+            born: None,
+        }
     }
 
     /// Looks for the answer, and asks if no row for it is open.
     pub fn look(&mut self, questions: &mut Questions, now: Instant) -> Look {
-        let seen = self.born.map_or(Look::Gone, |born| questions.look(self.key, born));
+        let seen = self
+            .born
+            .map_or(Look::Gone, |born| questions.look(self.key, born));
         if !matches!(seen, Look::Gone) {
             return seen;
         }
@@ -197,21 +207,38 @@ impl Questions {
     fn join(&mut self, key: Key, question: Question, now: Instant) -> &mut Row {
         let joins = self.rows.get(&key).is_some_and(|row| match row.state {
             // Two questions of one region: the later one replaces the other.
-            AskState::Asked => (row.question == Question::Unmapped) == (question == Question::Unmapped),
+            AskState::Asked => {
+                (row.question == Question::Unmapped) == (question == Question::Unmapped)
+            }
             AskState::Answered(_) | AskState::Acting => true,
             AskState::Refused(_) => false,
         });
         if !joins {
             self.begin(key, question, AskState::Asked, now);
         }
-        self.rows.get_mut(&key).expect("it was there, or was just made")
+        self.rows
+            .get_mut(&key)
+            .expect("it was there, or was just made")
     }
 
     /// Replaces the row there.
     fn begin(&mut self, key: Key, question: Question, state: AskState, now: Instant) {
         self.remove(key);
-        let born = if let Key::Forward(number) = key { number } else { self.number() };
-        let row = Row { born, question, state, waiting: 0, kept: None, repeat: now, pause: REPEAT.0, due: None };
+        let born = if let Key::Forward(number) = key {
+            number
+        } else {
+            self.number()
+        };
+        let row = Row {
+            born,
+            question,
+            state,
+            waiting: 0,
+            kept: None,
+            repeat: now,
+            pause: REPEAT.0,
+            due: None,
+        };
         self.rows.insert(key, row);
         self.plan(key);
     }
@@ -224,10 +251,16 @@ impl Questions {
 
     /// Brings the schedule up to date with a row.
     fn plan(&mut self, key: Key) {
-        let Some(row) = self.rows.get_mut(&key) else { return };
+        let Some(row) = self.rows.get_mut(&key) else {
+            return;
+        };
         let repeat = matches!(row.state, AskState::Asked).then_some(row.repeat);
         let withdrawal = row.kept.filter(|_| row.waiting == 0);
-        let due = [repeat, withdrawal].into_iter().flatten().min().map(|at| (at, row.born));
+        let due = [repeat, withdrawal]
+            .into_iter()
+            .flatten()
+            .min()
+            .map(|at| (at, row.born));
         if row.due != due {
             row.due.take().map(|due| self.schedule.remove(&due));
             row.due = due;
@@ -241,11 +274,15 @@ impl Questions {
 
     /// Says what became of a question that the caller asked and has not left.
     pub fn look(&mut self, key: Key, born: u64) -> Look {
-        let Some(row) = self.row(key, born) else { return Look::Gone };
+        let Some(row) = self.row(key, born) else {
+            return Look::Gone;
+        };
         match (&row.state, &row.question) {
             (AskState::Asked | AskState::Acting, _) => Look::Wait,
             (AskState::Answered(Answer::Ticket(outcome)), _) => Look::Ticket(*outcome),
-            (AskState::Refused(no), Question::Map { lease, .. }) => Look::Refused(no.clone(), Some(*lease)),
+            (AskState::Refused(no), Question::Map { lease, .. }) => {
+                Look::Refused(no.clone(), Some(*lease))
+            }
             (AskState::Refused(no), _) => Look::Refused(no.clone(), None),
             (AskState::Answered(_), _) => {
                 // A region's answer is acted on. Any other is the end of its question.
@@ -254,16 +291,25 @@ impl Questions {
                     _ => self.remove(key).map(|row| row.state),
                 };
                 self.plan(key);
-                if let Some(AskState::Answered(answer)) = state { Look::Take(answer) } else { Look::Wait }
+                if let Some(AskState::Answered(answer)) = state {
+                    Look::Take(answer)
+                } else {
+                    Look::Wait
+                }
             }
         }
     }
 
-    /// Waits no more: the claim is over, or its deadline; or it would have had to wait, and is `kept` for another try.
+    /// Waits no more: the claim is over, or its deadline; or it would have had to wait, and is
+    /// `kept` for another try.
     pub fn leave(&mut self, key: Key, born: u64, kept: bool, now: Instant) {
-        let Some(row) = self.row(key, born) else { return };
+        let Some(row) = self.row(key, born) else {
+            return;
+        };
         row.waiting -= 1;
-        row.kept = kept.then(|| now + KEPT).or(row.kept.filter(|_| row.waiting > 0));
+        row.kept = kept
+            .then(|| now + KEPT)
+            .or(row.kept.filter(|_| row.waiting > 0));
         if row.waiting == 0 && row.kept.is_none() {
             self.withdraw(key, now);
         }
@@ -272,7 +318,9 @@ impl Questions {
 
     /// Withdraws an answer that was kept for another try.
     pub fn abandon(&mut self, key: Key, now: Instant) {
-        let Some(row) = self.rows.get_mut(&key) else { return };
+        let Some(row) = self.rows.get_mut(&key) else {
+            return;
+        };
         if row.kept.take().is_some() && row.waiting == 0 {
             self.withdraw(key, now);
         }
@@ -289,9 +337,12 @@ impl Questions {
 
     /// Ends a question that nobody waits for.
     fn withdraw(&mut self, key: Key, now: Instant) {
-        let Some(row) = self.rows.get(&key) else { return };
+        let Some(row) = self.rows.get(&key) else {
+            return;
+        };
         match (key, &row.state, &row.question) {
-            (Key::Region(_), AskState::Acting, _) | (_, _, Question::Unmapped | Question::Goodbye) => {}
+            (Key::Region(_), AskState::Acting, _)
+            | (_, _, Question::Unmapped | Question::Goodbye) => {}
             (Key::Region(region), ..) => self.unmapped(region, now),
             _ => drop(self.remove(key)),
         }
@@ -302,7 +353,12 @@ impl Questions {
     pub fn begin_unmap(&mut self, region: RegionId, now: Instant) -> bool {
         let free = !self.rows.contains_key(&Key::Region(region));
         if free {
-            self.begin(Key::Region(region), Question::Unmapped, AskState::Acting, now);
+            self.begin(
+                Key::Region(region),
+                Question::Unmapped,
+                AskState::Acting,
+                now,
+            );
         }
         free
     }
@@ -323,7 +379,12 @@ impl Questions {
         if self.ended || self.leaked.contains(&region) {
             self.remove(Key::Region(region));
         } else {
-            self.begin(Key::Region(region), Question::Unmapped, AskState::Asked, now);
+            self.begin(
+                Key::Region(region),
+                Question::Unmapped,
+                AskState::Asked,
+                now,
+            );
         }
     }
 
@@ -335,10 +396,18 @@ impl Questions {
         said: Result<Answer, No>,
         now: Instant,
     ) -> Option<Result<Answer, No>> {
-        let Some(row) = self.rows.get_mut(&key).filter(|row| matches!(row.state, AskState::Asked)) else {
+        let Some(row) = self
+            .rows
+            .get_mut(&key)
+            .filter(|row| matches!(row.state, AskState::Asked))
+        else {
             return Some(said);
         };
-        let counts = if matches!(key, Key::Ticket(_)) { request >= row.born } else { request == row.born };
+        let counts = if matches!(key, Key::Ticket(_)) {
+            request >= row.born
+        } else {
+            request == row.born
+        };
         if !counts || !row.question.is_answered_by(&said) {
             return Some(said);
         }
@@ -360,11 +429,18 @@ impl Questions {
 
     /// Finds the question that a message without a key answers.
     pub fn key_of(&self, request: u64) -> Option<Key> {
-        self.rows.iter().find(|(_, row)| row.born == request).map(|(key, _)| *key)
+        self.rows
+            .iter()
+            .find(|(_, row)| row.born == request)
+            .map(|(key, _)| *key)
     }
 
     /// Sends the messages that are due, and withdraws answers that were kept long enough.
-    pub fn send_due(&mut self, now: Instant, mut send: impl FnMut(&ToProducer) -> Result<(), Unsent>) {
+    pub fn send_due(
+        &mut self,
+        now: Instant,
+        mut send: impl FnMut(&ToProducer) -> Result<(), Unsent>,
+    ) {
         while let Some((&(at, born), &key)) = self.schedule.first_key_value()
             && at <= now
         {
@@ -399,38 +475,74 @@ impl Questions {
 
     /// Lists tickets that are due, as many as a message takes.
     fn tickets_due(&self, now: Instant) -> ArrayVec<Key, MOST_TICKETS> {
-        let due = self.schedule.iter().take_while(|((at, _), _)| *at <= now).map(|(_, &key)| key);
-        due.filter(|key| matches!(key, Key::Ticket(_)) && matches!(self.rows[key].state, AskState::Asked))
-            .take(MOST_TICKETS)
-            .collect()
+        let due = self
+            .schedule
+            .iter()
+            .take_while(|((at, _), _)| *at <= now)
+            .map(|(_, &key)| key);
+        due.filter(|key| {
+            matches!(key, Key::Ticket(_)) && matches!(self.rows[key].state, AskState::Asked)
+        })
+        .take(MOST_TICKETS)
+        .collect()
     }
 
     fn message(&mut self, key: Key, born: u64, together: &[Key]) -> ToProducer {
         let question = &self.rows[&key].question;
         match (key, question) {
-            (Key::Region(region), &Question::Map { access, lease }) => {
-                ToProducer::MapRegion { request: born, region, access, lease }
-            }
-            (Key::Region(region), _) => ToProducer::Unmapped { request: born, region },
-            (Key::File(index), _) => ToProducer::AskFile { request: born, index },
-            (Key::Forward(_), Question::Forward { lease, heir, user }) => {
-                ToProducer::Forward { request: born, settled: self.settled(), lease: *lease, heir: *heir, user: **user }
-            }
+            (Key::Region(region), &Question::Map { access, lease }) => ToProducer::MapRegion {
+                request: born,
+                region,
+                access,
+                lease,
+            },
+            (Key::Region(region), _) => ToProducer::Unmapped {
+                request: born,
+                region,
+            },
+            (Key::File(index), _) => ToProducer::AskFile {
+                request: born,
+                index,
+            },
+            (Key::Forward(_), Question::Forward { lease, heir, user }) => ToProducer::Forward {
+                request: born,
+                settled: self.settled(),
+                lease: *lease,
+                heir: *heir,
+                user: **user,
+            },
             (Key::Forward(_) | Key::Goodbye, _) => ToProducer::Bye { request: born },
-            (Key::Report(from), _) => ToProducer::Inspect { request: born, from },
+            (Key::Report(from), _) => ToProducer::Inspect {
+                request: born,
+                from,
+            },
             (Key::Snapshot, _) => ToProducer::TakeSnapshot { request: born },
             (Key::Ticket(_), _) => {
-                let tickets =
-                    together.iter().filter_map(|key| if let Key::Ticket(id) = key { Some(*id) } else { None });
+                let tickets = together.iter().filter_map(|key| {
+                    if let Key::Ticket(id) = key {
+                        Some(*id)
+                    } else {
+                        None
+                    }
+                });
                 let tickets = tickets.collect();
-                ToProducer::ClaimTickets { request: self.number(), tickets }
+                ToProducer::ClaimTickets {
+                    request: self.number(),
+                    tickets,
+                }
             }
         }
     }
 
     /// Returns the number below which no wish to forward waits for its answer.
     fn settled(&self) -> u64 {
-        let open = self.rows.keys().filter_map(|key| if let Key::Forward(number) = key { Some(*number) } else { None });
+        let open = self.rows.keys().filter_map(|key| {
+            if let Key::Forward(number) = key {
+                Some(*number)
+            } else {
+                None
+            }
+        });
         open.min().unwrap_or(self.last + 1)
     }
 
@@ -446,21 +558,32 @@ impl Questions {
 
     /// Lists the regions that claims ask how to map, or were told of and have yet to map.
     pub fn asked_regions(&self) -> impl Iterator<Item = RegionId> + '_ {
-        self.rows.iter().filter_map(|(key, row)| match (key, &row.question, &row.state) {
-            (Key::Region(region), Question::Map { .. }, AskState::Asked | AskState::Answered(_)) => Some(*region),
-            _ => None,
-        })
+        self.rows
+            .iter()
+            .filter_map(|(key, row)| match (key, &row.question, &row.state) {
+                (
+                    Key::Region(region),
+                    Question::Map { .. },
+                    AskState::Asked | AskState::Answered(_),
+                ) => Some(*region),
+                _ => None,
+            })
     }
 
     /// Says whether a thread maps or unmaps a region.
     pub fn is_anybody_acting(&self) -> bool {
-        self.rows.values().any(|row| matches!(row.state, AskState::Acting))
+        self.rows
+            .values()
+            .any(|row| matches!(row.state, AskState::Acting))
     }
 
     /// Ends every question: the producer is gone, and answers nothing any more.
     pub fn end(&mut self) {
         self.ended = true;
-        let rows = self.rows.iter().filter(|(_, row)| !matches!(row.state, AskState::Acting));
+        let rows = self
+            .rows
+            .iter()
+            .filter(|(_, row)| !matches!(row.state, AskState::Acting));
         for key in rows.map(|(key, _)| *key).collect::<Vec<_>>() {
             self.remove(key);
         }

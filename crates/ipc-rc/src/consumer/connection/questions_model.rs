@@ -1,18 +1,21 @@
-//! The protocol of [`questions`](super) and [`told`](crate::producer::roster::told), under a channel that loses, delays
-//! and repeats: the code that ships, driven by random histories of two claimants, a thread that unmaps, and a producer
-//! whose leases end and come again, and who gives regions back and makes others of the same number. Blocks lie in one
-//! region or across several, which a claim asks for one after the other while it uses those that it has.
+//! The protocol of [`questions`](super) and [`told`](crate::producer::roster::told), under a
+//! channel that loses, delays and repeats: the code that ships, driven by random histories of two
+//! claimants, a thread that unmaps, and a producer whose leases end and come again, and who gives
+//! regions back and makes others of the same number. Blocks lie in one region or across several,
+//! which a claim asks for one after the other while it uses those that it has.
 //!
-//! After each step: what is mapped is pinned and is what the producer has there, and nothing is granted twice. At the
-//! end of each history the channel is mended, and then: every claim that still waits is answered; when nobody wants
-//! anything any more, nothing is pinned and no row is left; and the goodbye is heard.
+//! After each step: what is mapped is pinned and is what the producer has there, and nothing is
+//! granted twice. At the end of each history the channel is mended, and then: every claim that
+//! still waits is answered; when nobody wants anything any more, nothing is pinned and no row is
+//! left; and the goodbye is heard.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use channel::shared::slot::Generation;
 use channel::wire::descriptor::{Descriptor, Fields, GrantKind, SessionId};
 use channel::wire::message::{
-    Granted, Heir, NUMBERS, RefusalCode, RegionPlace, ReportPage, TicketAnswer, TicketId, ToParticipant,
+    Granted, Heir, NUMBERS, RefusalCode, RegionPlace, ReportPage, TicketAnswer, TicketId,
+    ToParticipant,
 };
 use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, ParticipantId};
 use proptest::prelude::*;
@@ -42,7 +45,8 @@ enum Step {
     AskAhead(Want),
     Unmap(u64),
     Unmapped(u64),
-    /// The producer gives a region back that nothing pins and no lease lies in, and makes another there.
+    /// The producer gives a region back that nothing pins and no lease lies in, and makes another
+    /// there.
     Renew(u64),
     Pass(u64),
     Send(Fate),
@@ -92,15 +96,28 @@ fn lies_in(lease: u32, region: u64) -> bool {
 }
 
 fn question_about(region: u64, lease: u32) -> (Key, Question) {
-    (Key::Region(RegionId(region)), Question::Map { access: Access::ReadWrite, lease: address(lease) })
+    (
+        Key::Region(RegionId(region)),
+        Question::Map {
+            access: Access::ReadWrite,
+            lease: address(lease),
+        },
+    )
 }
 
 fn address(lease: u32) -> LeaseAddress {
-    LeaseAddress { file: 0, slot: lease, generation: Generation::ZERO }
+    LeaseAddress {
+        file: 0,
+        slot: lease,
+        generation: Generation::ZERO,
+    }
 }
 
 fn ticket(number: u32) -> TicketId {
-    TicketId { number, generation: Generation::ZERO }
+    TicketId {
+        number,
+        generation: Generation::ZERO,
+    }
 }
 
 fn descriptor(slot: u32) -> Descriptor {
@@ -167,7 +184,9 @@ struct Claimant {
 impl Claimant {
     /// Lists the regions that it uses, and the one that it wants next.
     fn regions(&self) -> (&'static [u64], Option<u64>) {
-        let Want::Lease(lease) = self.want else { return (&[], None) };
+        let Want::Lease(lease) = self.want else {
+            return (&[], None);
+        };
         let (used, wanted) = LYING[lease as usize].split_at(self.entered);
         (used, wanted.first().copied())
     }
@@ -232,12 +251,24 @@ impl World {
         let (key, question) = match want {
             Want::Forward => {
                 let heir = Heir::Ticket(None);
-                (self.questions.forward_key(), Question::Forward { lease: address(0), heir, user: Box::new([0; 64]) })
+                (
+                    self.questions.forward_key(),
+                    Question::Forward {
+                        lease: address(0),
+                        heir,
+                        user: Box::new([0; 64]),
+                    },
+                )
             }
             want => World::question(want),
         };
         let interest = Interest::new(key, question);
-        self.claimants[who] = Some(Claimant { want, interest, entered: 0, opens: None });
+        self.claimants[who] = Some(Claimant {
+            want,
+            interest,
+            entered: 0,
+            opens: None,
+        });
         self.look(who);
     }
 
@@ -249,13 +280,19 @@ impl World {
 
     /// A claimant uses the region that it wanted, and wants the one behind.
     fn enter(&mut self, who: usize) {
-        let Some(claimant) = &mut self.claimants[who] else { return };
-        let Want::Lease(lease) = claimant.want else { return self.leave(who, false) };
+        let Some(claimant) = &mut self.claimants[who] else {
+            return;
+        };
+        let Want::Lease(lease) = claimant.want else {
+            return self.leave(who, false);
+        };
         claimant.entered += 1;
         claimant.opens = None;
         match claimant.regions().1 {
             Some(behind) => {
-                claimant.interest.leave(&mut self.questions, false, self.now);
+                claimant
+                    .interest
+                    .leave(&mut self.questions, false, self.now);
                 let (key, question) = question_about(behind, lease);
                 claimant.interest = Interest::new(key, question);
                 self.look(who);
@@ -265,21 +302,31 @@ impl World {
     }
 
     fn look(&mut self, who: usize) {
-        let Some(claimant) = &mut self.claimants[who] else { return };
+        let Some(claimant) = &mut self.claimants[who] else {
+            return;
+        };
         if claimant.opens.is_some() {
             return;
         }
         let there = match claimant.want {
-            Want::Lease(_) => claimant.regions().1.is_some_and(|region| self.mapped.contains_key(&region)),
+            Want::Lease(_) => claimant
+                .regions()
+                .1
+                .is_some_and(|region| self.mapped.contains_key(&region)),
             Want::File(index) => self.files.contains(&index),
             _ => false,
         };
         if there {
             return self.enter(who);
         }
-        match (claimant.interest.look(&mut self.questions, self.now), claimant.want) {
+        match (
+            claimant.interest.look(&mut self.questions, self.now),
+            claimant.want,
+        ) {
             (Look::Wait, _) => {}
-            (Look::Take(Answer::Region { len, .. }), Want::Lease(_)) => claimant.opens = Some(len - 1),
+            (Look::Take(Answer::Region { len, .. }), Want::Lease(_)) => {
+                claimant.opens = Some(len - 1)
+            }
             (Look::Take(Answer::Forwarded(_)), Want::Forward) => self.leave(who, false),
             (Look::Ticket(Outcome::Granted(_)), Want::Ticket(_)) => self.leave(who, false),
             (Look::Refused(_, asked), Want::Lease(lease))
@@ -289,7 +336,9 @@ impl World {
             }
             (Look::Take(Answer::Report(_)), Want::Report) => self.leave(who, false),
             (Look::Take(Answer::Snapshot { .. }), Want::Snapshot) => self.leave(who, false),
-            (Look::Refused(..), Want::Lease(_) | Want::Forward | Want::Snapshot) => self.leave(who, false),
+            (Look::Refused(..), Want::Lease(_) | Want::Forward | Want::Snapshot) => {
+                self.leave(who, false)
+            }
             (Look::Refused(..), Want::File(index)) => {
                 assert!(index >= FILES, "a file that there is, is refused");
                 self.leave(who, false);
@@ -299,10 +348,17 @@ impl World {
     }
 
     fn open(&mut self, who: usize, good: bool) {
-        let Some(claimant) = &self.claimants[who] else { return };
-        let (Some(making), Some(region)) = (claimant.opens, claimant.regions().1) else { return };
+        let Some(claimant) = &self.claimants[who] else {
+            return;
+        };
+        let (Some(making), Some(region)) = (claimant.opens, claimant.regions().1) else {
+            return;
+        };
         if good {
-            assert!(self.mapped.insert(region, making).is_none(), "a region is mapped twice");
+            assert!(
+                self.mapped.insert(region, making).is_none(),
+                "a region is mapped twice"
+            );
             self.questions.mapped(RegionId(region));
             self.enter(who);
         } else {
@@ -313,7 +369,11 @@ impl World {
 
     /// Unmaps a region that no claimant uses.
     fn unmap(&mut self, region: u64) {
-        let is_used = self.claimants.iter().flatten().any(|claimant| claimant.regions().0.contains(&region));
+        let is_used = self
+            .claimants
+            .iter()
+            .flatten()
+            .any(|claimant| claimant.regions().0.contains(&region));
         if is_used || !self.mapped.contains_key(&region) {
             return;
         }
@@ -344,16 +404,33 @@ impl World {
     /// The producer hears a message, and answers; by the code of `answer.rs`, without its ledgers.
     fn hear_at_producer(&mut self, message: &ToProducer) {
         let answer = match message {
-            ToProducer::MapRegion { request, region, access, lease } => {
+            ToProducer::MapRegion {
+                request,
+                region,
+                access,
+                lease,
+            } => {
                 if self.leases.contains(&lease.slot) && lies_in(lease.slot, region.0) {
                     self.told.note_mapping(*region, || ());
                     let (request, region, access) = (*request, *region, *access);
                     let (device, place) = (DeviceUuid([0; 16]), RegionPlace::Local(DevicePtr(1)));
                     let len = self.makings[region.0 as usize] + 1;
-                    ToParticipant::Region { request, region, len, device, access, place }
+                    ToParticipant::Region {
+                        request,
+                        region,
+                        len,
+                        device,
+                        access,
+                        place,
+                    }
                 } else {
                     let (request, region, why) = (*request, *region, String::new());
-                    ToParticipant::NoRegion { request, region, code: RefusalCode::Region, why }
+                    ToParticipant::NoRegion {
+                        request,
+                        region,
+                        code: RefusalCode::Region,
+                        why,
+                    }
                 }
             }
             ToProducer::Unmapped { request, region } => {
@@ -364,37 +441,65 @@ impl World {
                 let mut answer = |&ticket: &TicketId| {
                     let next = self.tickets.len() as u32;
                     let lease = address(*self.tickets.entry(ticket.number).or_insert(next));
-                    TicketAnswer { ticket, outcome: Outcome::Granted(Granted { lease, fence: None }) }
+                    TicketAnswer {
+                        ticket,
+                        outcome: Outcome::Granted(Granted { lease, fence: None }),
+                    }
                 };
-                ToParticipant::Tickets { request: *request, answers: tickets.iter().map(&mut answer).collect() }
+                ToParticipant::Tickets {
+                    request: *request,
+                    answers: tickets.iter().map(&mut answer).collect(),
+                }
             }
             ToProducer::AskFile { request, index } if *index < FILES => {
-                ToParticipant::CounterFile { request: *request, index: *index, slots: 64 }
+                ToParticipant::CounterFile {
+                    request: *request,
+                    index: *index,
+                    slots: 64,
+                }
             }
-            ToProducer::AskFile { request, .. } => {
-                ToParticipant::Declined { request: *request, code: RefusalCode::Lease, why: String::new() }
-            }
-            ToProducer::Forward { request, settled, .. } => {
+            ToProducer::AskFile { request, .. } => ToParticipant::Declined {
+                request: *request,
+                code: RefusalCode::Lease,
+                why: String::new(),
+            },
+            ToProducer::Forward {
+                request, settled, ..
+            } => {
                 let grant = match self.told.wish(*request, *settled) {
                     Wish::Again(grant) => grant,
                     Wish::New => {
                         let grant = self.wishes.len() as u32;
-                        assert!(self.wishes.insert(*request, grant).is_none(), "a wish is granted twice");
+                        assert!(
+                            self.wishes.insert(*request, grant).is_none(),
+                            "a wish is granted twice"
+                        );
                         self.told.remember(*request, grant);
                         grant
                     }
                     Wish::Settled => return,
                     Wish::TooMany => panic!("few wish"),
                 };
-                ToParticipant::Forwarded { request: *request, descriptor: descriptor(grant) }
+                ToParticipant::Forwarded {
+                    request: *request,
+                    descriptor: descriptor(grant),
+                }
             }
-            ToProducer::Inspect { request, .. } => ToParticipant::Report { request: *request, page: Box::new(page()) },
+            ToProducer::Inspect { request, .. } => ToParticipant::Report {
+                request: *request,
+                page: Box::new(page()),
+            },
             ToProducer::TakeSnapshot { request } if self.leases.contains(&0) => {
-                ToParticipant::Snapshot { request: *request, len: 1 }
+                ToParticipant::Snapshot {
+                    request: *request,
+                    len: 1,
+                }
             }
-            ToProducer::TakeSnapshot { request } => {
-                ToParticipant::Declined { request: *request, code: RefusalCode::Snapshot, why: String::new() }
-            }
+            ToProducer::TakeSnapshot { request } => ToParticipant::Declined {
+                request: *request,
+                code: RefusalCode::Snapshot,
+                why: String::new(),
+            },
             ToProducer::Bye { request } => ToParticipant::Noted { request: *request },
             other => panic!("{other:?}"),
         };
@@ -408,27 +513,60 @@ impl World {
                 self.files.insert(index);
                 (request, None, Ok(Answer::Done))
             }
-            ToParticipant::Region { request, region, len, device, place, .. } => {
-                (request, Some(Key::Region(region)), Ok(Answer::Region { len, device, place, fd: None }))
-            }
-            ToParticipant::NoRegion { request, region, code, why } => {
-                (request, Some(Key::Region(region)), Err(No { code, why }))
-            }
+            ToParticipant::Region {
+                request,
+                region,
+                len,
+                device,
+                place,
+                ..
+            } => (
+                request,
+                Some(Key::Region(region)),
+                Ok(Answer::Region {
+                    len,
+                    device,
+                    place,
+                    fd: None,
+                }),
+            ),
+            ToParticipant::NoRegion {
+                request,
+                region,
+                code,
+                why,
+            } => (request, Some(Key::Region(region)), Err(No { code, why })),
             ToParticipant::Tickets { request, answers } => {
                 for answer in answers {
                     let said = Ok(Answer::Ticket(answer.outcome));
-                    self.questions.hear(request, Key::Ticket(answer.ticket), said, self.now);
+                    self.questions
+                        .hear(request, Key::Ticket(answer.ticket), said, self.now);
                 }
                 return;
             }
-            ToParticipant::Forwarded { request, descriptor } => {
-                assert_eq!(descriptor.fields().slot, self.wishes[&request], "another wish's descriptor");
-                (request, Some(Key::Forward(request)), Ok(Answer::Forwarded(Box::new(descriptor))))
+            ToParticipant::Forwarded {
+                request,
+                descriptor,
+            } => {
+                assert_eq!(
+                    descriptor.fields().slot,
+                    self.wishes[&request],
+                    "another wish's descriptor"
+                );
+                (
+                    request,
+                    Some(Key::Forward(request)),
+                    Ok(Answer::Forwarded(Box::new(descriptor))),
+                )
             }
             ToParticipant::Report { request, page } => (request, None, Ok(Answer::Report(page))),
-            ToParticipant::Snapshot { request, len } => (request, None, Ok(Answer::Snapshot { len, file: None })),
+            ToParticipant::Snapshot { request, len } => {
+                (request, None, Ok(Answer::Snapshot { len, file: None }))
+            }
             ToParticipant::Noted { request } => (request, None, Ok(Answer::Done)),
-            ToParticipant::Declined { request, code, why } => (request, None, Err(No { code, why })),
+            ToParticipant::Declined { request, code, why } => {
+                (request, None, Err(No { code, why }))
+            }
             other => panic!("{other:?}"),
         };
         if let Some(key) = key.or_else(|| self.questions.key_of(request)) {
@@ -438,7 +576,9 @@ impl World {
     }
 
     fn deliver_to_producer(&mut self, fate: Fate) -> bool {
-        let Some(message) = self.to_producer.pop_front() else { return false };
+        let Some(message) = self.to_producer.pop_front() else {
+            return false;
+        };
         for _ in 0..times(fate) {
             self.hear_at_producer(&message);
         }
@@ -446,7 +586,9 @@ impl World {
     }
 
     fn deliver_to_participant(&mut self, fate: Fate) -> bool {
-        let Some(message) = self.to_participant.pop_front() else { return false };
+        let Some(message) = self.to_participant.pop_front() else {
+            return false;
+        };
         for _ in 0..times(fate) {
             self.hear_at_participant(message.clone());
         }
@@ -462,7 +604,10 @@ impl World {
             Step::Look(who) => self.look(who),
             Step::Open(who, good) => self.open(who, good),
             Step::GiveUp(who, kept, fate) => {
-                if self.claimants[who].as_ref().is_some_and(|claimant| claimant.opens.is_none()) {
+                if self.claimants[who]
+                    .as_ref()
+                    .is_some_and(|claimant| claimant.opens.is_none())
+                {
                     self.leave(who, kept);
                     self.send(fate);
                 }
@@ -470,7 +615,8 @@ impl World {
             Step::Abandon(Want::Forward) | Step::AskAhead(Want::Forward | Want::Lease(_)) => {}
             Step::Abandon(Want::Lease(lease)) => {
                 for &region in LYING[lease as usize] {
-                    self.questions.abandon(Key::Region(RegionId(region)), self.now);
+                    self.questions
+                        .abandon(Key::Region(RegionId(region)), self.now);
                 }
             }
             Step::Abandon(want) => self.questions.abandon(World::question(want).0, self.now),
@@ -498,14 +644,28 @@ impl World {
     fn check(&self) {
         let pinned: BTreeSet<u64> = self.told.mapped().map(|region| region.0).collect();
         let claimants = || self.claimants.iter().flatten();
-        let opening = claimants().filter_map(|claimant| Some((claimant.regions().1?, claimant.opens?)));
-        let mapped = self.mapped.iter().chain(&self.unmapping).map(|(&region, &making)| (region, making));
+        let opening =
+            claimants().filter_map(|claimant| Some((claimant.regions().1?, claimant.opens?)));
+        let mapped = self
+            .mapped
+            .iter()
+            .chain(&self.unmapping)
+            .map(|(&region, &making)| (region, making));
         for (region, making) in mapped.chain(opening) {
-            assert!(pinned.contains(&region), "region {region} is mapped and not pinned");
-            assert_eq!(making, self.makings[region as usize], "what is mapped of region {region} is no more");
+            assert!(
+                pinned.contains(&region),
+                "region {region} is mapped and not pinned"
+            );
+            assert_eq!(
+                making, self.makings[region as usize],
+                "what is mapped of region {region} is no more"
+            );
         }
         for region in claimants().flat_map(|claimant| claimant.regions().0) {
-            assert!(self.mapped.contains_key(region), "region {region} is used and not mapped");
+            assert!(
+                self.mapped.contains_key(region),
+                "region {region} is used and not mapped"
+            );
         }
     }
 
@@ -514,7 +674,9 @@ impl World {
         self.now += Duration::from_secs(1);
         (0..REGIONS).for_each(|region| self.unmapped(region));
         self.send(Fate::Arrives);
-        while self.deliver_to_producer(Fate::Arrives) || self.deliver_to_participant(Fate::Arrives) {}
+        while self.deliver_to_producer(Fate::Arrives) || self.deliver_to_participant(Fate::Arrives)
+        {
+        }
         self.check();
         for who in 0..CLAIMANTS {
             self.look(who);
@@ -524,10 +686,15 @@ impl World {
     }
 
     fn end(mut self) {
-        // Of those who wait for one region with different leases, each round answers one at least; and one region each.
+        // Of those who wait for one region with different leases, each round answers one at least;
+        // and one region each.
         (0..2 * CLAIMANTS * REGIONS as usize).for_each(|_| self.mend());
         let waits: Vec<_> = self.claimants.iter().flatten().collect();
-        assert!(waits.is_empty(), "nobody answers {waits:?}: {:?}", self.questions);
+        assert!(
+            waits.is_empty(),
+            "nobody answers {waits:?}: {:?}",
+            self.questions
+        );
         for region in 0..REGIONS {
             self.unmap(region);
             self.unmapped(region);
@@ -535,11 +702,19 @@ impl World {
         self.now += KEPT;
         (0..3).for_each(|_| self.mend());
         let pinned: Vec<RegionId> = self.told.mapped().collect();
-        assert!(pinned.is_empty(), "{pinned:?} are pinned, and nobody has them mapped: {:?}", self.questions);
+        assert!(
+            pinned.is_empty(),
+            "{pinned:?} are pinned, and nobody has them mapped: {:?}",
+            self.questions
+        );
         self.questions.say_goodbye(self.now);
         self.mend();
         assert!(self.farewell, "nobody hears the goodbye");
-        assert!(self.questions.rows.is_empty() && self.questions.schedule.is_empty(), "left: {:?}", self.questions);
+        assert!(
+            self.questions.rows.is_empty() && self.questions.schedule.is_empty(),
+            "left: {:?}",
+            self.questions
+        );
     }
 }
 

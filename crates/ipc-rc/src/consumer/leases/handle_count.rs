@@ -1,6 +1,7 @@
 //! Finds the last holder of a lease.
 //!
-//! A lease's handles are counted in a word beside its slot, which outlives it and serves the slot's next lease.
+//! A lease's handles are counted in a word beside its slot, which outlives it and serves the slot's
+//! next lease.
 //!
 //! | step | who | operation | ordering |
 //! |---|---|---|---|
@@ -13,17 +14,21 @@
 //!
 //! # Pairings
 //!
-//! **`LET_GO` with `LAST` and with `LAST_AFTER_ALL`**: whatever a holder did with the lease comes before its end.
+//! **`LET_GO` with `LAST` and with `LAST_AFTER_ALL`**: whatever a holder did with the lease comes
+//! before its end.
 //!
-//! 'take' and 'clone' hand over nothing: a handle goes to another thread by something that orders, and 'take' comes
-//! after the end of the slot's last lease, by the slot's own protocol through the producer's grant.
+//! 'take' and 'clone' hand over nothing: a handle goes to another thread by something that orders,
+//! and 'take' comes after the end of the slot's last lease, by the slot's own protocol through the
+//! producer's grant.
 //!
 //! # Not covered here
 //!
-//! A producer that grants a slot that is held: [`is_held`](HandleCount::is_held) finds it, unless it happens while
-//! another claim of the slot is under way. A participant trusts its producer with more than this.
+//! A producer that grants a slot that is held: [`is_held`](HandleCount::is_held) finds it, unless
+//! it happens while another claim of the slot is under way. A participant trusts its producer with
+//! more than this.
 //!
-//! Checked by `tests/loom_handle_count.rs`; weakening `LET_GO`, `LAST` or `LAST_AFTER_ALL` to Relaxed fails it.
+//! Checked by `tests/loom_handle_count.rs`; weakening `LET_GO`, `LAST` or `LAST_AFTER_ALL` to
+//! Relaxed fails it.
 
 use std::sync::atomic::Ordering;
 

@@ -16,7 +16,8 @@ use channel::shared::slot::released_word;
 use channel::trace_point;
 use channel::wire::lease_address::LeaseAddress;
 
-/// A participant's state. Its handles, open mappings and thread each hold one [`Arc`](std::sync::Arc) of it.
+/// A participant's state. Its handles, open mappings and thread each hold one
+/// [`Arc`](std::sync::Arc) of it.
 pub(crate) struct Holdings {
     pub link: Link,
     pub mappings: Mappings<Holdings>,
@@ -37,7 +38,11 @@ impl Home for Holdings {
 impl Holdings {
     /// Begins with nothing held.
     pub fn new(link: Link, cache: Cache) -> Holdings {
-        Holdings { mappings: Mappings::new(cache), queues: ReleaseQueues::new(link.facts.gpu.clone()), link }
+        Holdings {
+            mappings: Mappings::new(cache),
+            queues: ReleaseQueues::new(link.facts.gpu.clone()),
+            link,
+        }
     }
 
     /// Says whether a lease has yet to end.
@@ -60,7 +65,8 @@ impl Holdings {
         }
     }
 
-    /// Says whether nothing is left to do: nothing is held or mapped, and the producer has noted that, or is gone.
+    /// Says whether nothing is left to do: nothing is held or mapped, and the producer has noted
+    /// that, or is gone.
     pub fn is_left(&self) -> bool {
         let link = &self.link;
         link.closing.load(Ordering::Relaxed)
@@ -94,13 +100,19 @@ impl Held {
     /// Returns the lease's counter file.
     #[inline(always)]
     pub fn file(&self) -> &File {
-        self.link().files.get(self.entry.file).expect("the claim found the file, and a link never loses one")
+        self.link()
+            .files
+            .get(self.entry.file)
+            .expect("the claim found the file, and a link never loses one")
     }
 
     /// Returns the same once more, for another handle of the lease.
     #[inline]
     pub fn same(&self) -> Held {
-        Held { mapping: self.mapping.same(), entry: self.entry }
+        Held {
+            mapping: self.mapping.same(),
+            entry: self.entry,
+        }
     }
 }
 
@@ -109,23 +121,39 @@ impl Ends for Held {
     fn release(self) {
         trace_point!("release");
         let counters = &self.file().counters;
-        counters.slot(self.entry.slot).release(self.entry.generation);
+        counters
+            .slot(self.entry.slot)
+            .release(self.entry.generation);
         counters.dirty_of(self.entry.slot).mark();
         self.leave();
     }
 
     fn is_released(&self) -> bool {
-        self.file().counters.slot(self.entry.slot).is_released(self.entry.generation)
+        self.file()
+            .counters
+            .slot(self.entry.slot)
+            .is_released(self.entry.generation)
     }
 
     fn stores(&self) -> Option<[StreamOp; 2]> {
-        let (file, LeaseAddress { slot, generation, .. }) = (self.file(), self.entry);
+        let (
+            file,
+            LeaseAddress {
+                slot, generation, ..
+            },
+        ) = (self.file(), self.entry);
         let words = file.registered?;
         let released = StreamOp::Write {
             word: words.word(slot_word(file.counters.slot_count(), slot)),
             value: released_word(generation),
         };
-        Some([released, StreamOp::Write { word: words.word(dirty_word(slot)), value: MARKED }])
+        Some([
+            released,
+            StreamOp::Write {
+                word: words.word(dirty_word(slot)),
+                value: MARKED,
+            },
+        ])
     }
 
     #[inline]

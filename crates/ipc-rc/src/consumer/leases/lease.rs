@@ -1,7 +1,7 @@
 //! Leases that this process holds.
 //!
-//! A lease is a slot of this participant's own; what its handles share lies in a [`Record`] beside the slot. It
-//! counts the handles: [`handle_count`](crate::consumer::leases::handle_count).
+//! A lease is a slot of this participant's own; what its handles share lies in a [`Record`] beside
+//! the slot. It counts the handles: [`handle_count`](crate::consumer::leases::handle_count).
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use channel::wire::lease_address::LeaseAddress;
 /// Leases that end together, by one batch of stores.
 type Ending = ArrayVec<Held, MOST_TOGETHER>;
 
-/// One of the handles of a lease. The drop of the last ends it, once all work on the streams that it was used on has
-/// finished.
+/// One of the handles of a lease. The drop of the last ends it, once all work on the streams that
+/// it was used on has finished.
 pub(crate) struct Lease(Held);
 
 impl Lease {
@@ -56,7 +56,8 @@ impl Lease {
         self.record().note_use(stream);
     }
 
-    /// Lets go, and returns what a queue has to end: of the last handle of a lease that was used on streams.
+    /// Lets go, and returns what a queue has to end: of the last handle of a lease that was used on
+    /// streams.
     #[inline]
     fn let_go(&self) -> Option<(Held, Vec<Stream>)> {
         if self.0.link().guard.is_child() {
@@ -78,10 +79,19 @@ impl Lease {
     pub fn drop_many(leases: impl Iterator<Item = Lease>) {
         let mut together = Together::default();
         for lease in leases {
-            let Some((held, mut used)) = ManuallyDrop::new(lease).let_go() else { continue };
+            let Some((held, mut used)) = ManuallyDrop::new(lease).let_go() else {
+                continue;
+            };
             if !together.ending.is_full()
-                && together.ending.first().is_some_and(|first| std::ptr::eq(first.home(), held.home()))
-                && together.streams.iter().map(Stream::key).eq(used.iter().map(Stream::key))
+                && together
+                    .ending
+                    .first()
+                    .is_some_and(|first| std::ptr::eq(first.home(), held.home()))
+                && together
+                    .streams
+                    .iter()
+                    .map(Stream::key)
+                    .eq(used.iter().map(Stream::key))
             {
                 // With no lock held: a stream's keeper may be anything.
                 used.clear();
@@ -113,8 +123,8 @@ impl Drop for Lease {
     }
 }
 
-/// Leases that were used on the same streams, to be ended together: at the latest when this goes, also because the
-/// application's iterator panics.
+/// Leases that were used on the same streams, to be ended together: at the latest when this goes,
+/// also because the application's iterator panics.
 #[derive(Default)]
 struct Together {
     ending: Ending,
@@ -138,8 +148,10 @@ impl Drop for Together {
 /// Leaves the end of leases that were used on the same streams to a queue.
 #[cold]
 fn end_by_queue(ending: &mut Ending, mut used: Vec<Stream>) {
-    let (holdings, first): (Arc<Holdings>, LeaseAddress) = (ending[0].mapping.keep_home(), ending[0].entry);
-    // From here on the slots, and with them the records, may be other leases'; the link keeps the files.
+    let (holdings, first): (Arc<Holdings>, LeaseAddress) =
+        (ending[0].mapping.keep_home(), ending[0].entry);
+    // From here on the slots, and with them the records, may be other leases'; the link keeps the
+    // files.
     let link = &holdings.link;
     if holdings.queues.end(ending, &mut used) || link.wants_idle.load(Ordering::Relaxed) {
         link.waker.nudge();

@@ -1,7 +1,9 @@
-//! What the handles of one lease share: it lies beside the lease's slot, so that a claim takes no memory.
+//! What the handles of one lease share: it lies beside the lease's slot, so that a claim takes no
+//! memory.
 //!
-//! The next claim of the slot comes after the release, through the producer's grant; so records need no more order than
-//! the slot gives. A record that is held while its slot is granted again is the producer's fault, and refused.
+//! The next claim of the slot comes after the release, through the producer's grant; so records
+//! need no more order than the slot gives. A record that is held while its slot is granted again is
+//! the producer's fault, and refused.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -47,7 +49,8 @@ impl Record {
         // What was there before is another lease's.
         if word != NO_FENCE || self.fence_word.load(Ordering::Relaxed) != NO_FENCE {
             self.fence_word.store(word, Ordering::Relaxed);
-            self.fence_value.store(fence.map_or(0, |fence| fence.value), Ordering::Relaxed);
+            self.fence_value
+                .store(fence.map_or(0, |fence| fence.value), Ordering::Relaxed);
         }
         self.holders.take();
     }
@@ -63,7 +66,11 @@ impl Record {
     /// Returns what the contents wait for.
     pub fn fence(&self) -> Option<Fence> {
         let word = self.fence_word.load(Ordering::Relaxed);
-        (word != NO_FENCE).then(|| Fence { file: 0, word, value: self.fence_value.load(Ordering::Relaxed) })
+        (word != NO_FENCE).then(|| Fence {
+            file: 0,
+            word,
+            value: self.fence_value.load(Ordering::Relaxed),
+        })
     }
 
     /// Notes that the lease's end waits for the work on a stream.
@@ -82,6 +89,8 @@ impl Record {
             return None;
         }
         self.is_used.store(false, Ordering::Relaxed);
-        Some(std::mem::take(&mut *self.used_on.lock().unwrap_or_else(PoisonError::into_inner)))
+        Some(std::mem::take(
+            &mut *self.used_on.lock().unwrap_or_else(PoisonError::into_inner),
+        ))
     }
 }

@@ -1,18 +1,20 @@
 //! Release queues: streams of the library's own that end leases once the caller's GPU work is done.
 //!
-//! A queue serves one *set* of streams. To end a lease it records an event on each stream of the set, waits for them on
-//! its own stream, and stores RELEASED into the slot and 1 into its dirty word, all queued and never waited for. The
-//! caller's streams are not slowed (measured: a host function would cost them 48 µs each), and a stream that is stuck
-//! holds up only those who named it.
+//! A queue serves one *set* of streams. To end a lease it records an event on each stream of the
+//! set, waits for them on its own stream, and stores RELEASED into the slot and 1 into its dirty
+//! word, all queued and never waited for. The caller's streams are not slowed (measured: a host
+//! function would cost them 48 µs each), and a stream that is stuck holds up only those who named
+//! it.
 //!
-//! A driver's queue that is full blocks every thread of the process (measured at 1,020 entries), and the caller's
-//! stream may share it. So at most [`MOST_PENDING`] ends are in a queue, and what comes on top takes no place in
-//! any queue but one event on each stream, whatever its number: it gathers here, the participant's thread records the
-//! events when the last ones are done, and ends what had gathered by then when these are. So it is, too, for a set with
-//! a stream of another device or vendor, whose events no stream of ours can wait for.
+//! A driver's queue that is full blocks every thread of the process (measured at 1,020 entries),
+//! and the caller's stream may share it. So at most [`MOST_PENDING`] ends are in a queue, and what
+//! comes on top takes no place in any queue but one event on each stream, whatever its number: it
+//! gathers here, the participant's thread records the events when the last ones are done, and ends
+//! what had gathered by then when these are. So it is, too, for a set with a stream of another
+//! device or vendor, whose events no stream of ours can wait for.
 //!
-//! **Any error before the stores are queued leaves the lease HELD** until the process ends, counted, and logged once:
-//! an end that might come early would be worse.
+//! **Any error before the stores are queued leaves the lease HELD** until the process ends,
+//! counted, and logged once: an end that might come early would be worse.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,14 +29,16 @@ use crate::stream::{Stream, StreamKey, advise};
 
 /// Ends in one queue: far below the 1,020 at which a driver blocks.
 pub(crate) const MOST_PENDING: usize = 128;
-/// Ends in a queue from which on a drop looks which of them are done. Each look reads what a GPU has written,
-/// from memory; but the slots of several leases lie in one line, and those that ended meanwhile are read together.
+/// Ends in a queue from which on a drop looks which of them are done. Each look reads what a GPU
+/// has written, from memory; but the slots of several leases lie in one line, and those that ended
+/// meanwhile are read together.
 const SETTLED_FROM: usize = MOST_PENDING / 2;
 /// Streams of a set that is looked up without taking memory.
 const FEW: usize = 8;
 /// What to do instead of a drop under capture.
 const UNCAPTURED: &str = "drop the block after the capture, or keep it for the graph";
-/// Leases that end by one batch: each takes a store, and in the worst case one more into its dirty word.
+/// Leases that end by one batch: each takes a store, and in the worst case one more into its dirty
+/// word.
 pub(crate) const MOST_TOGETHER: usize = MAX_BATCH / 2;
 /// Queues after which idle ones are given up before another is made.
 const MANY_QUEUES: usize = 64;
@@ -47,8 +51,8 @@ pub(crate) trait Ends {
     /// Says whether a queue has ended it.
     fn is_released(&self) -> bool;
 
-    /// Returns the stores that end it: RELEASED into its slot, then 1 into its dirty word. `None` where streams have no
-    /// way to the words.
+    /// Returns the stores that end it: RELEASED into its slot, then 1 into its dirty word. `None`
+    /// where streams have no way to the words.
     fn stores(&self) -> Option<[StreamOp; 2]>;
 
     /// Lets go of its mapping, after the end.
@@ -69,7 +73,12 @@ struct Later<E> {
 
 impl<E> Default for Later<E> {
     fn default() -> Later<E> {
-        Later { recorded: Vec::new(), gathered: Vec::new(), streams: Vec::new(), marks: Vec::new() }
+        Later {
+            recorded: Vec::new(),
+            gathered: Vec::new(),
+            streams: Vec::new(),
+            marks: Vec::new(),
+        }
     }
 }
 
@@ -88,14 +97,19 @@ impl<E> Later<E> {
     }
 
     fn is_capturing(&self) -> bool {
-        self.streams.iter().any(|stream| stream.is_capturing().unwrap_or(false))
+        self.streams
+            .iter()
+            .any(|stream| stream.is_capturing().unwrap_or(false))
     }
 
     fn record_all(&mut self) -> Result<()> {
         for stream in &self.streams[self.marks.len()..] {
             self.marks.push(GpuEvent::new(stream.gpu())?);
         }
-        self.marks.iter().zip(&self.streams).try_for_each(|(mark, stream)| mark.record(stream))
+        self.marks
+            .iter()
+            .zip(&self.streams)
+            .try_for_each(|(mark, stream)| mark.record(stream))
     }
 
     /// Gives the events up: leases behind them wait for others.
@@ -110,9 +124,9 @@ struct ReleaseQueue<E> {
     /// Taken out of the table: a thread that still finds it looks again.
     retired: bool,
     stream: Stream,
-    /// One for each stream of the set, recorded again by every end: a wait keeps what was recorded when it was queued.
-    /// `None` for a set of more than [`FEW`], or with a stream of another device or backend: the participant's thread
-    /// stores its ends.
+    /// One for each stream of the set, recorded again by every end: a wait keeps what was recorded
+    /// when it was queued. `None` for a set of more than [`FEW`], or with a stream of another
+    /// device or backend: the participant's thread stores its ends.
     marks: Option<Vec<GpuEvent>>,
     pending: VecDeque<E>,
     later: Later<E>,
@@ -120,8 +134,8 @@ struct ReleaseQueue<E> {
 
 type Key = Box<[StreamKey]>;
 
-/// Lists the stores that end leases: RELEASED into each slot, then 1 into each dirty word that they share. `None` where
-/// streams have no way to the words.
+/// Lists the stores that end leases: RELEASED into each slot, then 1 into each dirty word that they
+/// share. `None` where streams have no way to the words.
 fn list_stores<E: Ends>(ending: &[E], ops: &mut ArrayVec<StreamOp, MAX_BATCH>) -> Option<()> {
     let mut marks = ArrayVec::<_, MOST_TOGETHER>::new();
     for held in ending {
@@ -146,7 +160,12 @@ pub(crate) struct ReleaseQueues<E> {
 
 impl<E: Ends> ReleaseQueues<E> {
     pub fn new(gpu: Gpu) -> ReleaseQueues<E> {
-        ReleaseQueues { gpu, table: ArcSwap::default(), kept: AtomicU64::new(0), logged: AtomicBool::new(false) }
+        ReleaseQueues {
+            gpu,
+            table: ArcSwap::default(),
+            kept: AtomicU64::new(0),
+            logged: AtomicBool::new(false),
+        }
     }
 
     /// Counts the leases that are kept until the process ends.
@@ -168,7 +187,8 @@ impl<E: Ends> ReleaseQueues<E> {
         }
     }
 
-    /// Keeps a lease until the process ends, because the end of the work on its block cannot be observed.
+    /// Keeps a lease until the process ends, because the end of the work on its block cannot be
+    /// observed.
     ///
     /// A lease that is never [left](Ends::leave) stays mapped.
     fn keep(&self, _held: E, error: &gpu_api::Error) {
@@ -189,7 +209,8 @@ impl<E: Ends> ReleaseQueues<E> {
                 && queue.pending.len() + ending.len() <= MOST_PENDING
                 && list_stores(ending, &mut ops).is_some()
             {
-                self.enqueue(queue, marks, streams, &ops).map_err(|error| advise(error, UNCAPTURED))?;
+                self.enqueue(queue, marks, streams, &ops)
+                    .map_err(|error| advise(error, UNCAPTURED))?;
                 queue.pending.extend(ending.drain(..));
                 return Ok(None);
             }
@@ -206,21 +227,35 @@ impl<E: Ends> ReleaseQueues<E> {
         Ok(unneeded.is_some())
     }
 
-    fn enqueue(&self, queue: &ReleaseQueue<E>, marks: &[GpuEvent], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
-        let others: ArrayVec<_, FEW> = marks.iter().zip(streams).map(|(mark, stream)| mark.on(stream)).collect();
+    fn enqueue(
+        &self,
+        queue: &ReleaseQueue<E>,
+        marks: &[GpuEvent],
+        streams: &[Stream],
+        ops: &[StreamOp],
+    ) -> Result<()> {
+        let others: ArrayVec<_, FEW> = marks
+            .iter()
+            .zip(streams)
+            .map(|(mark, stream)| mark.on(stream))
+            .collect();
         // SAFETY: `batch_behind` asks for
-        // - live streams and events of one device: the queue keeps its own, the caller its streams, and a queue has
-        //   marks only if all are of the participant's device;
-        // - words in a registration that outlives the operation: the link unregisters its files only after its queues
-        //   have run dry.
-        unsafe { self.gpu.backend().batch_behind(queue.stream.raw(), &others, ops) }
+        // - live streams and events of one device: the queue keeps its own, the caller its streams,
+        //   and a queue has marks only if all are of the participant's device;
+        // - words in a registration that outlives the operation: the link unregisters its files
+        //   only after its queues have run dry.
+        unsafe {
+            self.gpu
+                .backend()
+                .batch_behind(queue.stream.raw(), &others, ops)
+        }
     }
 
-    /// Ends what is behind events that are done, and records them anew for what has gathered. Returns streams that are
-    /// not needed any more, to be dropped with no lock held.
+    /// Ends what is behind events that are done, and records them anew for what has gathered.
+    /// Returns streams that are not needed any more, to be dropped with no lock held.
     ///
-    /// The application may begin to capture a stream at any moment. An event that was recorded since is the graph's: it
-    /// proves nothing, and what it was for gathers again.
+    /// The application may begin to capture a stream at any moment. An event that was recorded
+    /// since is the graph's: it proves nothing, and what it was for gathers again.
     #[must_use]
     fn look_after(&self, queue: &mut ReleaseQueue<E>) -> Vec<Stream> {
         let later = &mut queue.later;
@@ -240,16 +275,24 @@ impl<E: Ends> ReleaseQueues<E> {
         }
         let recorded = later.record_all();
         match recorded {
-            // A capture has begun meanwhile: the events are the graph's, or were refused for its sake.
+            // A capture has begun meanwhile: the events are the graph's, or were refused for its
+            // sake.
             _ if later.is_capturing() => later.gather_again(),
             Ok(()) => later.recorded = std::mem::take(&mut later.gathered),
-            Err(error) => later.gathered.drain(..).for_each(|held| self.keep(held, &error)),
+            Err(error) => later
+                .gathered
+                .drain(..)
+                .for_each(|held| self.keep(held, &error)),
         }
         Vec::new()
     }
 
     /// Calls `run` with the queue of a set of streams, locked; makes it first if need be.
-    fn with_queue<T>(&self, streams: &[Stream], run: impl FnOnce(&mut ReleaseQueue<E>) -> Result<T>) -> Result<T> {
+    fn with_queue<T>(
+        &self,
+        streams: &[Stream],
+        run: impl FnOnce(&mut ReleaseQueue<E>) -> Result<T>,
+    ) -> Result<T> {
         // Most leases are used on few streams, whose queue is found without taking memory.
         let (few, many): (ArrayVec<StreamKey, FEW>, Key);
         let key: &[StreamKey] = if streams.len() <= FEW {
@@ -274,7 +317,12 @@ impl<E: Ends> ReleaseQueues<E> {
     #[cold]
     fn make_queue(&self, key: &[StreamKey], streams: &[Stream]) -> Result<()> {
         let is_own = streams.len() <= FEW && streams.iter().all(|stream| *stream.gpu() == self.gpu);
-        let marks = is_own.then(|| streams.iter().map(|stream| GpuEvent::new(stream.gpu())).collect());
+        let marks = is_own.then(|| {
+            streams
+                .iter()
+                .map(|stream| GpuEvent::new(stream.gpu()))
+                .collect()
+        });
         let fresh = Arc::new(Mutex::new(ReleaseQueue {
             retired: false,
             stream: Stream::create(&self.gpu)?,
@@ -286,10 +334,16 @@ impl<E: Ends> ReleaseQueues<E> {
             let mut table = BTreeMap::clone(table);
             if table.len() >= MANY_QUEUES {
                 // A queue whose lock somebody holds is in use.
-                table.retain(|_, queue| !queue.try_lock().is_ok_and(|mut queue| queue.retire_if_dry()));
+                table.retain(|_, queue| {
+                    !queue
+                        .try_lock()
+                        .is_ok_and(|mut queue| queue.retire_if_dry())
+                });
             }
             let place = table.entry(key.into()).or_insert_with(|| fresh.clone());
-            if !Arc::ptr_eq(place, &fresh) && place.lock().unwrap_or_else(PoisonError::into_inner).retired {
+            if !Arc::ptr_eq(place, &fresh)
+                && place.lock().unwrap_or_else(PoisonError::into_inner).retired
+            {
                 *place = fresh.clone();
             }
             table
@@ -312,14 +366,17 @@ impl<E: Ends> ReleaseQueues<E> {
         left
     }
 
-    /// Says whether every lease that was given to a queue has ended, and the queues' streams write nothing more. Never
-    /// waits: a queue that somebody has locked is in use.
+    /// Says whether every lease that was given to a queue has ended, and the queues' streams write
+    /// nothing more. Never waits: a queue that somebody has locked is in use.
     pub fn are_dry(&self) -> bool {
-        self.table.load().values().all(|queue| match queue.try_lock() {
-            Ok(mut queue) => queue.is_dry(),
-            Err(TryLockError::Poisoned(queue)) => queue.into_inner().is_dry(),
-            Err(TryLockError::WouldBlock) => false,
-        })
+        self.table
+            .load()
+            .values()
+            .all(|queue| match queue.try_lock() {
+                Ok(mut queue) => queue.is_dry(),
+                Err(TryLockError::Poisoned(queue)) => queue.into_inner().is_dry(),
+                Err(TryLockError::WouldBlock) => false,
+            })
     }
 
     /// Gives up the queues.
@@ -338,13 +395,13 @@ impl<E: Ends> ReleaseQueue<E> {
         }
     }
 
-    /// Says whether every lease that was given to it has ended, and its stream writes nothing more: after RELEASED
-    /// comes the dirty word.
+    /// Says whether every lease that was given to it has ended, and its stream writes nothing more:
+    /// after RELEASED comes the dirty word.
     fn is_dry(&mut self) -> bool {
         self.settle();
         self.pending.is_empty() && self.later.is_empty() && {
-            // SAFETY: `query_stream` asks for a live stream: the queue keeps it. An error is a broken context, whose
-            // streams write nothing.
+            // SAFETY: `query_stream` asks for a live stream: the queue keeps it. An error is a
+            // broken context, whose streams write nothing.
             unsafe { self.stream.gpu().backend().query_stream(self.stream.raw()) }.unwrap_or(true)
         }
     }
@@ -399,7 +456,10 @@ mod tests {
         };
         queues.with_queue(&streams, retire).expect("a queue");
         // Still in the table, as when somebody held its lock while the dry ones were taken out.
-        assert_ne!(queues.with_queue(&streams, own).expect("another queue"), first);
+        assert_ne!(
+            queues.with_queue(&streams, own).expect("another queue"),
+            first
+        );
     }
 
     #[test]
@@ -407,7 +467,9 @@ mod tests {
         let gpu = gpu();
         let queues: ReleaseQueues<Nothing> = ReleaseQueues::new(gpu.clone());
         for _ in 0..3 * MANY_QUEUES {
-            queues.with_queue(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a queue");
+            queues
+                .with_queue(&[Stream::create(&gpu).expect("a stream")], |_| Ok(()))
+                .expect("a queue");
             assert!(queues.table.load().len() <= MANY_QUEUES);
         }
     }
@@ -428,7 +490,9 @@ mod tests {
         let own = |queue: &mut ReleaseQueue<Nothing>| Ok(queue.stream.identity());
         let queue = queues.with_queue(&stuck, own).expect("a queue");
         for _ in 0..2 * MANY_QUEUES {
-            queues.with_queue(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a queue");
+            queues
+                .with_queue(&[Stream::create(&gpu).expect("a stream")], |_| Ok(()))
+                .expect("a queue");
         }
         assert_eq!(queues.with_queue(&stuck, own).expect("a queue"), queue);
         assert!(!queues.are_dry());

@@ -1,13 +1,13 @@
 //! A mapping and its uses.
 //!
-//! **The count of its [`use_count`](crate::consumer::mappings::use_count) is all that keeps a mapping**: while it is
-//! not 0 nobody closes the mapping, an open one keeps its home, and the home owns it. So a lease has no count beside
-//! this one, and after a leave no thread may touch either: a leave that may have to wake the thread keeps the home
-//! first.
+//! **The count of its [`use_count`](crate::consumer::mappings::use_count) is all that keeps a
+//! mapping**: while it is not 0 nobody closes the mapping, an open one keeps its home, and the home
+//! owns it. So a lease has no count beside this one, and after a leave no thread may touch either:
+//! a leave that may have to wake the thread keeps the home first.
 //!
-//! A mapping's memory stays until the home goes and is used again for other regions; so a claimant may try to enter any
-//! that it finds in the table of places, whatever became of it. It looks at the region once more when it has entered:
-//! no opening comes while it is there.
+//! A mapping's memory stays until the home goes and is used again for other regions; so a claimant
+//! may try to enter any that it finds in the table of places, whatever became of it. It looks at
+//! the region once more when it has entered: no opening comes while it is there.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -36,7 +36,8 @@ const NONE: u64 = u64::MAX;
 pub(crate) struct Mapping<H> {
     /// Whose it is. Alive while the mapping is open, by `keeper`, and for holders of the home.
     home: Weak<H>,
-    /// Keeps the home while the mapping is open. The circle ends when the participant's thread unmaps it.
+    /// Keeps the home while the mapping is open. The circle ends when the participant's thread
+    /// unmaps it.
     keeper: Mutex<Option<Arc<H>>>,
     region: AtomicU64,
     base: AtomicU64,
@@ -85,7 +86,10 @@ impl<H: Home> Mapping<H> {
         self.base.store(opened.base.0, Ordering::Relaxed);
         self.len.store(opened.len, Ordering::Relaxed);
         self.local.store(opened.local, Ordering::Relaxed);
-        self.behind.store(opened.behind.map_or(NONE, |behind| behind.0), Ordering::Relaxed);
+        self.behind.store(
+            opened.behind.map_or(NONE, |behind| behind.0),
+            Ordering::Relaxed,
+        );
         self.touched.store(true, Ordering::Relaxed);
         self.uses.open(by);
     }
@@ -212,22 +216,30 @@ unsafe impl<H> Send for Entered<H> where Mapping<H>: Sync {}
 unsafe impl<H> Sync for Entered<H> where Mapping<H>: Sync {}
 
 impl<H: Home> Entered<H> {
-    /// Stands for a use that [`Mapping::enter`] or [`Mapping::open`] has counted, of a mapping that its home owns.
+    /// Stands for a use that [`Mapping::enter`] or [`Mapping::open`] has counted, of a mapping that
+    /// its home owns.
     #[inline(always)]
     pub fn new(mapping: NonNull<Mapping<H>>, by: usize) -> Entered<H> {
-        Entered { mapping, by: by as u32 }
+        Entered {
+            mapping,
+            by: by as u32,
+        }
     }
 
-    /// Returns the same use once more, for one of several handles that share it: one of them ends it.
+    /// Returns the same use once more, for one of several handles that share it: one of them ends
+    /// it.
     pub fn same(&self) -> Entered<H> {
-        Entered { mapping: self.mapping, by: self.by }
+        Entered {
+            mapping: self.mapping,
+            by: self.by,
+        }
     }
 
     /// Returns the home.
     #[inline]
     pub fn home(&self) -> &H {
-        // SAFETY: `&*` of what a `Weak` points to asks that the value is alive: the mapping is open, because this use
-        // is counted, and an open mapping keeps its home.
+        // SAFETY: `&*` of what a `Weak` points to asks that the value is alive: the mapping is
+        // open, because this use is counted, and an open mapping keeps its home.
         unsafe { &*self.home.as_ptr() }
     }
 
@@ -248,8 +260,9 @@ impl<H> Deref for Entered<H> {
 
     #[inline]
     fn deref(&self) -> &Mapping<H> {
-        // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: the home owns all that it made until it
-        // goes, and it does not go while one is open, as this one is because this use is counted.
+        // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: the home owns all
+        // that it made until it goes, and it does not go while one is open, as this one is because
+        // this use is counted.
         unsafe { self.mapping.as_ref() }
     }
 }

@@ -5,10 +5,10 @@
 //! # Requests
 //!
 //! A region that is not mapped is asked for by a row of the [table of
-//! questions](crate::consumer::connection::questions). **A row of a region that is asked, answered or refused means
-//! that the region is not mapped**: the row is made under the table's lock after a look at the mappings, becomes
-//! *acting* before anybody maps, and ends after the mapping is to be found; an unmapping begins only where there is no
-//! row, under the same lock.
+//! questions](crate::consumer::connection::questions). **A row of a region that is asked, answered
+//! or refused means that the region is not mapped**: the row is made under the table's lock after a
+//! look at the mappings, becomes *acting* before anybody maps, and ends after the mapping is to be
+//! found; an unmapping begins only where there is no row, under the same lock.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
@@ -46,14 +46,20 @@ pub(crate) struct Cache {
 impl Cache {
     /// Says whether these mappings are more than the bound.
     fn is_exceeded_by<H: Home>(&self, mappings: &[Arc<Mapping<H>>]) -> bool {
-        mappings.len() > self.regions || mappings.iter().map(|mapping| mapping.cached_bytes()).sum::<u64>() > self.bytes
+        mappings.len() > self.regions
+            || mappings
+                .iter()
+                .map(|mapping| mapping.cached_bytes())
+                .sum::<u64>()
+                > self.bytes
     }
 }
 
 /// A participant's mappings.
 pub(crate) struct Mappings<H> {
     cache: Cache,
-    /// The mapping that was last entered of the regions of each place: of those that were made, whatever became of it.
+    /// The mapping that was last entered of the regions of each place: of those that were made,
+    /// whatever became of it.
     places: Box<[AtomicPtr<Mapping<H>>; PLACES]>,
     table: ArcSwap<HashMap<RegionId, Arc<Mapping<H>>>>,
     /// Every one that was made. None goes before all do: `places` points at them.
@@ -95,7 +101,8 @@ impl<H: Home> Mappings<H> {
     #[inline(always)]
     pub fn enter(&self, region: RegionId) -> Option<Entered<H>> {
         let found = NonNull::new(self.place(region).load(Ordering::Acquire))?;
-        // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: those in `places` are among `made`.
+        // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: those in `places`
+        // are among `made`.
         let mapping = unsafe { found.as_ref() };
         let by = own_shard();
         if mapping.enter(region, by) {
@@ -124,10 +131,17 @@ impl<H: Home> Mappings<H> {
 
     /// Opens a mapping, entered.
     fn open(&self, home: &Arc<H>, opened: Opened, by: usize) -> Arc<Mapping<H>> {
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = self
+            .spare
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
         let mapping = spare.unwrap_or_else(|| {
             let fresh = Arc::new(Mapping::closed(home));
-            self.made.lock().unwrap_or_else(PoisonError::into_inner).push(fresh.clone());
+            self.made
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(fresh.clone());
             fresh
         });
         mapping.open(home.clone(), opened, by);
@@ -165,27 +179,46 @@ impl<H: Home> Mappings<H> {
             Failed(NotMapped),
         }
         let link = home.link();
-        let question = Question::Map { access: link.facts.access, lease };
+        let question = Question::Map {
+            access: link.facts.access,
+            lease,
+        };
         let mut asking = Asking::new(link, Key::Region(region), question, patience);
         trace_point!("map");
         let turn = link.wait_for_answer(patience, |questions| {
             // Under the lock nobody closes it, and nobody tries to.
-            if let Some(mapping) = self.enter(region).or_else(|| self.enter_by_table(region, own_shard())) {
+            if let Some(mapping) = self
+                .enter(region)
+                .or_else(|| self.enter_by_table(region, own_shard()))
+            {
                 return Some(Turn::Mapped(mapping));
             }
             if link.is_gone() {
-                return Some(Turn::Failed(NotMapped::Failed(Error::ProducerGone { pid: link.facts.producer_pid })));
+                return Some(Turn::Failed(NotMapped::Failed(Error::ProducerGone {
+                    pid: link.facts.producer_pid,
+                })));
             }
             match asking.look(questions) {
                 Look::Take(answer) => Some(Turn::Open(answer)),
                 // A no to somebody else's lease says nothing about this one.
-                Look::Refused(_, asked) if asked != Some(lease) && link.files.peek(lease) == Some(Claim::Held) => {
+                Look::Refused(_, asked)
+                    if asked != Some(lease) && link.files.peek(lease) == Some(Claim::Held) =>
+                {
                     asking.ask_anew(questions);
                     None
                 }
-                Look::Refused(No { code: RefusalCode::Region, .. }, _) => Some(Turn::Failed(NotMapped::NotLeased)),
+                Look::Refused(
+                    No {
+                        code: RefusalCode::Region,
+                        ..
+                    },
+                    _,
+                ) => Some(Turn::Failed(NotMapped::NotLeased)),
                 Look::Refused(no, _) => {
-                    let error = Error::Refused { why: no.why, remedy: no.code.remedy() };
+                    let error = Error::Refused {
+                        why: no.why,
+                        remedy: no.code.remedy(),
+                    };
                     Some(Turn::Failed(NotMapped::Failed(error)))
                 }
                 _ => None,
@@ -193,11 +226,17 @@ impl<H: Home> Mappings<H> {
         });
         asking.kept &= turn.is_none();
         match turn {
-            None => Err(NotMapped::Failed(Error::Deadline { what: "the producer's answer about a region" })),
+            None => Err(NotMapped::Failed(Error::Deadline {
+                what: "the producer's answer about a region",
+            })),
             Some(Turn::Mapped(mapping)) => Ok(mapping),
             Some(Turn::Failed(not)) => Err(not),
             Some(Turn::Open(answer)) => {
-                let acting = Acting { link, region, ends: Ends::Unmapped };
+                let acting = Acting {
+                    link,
+                    region,
+                    ends: Ends::Unmapped,
+                };
                 let opened = open(&self.ranges, link, region, answer).map_err(NotMapped::Failed)?;
                 let by = own_shard();
                 let mapping = self.open(home, opened, by);
@@ -217,7 +256,8 @@ impl<H: Home> Mappings<H> {
         }
     }
 
-    /// Enters all pieces that a block lies across, from an entered one on and up to `end`, by the right of `lease`.
+    /// Enters all pieces that a block lies across, from an entered one on and up to `end`, by the
+    /// right of `lease`.
     #[cold]
     #[inline(never)]
     pub fn enter_across(
@@ -231,7 +271,9 @@ impl<H: Home> Mappings<H> {
         let mut pieces = Pieces::new(first);
         // Each piece that is added has bytes, so this ends.
         while pieces.len() < end {
-            let Some(behind) = pieces.next() else { return Err(NotMapped::Beyond(pieces.len())) };
+            let Some(behind) = pieces.next() else {
+                return Err(NotMapped::Beyond(pieces.len()));
+            };
             let piece = match self.enter(behind) {
                 Some(piece) => piece,
                 None => self.map(home, behind, lease, patience)?,
@@ -241,7 +283,8 @@ impl<H: Home> Mappings<H> {
         Ok(self.spans.open(home, pieces, own_shard()))
     }
 
-    /// Lists the regions that a claim of a block which begins in this one has asked for, as far as it has come.
+    /// Lists the regions that a claim of a block which begins in this one has asked for, as far as
+    /// it has come.
     pub fn asked_across(&self, region: RegionId, end: u64) -> Vec<RegionId> {
         let table = self.table.load();
         let (mut asked, mut len) = (vec![region], 0u64);
@@ -255,11 +298,14 @@ impl<H: Home> Mappings<H> {
         asked
     }
 
-    /// Lists the pieces that lie before one that a claim asks for. A claim that is tried again needs them all at once:
-    /// if the cache dropped them between two tries, it might never have them.
+    /// Lists the pieces that lie before one that a claim asks for. A claim that is tried again
+    /// needs them all at once: if the cache dropped them between two tries, it might never have
+    /// them.
     pub fn before_what_is_asked(&self, link: &Link) -> HashSet<RegionId> {
         let table = self.table.load();
-        let pieces = table.values().filter_map(|mapping| Some((mapping.behind()?, mapping.region())));
+        let pieces = table
+            .values()
+            .filter_map(|mapping| Some((mapping.behind()?, mapping.region())));
         let before: HashMap<RegionId, RegionId> = pieces.collect();
         let mut found = HashSet::new();
         for asked in link.table().asked_regions() {
@@ -273,7 +319,8 @@ impl<H: Home> Mappings<H> {
         found
     }
 
-    /// Takes an idle mapping out of the table, so that nobody enters it, for [`unmap`] on a thread that may block.
+    /// Takes an idle mapping out of the table, so that nobody enters it, for [`unmap`] on a thread
+    /// that may block.
     pub fn begin_unmap(&self, link: &Link, mapping: &Arc<Mapping<H>>) -> bool {
         let mut table = link.table();
         let region = mapping.region();
@@ -331,7 +378,13 @@ impl Drop for Acting<'_> {
 }
 
 fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Result<Opened> {
-    let Answer::Region { len, device, place, fd } = answer else {
+    let Answer::Region {
+        len,
+        device,
+        place,
+        fd,
+    } = answer
+    else {
         return Err(Error::Invalid {
             what: "an answer about a region",
             got: "another answer".into(),
@@ -353,7 +406,11 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
         _ => None,
     };
     let (base, local) = match (place, fd) {
-        (RegionPlace::Local(ptr) | RegionPlace::LocalPiece(ptr, _), _) if link.facts.is_own_process => (ptr, true),
+        (RegionPlace::Local(ptr) | RegionPlace::LocalPiece(ptr, _), _)
+            if link.facts.is_own_process =>
+        {
+            (ptr, true)
+        }
         (RegionPlace::Local(_) | RegionPlace::LocalPiece(..), _) => {
             return Err(Error::Invalid {
                 what: "the place of a region",
@@ -366,19 +423,27 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
             // The handle says nothing of its size; the driver does.
             let size = backend.address_range(base).map(|range| range.len);
             if !matches!(size, Ok(size) if size >= len) {
-                // SAFETY: `close` asks for a mapping that was not closed and that nothing uses: just opened.
+                // SAFETY: `close` asks for a mapping that was not closed and that nothing uses:
+                // just opened.
                 let _ = unsafe { backend.close(base) };
-                let got = size.map_or_else(|error| error.to_string(), |size| format!("{size} bytes"));
-                return Err(Error::Invalid { what: "an opened region", got, must: "as long as the producer says" });
+                let got =
+                    size.map_or_else(|error| error.to_string(), |size| format!("{size} bytes"));
+                return Err(Error::Invalid {
+                    what: "an opened region",
+                    got,
+                    must: "as long as the producer says",
+                });
             }
             (base, false)
         }
-        (RegionPlace::Fd, Some(fd)) => {
-            (backend.import_fd(link.facts.gpu.device(), fd.as_fd(), len, link.facts.access)?, false)
-        }
-        (RegionPlace::Piece(spot), Some(fd)) => {
-            (ranges.map(&link.facts.gpu, fd.as_fd(), len, spot, link.facts.access)?, false)
-        }
+        (RegionPlace::Fd, Some(fd)) => (
+            backend.import_fd(link.facts.gpu.device(), fd.as_fd(), len, link.facts.access)?,
+            false,
+        ),
+        (RegionPlace::Piece(spot), Some(fd)) => (
+            ranges.map(&link.facts.gpu, fd.as_fd(), len, spot, link.facts.access)?,
+            false,
+        ),
         (RegionPlace::Fd | RegionPlace::Piece(_), None) => {
             return Err(Error::Refused {
                 why: "the answer came without its file descriptor".into(),
@@ -386,14 +451,24 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
             });
         }
     };
-    Ok(Opened { region, base, len, local, behind })
+    Ok(Opened {
+        region,
+        base,
+        len,
+        local,
+        behind,
+    })
 }
 
 /// Unmaps what [`Mappings::begin_unmap`] took out of these, and tells the producer. May block.
 pub(crate) fn unmap<H: Home>(mappings: &Mappings<H>, link: &Link, mapping: &Arc<Mapping<H>>) {
     trace_point!("unmap");
     let region = mapping.region();
-    let acting = Acting { link, region, ends: Ends::Leaked };
+    let acting = Acting {
+        link,
+        region,
+        ends: Ends::Leaked,
+    };
     let closed = if mapping.is_local() {
         Ok(())
     } else if mapping.behind().is_some() {
@@ -407,7 +482,11 @@ pub(crate) fn unmap<H: Home>(mappings: &Mappings<H>, link: &Link, mapping: &Arc<
     };
     // The caller keeps the home; from here on the mapping does not.
     drop(mapping.keeper().take());
-    mappings.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mapping.clone());
+    mappings
+        .spare
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(mapping.clone());
     match closed {
         Ok(()) => acting.end(Ends::Unmapped),
         Err(error) => {

@@ -1,9 +1,10 @@
 //! Spans: a block that lies across several pieces of a range, as one mapping.
 //!
-//! A lease uses one mapping. The lease of a block across pieces uses a *span*, which looks like a mapping to it and is
-//! a use of each piece. It belongs to that lease alone: it is in no table, so nobody else enters it, and its cells are
-//! watched from the beginning, so the end of its only use comes by the way that may touch the home. That end ends the
-//! uses of the pieces, in whatever thread it happens; so a claim inside one piece pays nothing for spans.
+//! A lease uses one mapping. The lease of a block across pieces uses a *span*, which looks like a
+//! mapping to it and is a use of each piece. It belongs to that lease alone: it is in no table, so
+//! nobody else enters it, and its cells are watched from the beginning, so the end of its only use
+//! comes by the way that may touch the home. That end ends the uses of the pieces, in whatever
+//! thread it happens; so a claim inside one piece pays nothing for spans.
 //!
 //! The memory of a span is the home's, and is used again for spans only.
 
@@ -30,7 +31,8 @@ struct Span<H> {
     pieces: Vec<Entered<H>>,
 }
 
-/// Pieces that are entered one after another, each behind the one before. They are left when this goes.
+/// Pieces that are entered one after another, each behind the one before. They are left when this
+/// goes.
 pub(crate) struct Pieces<H: Home> {
     entered: Vec<Entered<H>>,
     len: u64,
@@ -40,7 +42,10 @@ impl<H: Home> Pieces<H> {
     /// Begins with a piece that is entered.
     pub fn new(first: Entered<H>) -> Pieces<H> {
         let len = first.len();
-        Pieces { entered: vec![first], len }
+        Pieces {
+            entered: vec![first],
+            len,
+        }
     }
 
     /// Returns their bytes.
@@ -55,7 +60,10 @@ impl<H: Home> Pieces<H> {
 
     /// Adds the next, which must begin where the last one ends.
     pub fn push(&mut self, piece: Entered<H>) -> Result<()> {
-        let (base, end) = (piece.base().0, self.entered[0].base().0.checked_add(self.len));
+        let (base, end) = (
+            piece.base().0,
+            self.entered[0].base().0.checked_add(self.len),
+        );
         let len = self.len.checked_add(piece.len());
         self.entered.push(piece);
         match len {
@@ -81,7 +89,10 @@ impl<H: Home> Drop for Pieces<H> {
 impl<H: Home> Spans<H> {
     /// Makes a table without any.
     pub fn new() -> Spans<H> {
-        Spans(Mutex::new(Table { made: Vec::new(), spare: Vec::new() }))
+        Spans(Mutex::new(Table {
+            made: Vec::new(),
+            spare: Vec::new(),
+        }))
     }
 
     fn table(&self) -> MutexGuard<'_, Table<H>> {
@@ -91,12 +102,21 @@ impl<H: Home> Spans<H> {
     /// Makes one mapping of several pieces, entered by a cell.
     pub fn open(&self, home: &Arc<H>, mut pieces: Pieces<H>, by: usize) -> Entered<H> {
         let (region, base) = (pieces.entered[0].region(), pieces.entered[0].base());
-        let opened = Opened { region, base, len: pieces.len, local: pieces.entered[0].is_local(), behind: None };
+        let opened = Opened {
+            region,
+            base,
+            len: pieces.len,
+            local: pieces.entered[0].is_local(),
+            behind: None,
+        };
         let mut table = self.table();
         let number = table.spare.pop().unwrap_or_else(|| {
             let number = table.made.len() as u64;
             let mapping = Arc::new(Mapping::closed_span(home, number));
-            table.made.push(Span { mapping, pieces: Vec::new() });
+            table.made.push(Span {
+                mapping,
+                pieces: Vec::new(),
+            });
             number
         });
         let span = &mut table.made[number as usize];
@@ -113,7 +133,10 @@ impl<H: Home> Spans<H> {
             let span = &mut table.made[number as usize];
             let is_closed = span.mapping.close();
             debug_assert!(is_closed, "a span has one use");
-            let ended = (std::mem::take(&mut span.pieces), span.mapping.keeper().take());
+            let ended = (
+                std::mem::take(&mut span.pieces),
+                span.mapping.keeper().take(),
+            );
             table.spare.push(number);
             ended
         };

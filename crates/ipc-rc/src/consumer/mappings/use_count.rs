@@ -1,7 +1,8 @@
 //! How many use a mapping, and whether it may be closed.
 //!
-//! The count is spread over cells, so that threads do not wait for each other's writes: each enters by a cell of its
-//! own and leaves by the one that it entered by. All of them are opened, watched and closed.
+//! The count is spread over cells, so that threads do not wait for each other's writes: each enters
+//! by a cell of its own and leaves by the one that it entered by. All of them are opened, watched
+//! and closed.
 //!
 //! | step | who | operation on a cell | ordering |
 //! |---|---|---|---|
@@ -18,17 +19,19 @@
 //!
 //! - **`LEAVE` with `CLOSE`**: all use of the mapping comes before its unmapping.
 //! - **`OPEN` with `ENTER`**: a thread that entered reads what the mapping was opened with.
-//! - **Watch** needs no order: it, the leaves and the look change and read one word, and the second sees the
-//!   first. A close that fails opens cells that are not watched any more; but it failed by a cell that is, whose last
-//!   leave wakes the thread, and the thread watches all of them before it looks again.
+//! - **Watch** needs no order: it, the leaves and the look change and read one word, and the second
+//!   sees the first. A close that fails opens cells that are not watched any more; but it failed by
+//!   a cell that is, whose last leave wakes the thread, and the thread watches all of them before
+//!   it looks again.
 //!
-//! **After a leave nobody may touch the cell**: the mapping may be closed, and its memory gone, between the CAS and the
-//! next instruction. So a use that ends while the cell is watched keeps the memory first, which the CAS makes sure of.
-//! And so a leave is a method of a cell, which consists of its word alone: a reference to more would promise that the
-//! rest is there until the method returns.
+//! **After a leave nobody may touch the cell**: the mapping may be closed, and its memory gone,
+//! between the CAS and the next instruction. So a use that ends while the cell is watched keeps the
+//! memory first, which the CAS makes sure of. And so a leave is a method of a cell, which consists
+//! of its word alone: a reference to more would promise that the rest is there until the method
+//! returns.
 //!
-//! Checked by `tests/loom_use_count.rs`; weakening `ENTER`, `LEAVE`, `CLOSE` or `OPEN` to Relaxed fails it. That a
-//! leave touches nothing after it, by the interpreter on this file's tests.
+//! Checked by `tests/loom_use_count.rs`; weakening `ENTER`, `LEAVE`, `CLOSE` or `OPEN` to Relaxed
+//! fails it. That a leave touches nothing after it, by the interpreter on this file's tests.
 
 use std::sync::atomic::Ordering;
 
@@ -53,7 +56,8 @@ const WATCHED: u64 = 1 << 30;
 pub enum Leave {
     /// The use has ended: touch nothing.
     Left,
-    /// It has not: keep the memory and the thread's waker, then [`leave_watched`](Cell::leave_watched).
+    /// It has not: keep the memory and the thread's waker, then
+    /// [`leave_watched`](Cell::leave_watched).
     Watched,
 }
 
@@ -75,7 +79,10 @@ impl<W: Tally> Cell<W> {
     pub fn leave(&self) -> Leave {
         let mut seen = self.0.load(Ordering::Relaxed);
         while seen & WATCHED == 0 {
-            match self.0.compare_exchange_weak(seen, seen - 1, LEAVE.get(), Ordering::Relaxed) {
+            match self
+                .0
+                .compare_exchange_weak(seen, seen - 1, LEAVE.get(), Ordering::Relaxed)
+            {
                 Ok(_) => return Leave::Left,
                 Err(changed) => seen = changed,
             }
@@ -83,7 +90,8 @@ impl<W: Tally> Cell<W> {
         Leave::Watched
     }
 
-    /// Ends one use of a cell that is, or just was, watched, and says whether the thread is to be woken.
+    /// Ends one use of a cell that is, or just was, watched, and says whether the thread is to be
+    /// woken.
     #[must_use]
     pub fn leave_watched(&self) -> bool {
         self.0.fetch_sub(1, LEAVE.get()) == WATCHED + 1
@@ -91,7 +99,11 @@ impl<W: Tally> Cell<W> {
 
     fn close(&self) -> bool {
         let seen = self.0.load(Ordering::Relaxed);
-        seen & !WATCHED == 0 && self.0.compare_exchange(seen, CLOSING, CLOSE.get(), Ordering::Relaxed).is_ok()
+        seen & !WATCHED == 0
+            && self
+                .0
+                .compare_exchange(seen, CLOSING, CLOSE.get(), Ordering::Relaxed)
+                .is_ok()
     }
 
     fn open(&self, uses: u64) {
@@ -152,7 +164,9 @@ impl<W: Tally, const N: usize> UseCount<W, N> {
 
     /// Says whether it is unused at this moment: a reason to try to close it.
     pub fn is_idle(&self) -> bool {
-        self.0.iter().all(|cell| cell.0.0.load(Ordering::Relaxed) & !WATCHED == 0)
+        self.0
+            .iter()
+            .all(|cell| cell.0.0.load(Ordering::Relaxed) & !WATCHED == 0)
     }
 }
 
@@ -173,7 +187,8 @@ mod tests {
 
     impl Borrowed {
         fn cell(&self) -> &Cell<AtomicU64> {
-            // SAFETY: `as_ref` asks for a live value: the caller has entered, or has yet to close and free it.
+            // SAFETY: `as_ref` asks for a live value: the caller has entered, or has yet to close
+            // and free it.
             unsafe { self.0.as_ref() }.uses.cell(0)
         }
     }
@@ -184,7 +199,10 @@ mod tests {
     #[test]
     fn the_memory_may_go_while_a_leave_returns() {
         for _ in 0..if cfg!(miri) { 150 } else { 1_000 } {
-            let beside = Box::new(Beside { uses: UseCount::closed(AtomicU64::new), other: 7 });
+            let beside = Box::new(Beside {
+                uses: UseCount::closed(AtomicU64::new),
+                other: 7,
+            });
             beside.uses.open(0);
             let place = NonNull::from(Box::leak(beside));
             let leaving = Borrowed(place);
@@ -196,7 +214,8 @@ mod tests {
             while !unsafe { place.as_ref() }.uses.close() {
                 std::hint::spin_loop();
             }
-            // SAFETY: `from_raw` asks for what `leak` gave, once: the count was closed, so nobody uses it.
+            // SAFETY: `from_raw` asks for what `leak` gave, once: the count was closed, so nobody
+            // uses it.
             let beside = unsafe { Box::from_raw(place.as_ptr()) };
             assert_eq!(beside.other, 7);
             drop(beside);

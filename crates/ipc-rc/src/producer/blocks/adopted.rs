@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use gpu_api::{DevicePtr, Error, Export, Gpu, MemoryKind, Piece, Region, RegionId, Result, Sharing};
+use gpu_api::{
+    DevicePtr, Error, Export, Gpu, MemoryKind, Piece, Region, RegionId, Result, Sharing,
+};
 
 /// Numbers of adopted regions begin here, apart from those of the session's source.
 pub(crate) const FIRST_ADOPTED: RegionId = RegionId(1 << 63);
@@ -12,25 +14,33 @@ pub(crate) const FIRST_ADOPTED: RegionId = RegionId(1 << 63);
 /// The regions that a session has adopted.
 #[derive(Debug)]
 pub(crate) struct Adopted {
-    /// By base: several blocks may be adopted from one allocation. Those that are gone stay until another is made.
+    /// By base: several blocks may be adopted from one allocation. Those that are gone stay until
+    /// another is made.
     regions: Mutex<BTreeMap<u64, Weak<Region>>>,
     next: AtomicU64,
 }
 
 impl Adopted {
     pub(crate) fn new() -> Adopted {
-        Adopted { regions: Mutex::default(), next: AtomicU64::new(FIRST_ADOPTED.0) }
+        Adopted {
+            regions: Mutex::default(),
+            next: AtomicU64::new(FIRST_ADOPTED.0),
+        }
     }
 
     /// Finds the allocation that a range lies in, and makes it a region unless it is one.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] for memory that cannot be shared, [`Error::Invalid`] for a range that does not lie in one
-    /// allocation.
+    /// [`Error::Unsupported`] for memory that cannot be shared, [`Error::Invalid`] for a range that
+    /// does not lie in one allocation.
     pub(crate) fn piece(&self, gpu: &Gpu, ptr: DevicePtr, len: u64) -> Result<Piece> {
         if len == 0 {
-            return Err(Error::Invalid { what: "the length of a block", got: "0".into(), must: "at least 1 byte" });
+            return Err(Error::Invalid {
+                what: "the length of a block",
+                got: "0".into(),
+                must: "at least 1 byte",
+            });
         }
         let info = gpu.backend().classify(ptr)?;
         let sharing = info.sharing.ok_or_else(|| Error::Unsupported {
@@ -46,7 +56,10 @@ impl Adopted {
         if offset.checked_add(len).is_none_or(|end| end > range.len) {
             return Err(Error::Invalid {
                 what: "the adopted range",
-                got: format!("{len} bytes at offset {offset} of an allocation of {}", range.len),
+                got: format!(
+                    "{len} bytes at offset {offset} of an allocation of {}",
+                    range.len
+                ),
                 must: "inside one allocation",
             });
         }
@@ -66,16 +79,24 @@ impl Adopted {
                 region
             }
         };
-        Ok(Piece { region, offset, len })
+        Ok(Piece {
+            region,
+            offset,
+            len,
+        })
     }
 }
 
 fn why_not(kind: MemoryKind) -> &'static str {
     match kind {
-        MemoryKind::Pool => "it comes from a stream-ordered pool (cudaMallocAsync), which has no handle",
+        MemoryKind::Pool => {
+            "it comes from a stream-ordered pool (cudaMallocAsync), which has no handle"
+        }
         MemoryKind::Managed => "managed memory migrates and has no handle",
         MemoryKind::Host => "it is host memory",
-        MemoryKind::Imported => "this process opened it from another one; forward the block instead",
+        MemoryKind::Imported => {
+            "this process opened it from another one; forward the block instead"
+        }
         MemoryKind::Unknown => "the driver does not know the address",
         MemoryKind::Virtual => "it was not created with an exportable handle type",
         _ => "the driver gives no handle for it",

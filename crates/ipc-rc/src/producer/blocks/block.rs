@@ -1,9 +1,9 @@
 //! Blocks: bytes that are shared, kept until the last lease has ended.
 //!
-//! A block is an [`Arc`]: the producer's [`SentBlock`](crate::SentBlock) holds one, every row of a ledger holds one,
-//! and so does every piece of the producer's own work that is not finished. The block's count *is* the number of these,
-//! private to this process; the drop of the last gives the bytes back. Between the drop of the `SentBlock` and
-//! that moment the block is in limbo.
+//! A block is an [`Arc`]: the producer's [`SentBlock`](crate::SentBlock) holds one, every row of a
+//! ledger holds one, and so does every piece of the producer's own work that is not finished. The
+//! block's count *is* the number of these, private to this process; the drop of the last gives the
+//! bytes back. Between the drop of the `SentBlock` and that moment the block is in limbo.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -27,7 +27,10 @@ pub(crate) enum Origin {
     /// Back to the owner, by its token.
     Adopted(AdoptToken),
     /// Back to the owner of this part, by its token; the block itself goes on.
-    Part { token: AdoptToken, _whole: Arc<Block> },
+    Part {
+        token: AdoptToken,
+        _whole: Arc<Block>,
+    },
 }
 
 /// Streams below which none is looked at whether it is still in use.
@@ -44,14 +47,17 @@ pub(crate) struct UsedOn {
 }
 
 impl UsedOn {
-    /// Lets go of streams that nobody can queue work on any more: an event stands for what they have left to do.
+    /// Lets go of streams that nobody can queue work on any more: an event stands for what they
+    /// have left to do.
     fn prune(&mut self, fences: &Fences) {
         if self.streams.len() < self.many.max(FEW_STREAMS) {
             return;
         }
         self.proofs.retain(|proof| !proof.is_passed());
         self.streams.retain(|stream| {
-            let proof = stream.is_let_go().then(|| Proof::record(stream, fences.debt(stream)));
+            let proof = stream
+                .is_let_go()
+                .then(|| Proof::record(stream, fences.debt(stream)));
             // Without an event the stream itself stays.
             let Some(Ok(proof)) = proof else { return true };
             self.proofs.push(proof);
@@ -73,7 +79,8 @@ pub(crate) struct Block {
     limbo: AtomicBool,
     /// There may be unlimited tickets, which end with the `SentBlock`.
     has_tickets: AtomicBool,
-    /// Never used again, and counted as leaked. Only read and set by a swap, which orders nothing else.
+    /// Never used again, and counted as leaked. Only read and set by a swap, which orders nothing
+    /// else.
     is_leaked: AtomicBool,
 }
 
@@ -114,7 +121,8 @@ impl Block {
 
     /// Says whether its `SentBlock` was dropped.
     pub(crate) fn is_in_limbo(&self) -> bool {
-        // Both flags SeqCst: `Tickets::issue` sets the other one and reads this, `SentBlock::drop` the reverse.
+        // Both flags SeqCst: `Tickets::issue` sets the other one and reads this, `SentBlock::drop`
+        // the reverse.
         self.limbo.load(Ordering::SeqCst)
     }
 
@@ -130,7 +138,8 @@ impl Block {
         self.has_tickets.load(Ordering::SeqCst)
     }
 
-    /// Keeps a block for ever, because the end of its work cannot be observed. Counted once, however many hold it.
+    /// Keeps a block for ever, because the end of its work cannot be observed. Counted once,
+    /// however many hold it.
     pub(crate) fn leak(self: Arc<Block>) {
         if !self.is_leaked.swap(true, Ordering::Relaxed) {
             self.memory.leaked.add(self.len());
@@ -163,7 +172,11 @@ impl Block {
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (region, offset) = (self.region().id().0, self.offset());
-        write!(f, "Block {{ {} bytes of region {region} at {offset} }}", self.len())
+        write!(
+            f,
+            "Block {{ {} bytes of region {region} at {offset} }}",
+            self.len()
+        )
     }
 }
 
@@ -173,14 +186,18 @@ impl Drop for Block {
         if memory.guard.is_child() {
             return;
         }
-        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is the block's own drop.
+        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is the block's
+        // own drop.
         let piece = unsafe { ManuallyDrop::take(&mut self.piece) };
         let len = piece.len;
         trace_point!("retire");
         // Before the counts, so that who sees in them that a block is gone finds its bytes free.
         match self.origin {
             Origin::Source => {
-                if memory.ask_source(|source| source.give_back(piece)).is_none() {
+                if memory
+                    .ask_source(|source| source.give_back(piece))
+                    .is_none()
+                {
                     // Nobody knows whether its bytes are free: it stays counted.
                     memory.leaked.add(len);
                     return;

@@ -8,12 +8,13 @@
 //! | sub | who drops it | `fetch_add` to what went, in its own cell, which may be another | [`WENT`] Release |
 //! | sum | anybody | load all that went, then all that came | [`SUM`] Acquire, then Relaxed |
 //!
-//! **A sum is never less than what is there**: `WENT` pairs with `SUM`, so whatever is counted as gone is counted as
-//! come. One word for both could not say so: a block that comes by a cell that was read before, and goes by one that is
-//! read after, would stand for another that is still there, and a session would end while somebody holds a block.
+//! **A sum is never less than what is there**: `WENT` pairs with `SUM`, so whatever is counted as
+//! gone is counted as come. One word for both could not say so: a block that comes by a cell that
+//! was read before, and goes by one that is read after, would stand for another that is still
+//! there, and a session would end while somebody holds a block.
 //!
-//! **It may be more**: blocks that come and go meanwhile may be counted as there. A thread that waits for 0
-//! looks again.
+//! **It may be more**: blocks that come and go meanwhile may be counted as there. A thread that
+//! waits for 0 looks again.
 //!
 //! Checked by `tests/loom_count.rs`; weakening `WENT` or `SUM` to Relaxed fails it.
 
@@ -64,13 +65,22 @@ impl<W: Tally> Cell<W> {
     /// Sums cells up.
     pub fn sum(cells: &[Cell<W>]) -> Amount {
         let sum = |word: fn(&Cell<W>) -> &W, order| {
-            cells.iter().fold(0, |sum: u64, cell| sum.wrapping_add(word(cell).load(order)))
+            cells
+                .iter()
+                .fold(0, |sum: u64, cell| sum.wrapping_add(word(cell).load(order)))
         };
-        let (blocks_went, bytes_went) =
-            (sum(|cell| &cell.blocks_went, SUM.get()), sum(|cell| &cell.bytes_went, SUM.get()));
-        let (blocks_came, bytes_came) =
-            (sum(|cell| &cell.blocks_came, Ordering::Relaxed), sum(|cell| &cell.bytes_came, Ordering::Relaxed));
-        Amount { blocks: blocks_came.wrapping_sub(blocks_went), bytes: bytes_came.wrapping_sub(bytes_went) }
+        let (blocks_went, bytes_went) = (
+            sum(|cell| &cell.blocks_went, SUM.get()),
+            sum(|cell| &cell.bytes_went, SUM.get()),
+        );
+        let (blocks_came, bytes_came) = (
+            sum(|cell| &cell.blocks_came, Ordering::Relaxed),
+            sum(|cell| &cell.bytes_came, Ordering::Relaxed),
+        );
+        Amount {
+            blocks: blocks_came.wrapping_sub(blocks_went),
+            bytes: bytes_came.wrapping_sub(bytes_went),
+        }
     }
 }
 

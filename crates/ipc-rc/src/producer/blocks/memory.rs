@@ -32,10 +32,23 @@ impl Memory {
     /// # Errors
     ///
     /// [`Error::System`](gpu_api::Error::System) without memory for a page.
-    pub fn new(session: SessionId, source: Arc<dyn RegionSource>, wakeups: Arc<Wakeups>) -> Result<Memory> {
+    pub fn new(
+        session: SessionId,
+        source: Arc<dyn RegionSource>,
+        wakeups: Arc<Wakeups>,
+    ) -> Result<Memory> {
         let (live, limbo, leaked) = (Count::default(), Count::default(), Count::default());
         let (guard, tokens) = (ForkGuard::new()?, ReturnedTokens::default());
-        Ok(Memory { session, guard, source, wakeups, live, limbo, leaked, tokens })
+        Ok(Memory {
+            session,
+            guard,
+            source,
+            wakeups,
+            live,
+            limbo,
+            leaked,
+            tokens,
+        })
     }
 
     /// Asks the source of regions something; `None` when that panics.
@@ -51,11 +64,12 @@ impl Memory {
         if piece.offset + piece.len <= piece.region.len() {
             return vec![piece.region.clone()];
         }
-        self.ask_source(|source| source.regions(piece)).unwrap_or_default()
+        self.ask_source(|source| source.regions(piece))
+            .unwrap_or_default()
     }
 
-    /// Keeps an adopted block's token until a collect. It waits for the unmapping of the piece that comes with
-    /// it.
+    /// Keeps an adopted block's token until a collect. It waits for the unmapping of the piece that
+    /// comes with it.
     pub fn return_token(&self, token: AdoptToken, piece: Option<Piece>) {
         self.tokens.push(token, piece);
         // The thread has the region unmapped and tells.
@@ -65,6 +79,7 @@ impl Memory {
     /// Tells the source of regions that the last participant has unmapped.
     pub fn note_unpinned(&self, regions: &[Arc<Region>]) {
         let own = regions.iter().filter(|region| region.id() < FIRST_ADOPTED);
-        own.filter(|region| !region.is_pinned()).for_each(|region| self.source.unpinned(region));
+        own.filter(|region| !region.is_pinned())
+            .for_each(|region| self.source.unpinned(region));
     }
 }

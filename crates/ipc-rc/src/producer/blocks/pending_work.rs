@@ -1,8 +1,9 @@
 //! The producer's own unfinished work on blocks that it dropped.
 //!
-//! A dropped block waits for an event on each stream that the producer used it on. Events of one stream complete in
-//! order, so only the first of each stream is ever asked about; a block on several streams moves from one queue to
-//! the next, and a stream that is stuck holds up nobody who does not depend on it.
+//! A dropped block waits for an event on each stream that the producer used it on. Events of one
+//! stream complete in order, so only the first of each stream is ever asked about; a block on
+//! several streams moves from one queue to the next, and a stream that is stuck holds up nobody who
+//! does not depend on it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,7 +36,11 @@ impl Proof {
     pub fn record(stream: &Stream, debt: Option<Debt>) -> Result<Proof> {
         let event = GpuEvent::new(stream.gpu())?;
         event.record(stream)?;
-        Ok(Proof { stream: stream.key(), event, debt })
+        Ok(Proof {
+            stream: stream.key(),
+            event,
+            debt,
+        })
     }
 
     /// Says whether the work before it is done, and settles what it proves.
@@ -88,21 +93,26 @@ impl<B> PendingWork<B> {
     pub fn new(gpu: Gpu) -> PendingWork<B> {
         PendingWork {
             gpu,
-            state: Mutex::new(WorkState { queues: HashMap::new(), spare: Vec::new(), unmarked: Vec::new() }),
+            state: Mutex::new(WorkState {
+                queues: HashMap::new(),
+                spare: Vec::new(),
+                unmarked: Vec::new(),
+            }),
             waiting: AtomicUsize::new(0),
             unmarked: AtomicUsize::new(0),
         }
     }
 
-    /// Keeps a block until all that is queued on `streams` at this moment has finished, and what `proofs` stand for.
-    /// `owed` says what a stream owes to participants' words.
+    /// Keeps a block until all that is queued on `streams` at this moment has finished, and what
+    /// `proofs` stand for. `owed` says what a stream owes to participants' words.
     ///
-    /// Says whether streams have to be [waited for](PendingWork::take_unmarked) by a thread that may block, because no
-    /// event could be recorded on them.
+    /// Says whether streams have to be [waited for](PendingWork::take_unmarked) by a thread that
+    /// may block, because no event could be recorded on them.
     ///
     /// # Errors
     ///
-    /// The block, and [`Error::Capturing`]: what is captured may run more than once, so the caller leaks the block.
+    /// The block, and [`Error::Capturing`]: what is captured may run more than once, so the caller
+    /// leaks the block.
     pub fn wait_for<'a>(
         &self,
         block: B,
@@ -114,7 +124,11 @@ impl<B> PendingWork<B> {
         for stream in streams {
             let debt = owed(stream);
             match self.record(stream) {
-                Ok(event) => proofs.push(Proof { stream: stream.key(), event, debt }),
+                Ok(event) => proofs.push(Proof {
+                    stream: stream.key(),
+                    event,
+                    debt,
+                }),
                 Err(error @ Error::Capturing { .. }) => return Err((block, error)),
                 Err(error) => {
                     tracing::debug!(%error, "no event marks a dropped block's work; its stream is synchronised");
@@ -125,18 +139,32 @@ impl<B> PendingWork<B> {
         if !unmarked.is_empty() {
             self.waiting.fetch_add(1, Ordering::Relaxed);
             self.unmarked.fetch_add(1, Ordering::Relaxed);
-            self.lock().unmarked.push(Unmarked { block, proofs, streams: unmarked });
+            self.lock().unmarked.push(Unmarked {
+                block,
+                proofs,
+                streams: unmarked,
+            });
             return Ok(true);
         }
-        // Without any, the block may be the last of its kind, and its drop gives it back: not under the lock.
+        // Without any, the block may be the last of its kind, and its drop gives it back: not under
+        // the lock.
         if let Some(proof) = proofs.pop() {
             self.waiting.fetch_add(1, Ordering::Relaxed);
-            self.lock().queues.entry(proof.stream).or_default().push_back(Waiting { proof, block, rest: proofs });
+            self.lock()
+                .queues
+                .entry(proof.stream)
+                .or_default()
+                .push_back(Waiting {
+                    proof,
+                    block,
+                    rest: proofs,
+                });
         }
         Ok(false)
     }
 
-    /// Takes the blocks whose streams have to be [synchronised](PendingWork::synchronize). They still count as waiting.
+    /// Takes the blocks whose streams have to be [synchronised](PendingWork::synchronize). They
+    /// still count as waiting.
     pub fn take_unmarked(&self) -> Vec<Unmarked<B>> {
         if self.waiting() == 0 {
             return Vec::new();
@@ -144,22 +172,30 @@ impl<B> PendingWork<B> {
         std::mem::take(&mut self.lock().unmarked)
     }
 
-    /// Waits for the streams on which no event could be recorded, on the calling thread, and then for what events there
-    /// are.
+    /// Waits for the streams on which no event could be recorded, on the calling thread, and then
+    /// for what events there are.
     ///
     /// # Errors
     ///
-    /// The block, and the driver's error: the end of the work is unknown, so the caller leaks the block.
+    /// The block, and the driver's error: the end of the work is unknown, so the caller leaks the
+    /// block.
     pub fn synchronize(&self, unmarked: Unmarked<B>) -> Result<(), (B, Error)> {
-        let Unmarked { block, proofs, streams } = unmarked;
+        let Unmarked {
+            block,
+            proofs,
+            streams,
+        } = unmarked;
         let passed = streams.iter().try_for_each(|stream| {
             stream.refuse_capture("drop the block after the capture ended")?;
             stream.synchronize()
         });
-        // Its streams are done or broken. Statistics that show the block gone must not show it waiting here.
+        // Its streams are done or broken. Statistics that show the block gone must not show it
+        // waiting here.
         self.unmarked.fetch_sub(1, Ordering::Relaxed);
         let kept = match passed {
-            Ok(()) => self.wait_for(block, proofs, std::iter::empty(), |_| None).map(|_| ()),
+            Ok(()) => self
+                .wait_for(block, proofs, std::iter::empty(), |_| None)
+                .map(|_| ()),
             Err(error) => Err((block, error)),
         };
         self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -168,7 +204,10 @@ impl<B> PendingWork<B> {
 
     fn record(&self, stream: &Stream) -> Result<GpuEvent> {
         stream.refuse_capture("drop the block after the capture ended")?;
-        let spare = self.lock().spare.pop_if(|spare| spare.gpu() == stream.gpu());
+        let spare = self
+            .lock()
+            .spare
+            .pop_if(|spare| spare.gpu() == stream.gpu());
         let event = spare.map_or_else(|| GpuEvent::new(stream.gpu()), Ok)?;
         event.record(stream).map(|()| event)
     }
@@ -177,27 +216,40 @@ impl<B> PendingWork<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves blocks whose work has finished to `out`. The driver is asked with no lock held: what another thread is
-    /// asking about at this moment is left to it.
+    /// Moves blocks whose work has finished to `out`. The driver is asked with no lock held: what
+    /// another thread is asking about at this moment is left to it.
     pub fn poll(&self, out: &mut ReclaimedBlocks<B>) {
         if self.waiting() == 0 {
             return;
         }
-        let mut taken = Taken { of: self, queues: std::mem::take(&mut self.lock().queues) };
+        let mut taken = Taken {
+            of: self,
+            queues: std::mem::take(&mut self.lock().queues),
+        };
         let queues = &mut taken.queues;
         let mut passed = Vec::new();
         let streams: Vec<StreamKey> = queues.keys().copied().collect();
         for stream in streams {
-            while let Some(entry) = queues
-                .get_mut(&stream)
-                .and_then(|queue| if queue.front()?.proof.is_passed() { queue.pop_front() } else { None })
-            {
+            while let Some(entry) = queues.get_mut(&stream).and_then(|queue| {
+                if queue.front()?.proof.is_passed() {
+                    queue.pop_front()
+                } else {
+                    None
+                }
+            }) {
                 passed.push(entry.proof.event);
                 let mut rest = entry.rest;
                 match rest.pop() {
                     Some(proof) => {
-                        let entry = Waiting { proof, block: entry.block, rest };
-                        queues.entry(entry.proof.stream).or_default().push_back(entry);
+                        let entry = Waiting {
+                            proof,
+                            block: entry.block,
+                            rest,
+                        };
+                        queues
+                            .entry(entry.proof.stream)
+                            .or_default()
+                            .push_back(entry);
                     }
                     None => {
                         self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -209,7 +261,12 @@ impl<B> PendingWork<B> {
         drop(taken);
         let mut state = self.lock();
         let room = SPARE_EVENTS.saturating_sub(state.spare.len());
-        state.spare.extend(passed.into_iter().filter(|event| *event.gpu() == self.gpu).take(room));
+        state.spare.extend(
+            passed
+                .into_iter()
+                .filter(|event| *event.gpu() == self.gpu)
+                .take(room),
+        );
     }
 
     /// Counts the blocks that wait for streams without an event.
@@ -223,8 +280,8 @@ impl<B> PendingWork<B> {
     }
 }
 
-/// Queues that a thread asks the driver about. They go back when this goes, also because the driver panics: their
-/// blocks must wait on.
+/// Queues that a thread asks the driver about. They go back when this goes, also because the driver
+/// panics: their blocks must wait on.
 struct Taken<'a, B> {
     of: &'a PendingWork<B>,
     queues: HashMap<StreamKey, VecDeque<Waiting<B>>>,

@@ -16,7 +16,10 @@ impl<B> ReclaimedBlocks<B> {
     /// Makes an empty list.
     #[inline]
     pub const fn new() -> ReclaimedBlocks<B> {
-        ReclaimedBlocks { near: ArrayVec::new_const(), far: Vec::new() }
+        ReclaimedBlocks {
+            near: ArrayVec::new_const(),
+            far: Vec::new(),
+        }
     }
 
     /// Adds a block.

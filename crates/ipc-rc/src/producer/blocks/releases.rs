@@ -22,7 +22,10 @@ impl Releases {
     /// Adds one.
     pub fn watch(&self, block: &Arc<Block>) {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        if !watched.iter().any(|other| other.as_ptr() == Arc::as_ptr(block)) {
+        if !watched
+            .iter()
+            .any(|other| other.as_ptr() == Arc::as_ptr(block))
+        {
             watched.push(Arc::downgrade(block));
         }
         self.is_any.store(true, Ordering::Relaxed);

@@ -8,14 +8,15 @@ use gpu_api::{Piece, RegionId};
 use crate::notices::Notices;
 use crate::producer::notice::SessionNotice;
 
-/// What the owner of adopted memory chose to know it by; [`Session::collect`](crate::Session::collect) returns it.
+/// What the owner of adopted memory chose to know it by;
+/// [`Session::collect`](crate::Session::collect) returns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub struct AdoptToken(pub u64);
 
 type Returned = Vec<(AdoptToken, Option<Piece>)>;
 
-/// A session's returned tokens. Each waits for the unmapping of the piece that came with it: the owner may free the
-/// memory as soon as it has the token.
+/// A session's returned tokens. Each waits for the unmapping of the piece that came with it: the
+/// owner may free the memory as soon as it has the token.
 #[derive(Debug, Default)]
 pub(crate) struct ReturnedTokens {
     returned: Mutex<Returned>,
@@ -31,7 +32,8 @@ impl ReturnedTokens {
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Returned>> {
-        self.is_any().then(|| self.returned.lock().unwrap_or_else(PoisonError::into_inner))
+        self.is_any()
+            .then(|| self.returned.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Adds one.
@@ -41,9 +43,12 @@ impl ReturnedTokens {
         self.count.store(returned.len(), Ordering::Relaxed);
     }
 
-    /// Tells the application of tokens that it can take, and lists the regions that keep the others (thread).
+    /// Tells the application of tokens that it can take, and lists the regions that keep the others
+    /// (thread).
     pub fn tell(&self, notices: &Notices<SessionNotice>) -> Vec<RegionId> {
-        let Some(returned) = self.lock() else { return Vec::new() };
+        let Some(returned) = self.lock() else {
+            return Vec::new();
+        };
         let pieces = returned.iter().filter_map(|(_, piece)| piece.as_ref());
         let mapped = pieces.filter(|piece| piece.region.is_pinned());
         let mapped: Vec<RegionId> = mapped.map(|piece| piece.region.id()).collect();
@@ -56,7 +61,9 @@ impl ReturnedTokens {
     /// Takes the tokens of unmapped memory.
     pub fn take(&self, notices: &Notices<SessionNotice>) -> Vec<AdoptToken> {
         let mut tokens = Vec::new();
-        let Some(mut returned) = self.lock() else { return tokens };
+        let Some(mut returned) = self.lock() else {
+            return tokens;
+        };
         returned.retain(|(token, piece)| {
             let is_mapped = piece.as_ref().is_some_and(|piece| piece.region.is_pinned());
             if !is_mapped {
@@ -72,8 +79,15 @@ impl ReturnedTokens {
 
     /// Lists the regions whose unmapping is all that tokens wait for, in order and each once.
     pub fn regions(&self) -> Vec<RegionId> {
-        let Some(returned) = self.lock() else { return Vec::new() };
-        in_order(returned.iter().filter_map(|(_, piece)| Some(piece.as_ref()?.region.id())).collect())
+        let Some(returned) = self.lock() else {
+            return Vec::new();
+        };
+        in_order(
+            returned
+                .iter()
+                .filter_map(|(_, piece)| Some(piece.as_ref()?.region.id()))
+                .collect(),
+        )
     }
 }
 

@@ -1,8 +1,9 @@
 //! The producer's fences: values that its streams write into the participants' timeline words.
 //!
-//! One [`Line`] for each stream that something was shared after. Values and their enqueueing are ordered by the line's
-//! own lock, which is held across a driver's call; so the session's thread only ever tries it. Lock order: line, then a
-//! participant's cells, then one cell. When a participant's words may go: [`progress`](super::progress).
+//! One [`Line`] for each stream that something was shared after. Values and their enqueueing are
+//! ordered by the line's own lock, which is held across a driver's call; so the session's thread
+//! only ever tries it. Lock order: line, then a participant's cells, then one cell. When a
+//! participant's words may go: [`progress`](super::progress).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -56,8 +57,16 @@ struct Line {
 
 impl Line {
     fn new() -> Line {
-        let state = LineState { next: 1, cells: BTreeMap::new(), proofs: Vec::new(), is_retired: false };
-        Line { progress: Arc::default(), state: Mutex::new(state) }
+        let state = LineState {
+            next: 1,
+            cells: BTreeMap::new(),
+            proofs: Vec::new(),
+            is_retired: false,
+        };
+        Line {
+            progress: Arc::default(),
+            state: Mutex::new(state),
+        }
     }
 
     /// Notes that a value is queued, and records an event behind it if somebody waits for that.
@@ -65,7 +74,8 @@ impl Line {
         state.next = value + 1;
         self.progress.queue(value);
         if self.progress.is_proof_wanted() {
-            let event = GpuEvent::new(stream.gpu()).and_then(|event| event.record(stream).map(|()| event));
+            let event =
+                GpuEvent::new(stream.gpu()).and_then(|event| event.record(stream).map(|()| event));
             // Without an event the wish stays for the next share.
             if let Ok(event) = event {
                 self.progress.note_proof();
@@ -115,8 +125,15 @@ impl Fences {
 
     /// Gives up the lines of streams that owe nothing: of one that comes back another is made.
     fn give_up_lines(&self) {
-        for line in self.lines.load().values().filter(|line| !line.progress.owes()) {
-            let Some(mut state) = try_lock(&line.state) else { continue };
+        for line in self
+            .lines
+            .load()
+            .values()
+            .filter(|line| !line.progress.owes())
+        {
+            let Some(mut state) = try_lock(&line.state) else {
+                continue;
+            };
             // Again, under the lock that values are queued under.
             if !line.progress.owes() {
                 state.is_retired = true;
@@ -126,10 +143,13 @@ impl Fences {
         self.lines.rcu(|lines| {
             let is_kept = |line: &Line| try_lock(&line.state).is_none_or(|state| !state.is_retired);
             let kept = lines.iter().filter(|(_, line)| is_kept(line));
-            kept.map(|(key, line)| (*key, line.clone())).collect::<BTreeMap<_, _>>()
+            kept.map(|(key, line)| (*key, line.clone()))
+                .collect::<BTreeMap<_, _>>()
         });
-        // As many again before the next look, so that a new stream costs no more than a few lines each.
-        self.many.store(self.lines.load().len() * 2, Ordering::Relaxed);
+        // As many again before the next look, so that a new stream costs no more than a few lines
+        // each.
+        self.many
+            .store(self.lines.load().len() * 2, Ordering::Relaxed);
     }
 
     /// Returns what a stream owes at this moment; the caller records an event on it after that.
@@ -140,9 +160,15 @@ impl Fences {
     /// Looks at the events that shares have recorded for participants that have gone. Never waits.
     pub fn look_at_proofs(&self) {
         for line in self.lines.load().values() {
-            let Some(mut state) = try_lock(&line.state) else { continue };
+            let Some(mut state) = try_lock(&line.state) else {
+                continue;
+            };
             // An error means that nobody knows: it stays, and so does what waits for it.
-            while state.proofs.first().is_some_and(|(event, _)| event.is_passed().unwrap_or(false)) {
+            while state
+                .proofs
+                .first()
+                .is_some_and(|(event, _)| event.is_passed().unwrap_or(false))
+            {
                 line.progress.prove(state.proofs.remove(0).1);
             }
         }
@@ -150,14 +176,16 @@ impl Fences {
 
     /// Says whether events are recorded that have not passed.
     pub fn has_proofs(&self) -> bool {
-        let has = |line: &Arc<Line>| try_lock(&line.state).is_none_or(|state| !state.proofs.is_empty());
+        let has =
+            |line: &Arc<Line>| try_lock(&line.state).is_none_or(|state| !state.proofs.is_empty());
         self.lines.load().values().any(has)
     }
 
     /// Forgets a participant's words.
     pub fn forget(&self, participant: ParticipantId) {
         for line in self.lines.load().values() {
-            // A share that holds the lock keeps a number that is never used again; it goes with the line.
+            // A share that holds the lock keeps a number that is never used again; it goes with the
+            // line.
             if let Some(mut state) = try_lock(&line.state) {
                 state.cells.remove(&participant);
             }
@@ -170,13 +198,19 @@ impl Fences {
         self.lines.load().len()
     }
 
-    /// Queues the next value on `stream`, to be written into the participant's word once all work queued so far has
-    /// finished.
+    /// Queues the next value on `stream`, to be written into the participant's word once all work
+    /// queued so far has finished.
     ///
     /// # Errors
     ///
     /// The driver's error: then nothing was queued and no descriptor may name a value.
-    pub fn queue(&self, gpu: &Gpu, stream: &Stream, participant: ParticipantId, words: &Words) -> Result<Fence> {
+    pub fn queue(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        participant: ParticipantId,
+        words: &Words,
+    ) -> Result<Fence> {
         stream.require(gpu)?;
         self.with_line(stream.key(), |line, state| {
             loop {
@@ -191,9 +225,14 @@ impl Fences {
                     let word = cell.index;
                     drop(cell);
                     line.note(stream, state, value);
-                    return Ok(Fence { file: 0, word, value });
+                    return Ok(Fence {
+                        file: 0,
+                        word,
+                        value,
+                    });
                 }
-                // The participant has gone, or another stream has taken the word over: nothing of this one is awaited.
+                // The participant has gone, or another stream has taken the word over: nothing of
+                // this one is awaited.
                 drop(cell);
                 state.cells.remove(&participant);
                 open?;
@@ -201,12 +240,19 @@ impl Fences {
         })
     }
 
-    /// Queues one value for several participants, in as few calls of the driver as it takes, and notes each's fence.
+    /// Queues one value for several participants, in as few calls of the driver as it takes, and
+    /// notes each's fence.
     ///
     /// # Errors
     ///
-    /// As [`queue`](Fences::queue). Values that were queued before the error are reached by nobody's descriptor.
-    pub fn queue_many(&self, gpu: &Gpu, stream: &Stream, addressees: &mut [Addressee<'_>]) -> Result<()> {
+    /// As [`queue`](Fences::queue). Values that were queued before the error are reached by
+    /// nobody's descriptor.
+    pub fn queue_many(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        addressees: &mut [Addressee<'_>],
+    ) -> Result<()> {
         stream.require(gpu)?;
         self.with_line(stream.key(), |line, state| {
             let mut cells = Vec::with_capacity(addressees.len());
@@ -215,17 +261,22 @@ impl Fences {
                 for to in addressees.iter() {
                     cells.push(state.cell(line, to.id, to.words)?.clone());
                 }
-                // Each is held until its value is queued. They are all this line's; who looks for a word to take over
-                // does not wait for them.
-                let locked: Vec<_> =
-                    cells.iter().map(|cell| cell.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+                // Each is held until its value is queued. They are all this line's; who looks for a
+                // word to take over does not wait for them.
+                let locked: Vec<_> = cells
+                    .iter()
+                    .map(|cell| cell.lock().unwrap_or_else(PoisonError::into_inner))
+                    .collect();
                 for to in addressees.iter() {
                     if let Err(gone) = to.words.check_open(to.id) {
                         state.cells.remove(&to.id);
                         return Err(gone);
                     }
                 }
-                if locked.iter().all(|cell| Arc::ptr_eq(&cell.owner, &line.progress)) {
+                if locked
+                    .iter()
+                    .all(|cell| Arc::ptr_eq(&cell.owner, &line.progress))
+                {
                     break locked;
                 }
                 for (to, cell) in addressees.iter().zip(&locked) {
@@ -237,13 +288,23 @@ impl Fences {
             let last = cells.iter().map(|cell| cell.last).max().unwrap_or(0);
             let value = value_after(state.next, last)?;
             state.next = value + 1;
-            for (cells, addressees) in cells.chunks_mut(MAX_BATCH).zip(addressees.chunks_mut(MAX_BATCH)) {
-                let writes: Vec<_> =
-                    cells.iter().zip(addressees.iter()).map(|(cell, to)| (to.words, cell.index, value)).collect();
+            for (cells, addressees) in cells
+                .chunks_mut(MAX_BATCH)
+                .zip(addressees.chunks_mut(MAX_BATCH))
+            {
+                let writes: Vec<_> = cells
+                    .iter()
+                    .zip(addressees.iter())
+                    .map(|(cell, to)| (to.words, cell.index, value))
+                    .collect();
                 enqueue(gpu, stream, &writes)?;
                 for (cell, to) in cells.iter_mut().zip(addressees) {
                     (cell.owed, cell.last) = (value, value);
-                    to.fence = Some(Fence { file: 0, word: cell.index, value });
+                    to.fence = Some(Fence {
+                        file: 0,
+                        word: cell.index,
+                        value,
+                    });
                 }
                 line.note(stream, state, value);
             }
@@ -252,7 +313,8 @@ impl Fences {
     }
 }
 
-/// A line's words belong to the line, which each of them has: so they would keep each other for ever.
+/// A line's words belong to the line, which each of them has: so they would keep each other for
+/// ever.
 impl Drop for Fences {
     fn drop(&mut self) {
         for line in self.lines.load().values() {
@@ -265,8 +327,14 @@ impl Drop for Fences {
 }
 
 impl LineState {
-    /// Finds the line's word at a participant, or takes one. Another stream may have taken it over since.
-    fn cell(&mut self, line: &Line, participant: ParticipantId, words: &Words) -> Result<&Arc<Mutex<Cell>>> {
+    /// Finds the line's word at a participant, or takes one. Another stream may have taken it over
+    /// since.
+    fn cell(
+        &mut self,
+        line: &Line,
+        participant: ParticipantId,
+        words: &Words,
+    ) -> Result<&Arc<Mutex<Cell>>> {
         match self.cells.entry(participant) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(place) => Ok(place.insert(words.cell_for(&line.progress, participant)?)),
@@ -280,37 +348,53 @@ fn value_after(next: u64, last: u64) -> Result<u64> {
     if value < LIMIT {
         return Ok(value);
     }
-    Err(Error::Exhausted { what: "values of a timeline word", limit: LIMIT, remedy: "use a new stream" })
+    Err(Error::Exhausted {
+        what: "values of a timeline word",
+        limit: LIMIT,
+        remedy: "use a new stream",
+    })
 }
 
 fn enqueue(gpu: &Gpu, stream: &Stream, writes: &[(&Words, u32, u64)]) -> Result<()> {
     debug_assert!(writes.len() <= MAX_BATCH);
     let operation = |&(words, index, value): &(&Words, u32, u64)| {
-        Some(StreamOp::Write { word: words.registered?.word(timeline_word(index)), value })
+        Some(StreamOp::Write {
+            word: words.registered?.word(timeline_word(index)),
+            value,
+        })
     };
     // Most often it is one, which takes no memory.
     let one = match writes {
         [write] => operation(write),
         _ => None,
     };
-    let many: Option<Vec<_>> = if one.is_none() { writes.iter().map(operation).collect() } else { None };
+    let many: Option<Vec<_>> = if one.is_none() {
+        writes.iter().map(operation).collect()
+    } else {
+        None
+    };
     if let Some(ops) = one.as_ref().map(slice::from_ref).or(many.as_deref()) {
         // SAFETY: `batch_uncaptured` asks for
         // - a live stream: `stream` keeps it;
-        // - words in a registration that outlives the operation: a participant's file is unregistered only after its
-        //   burial, when no wait of its own is left, and the session keeps it until then.
-        return unsafe { gpu.backend().batch_uncaptured(stream.raw(), ops) }.map_err(|error| advise(error, UNCAPTURED));
+        // - words in a registration that outlives the operation: a participant's file is
+        //   unregistered only after its burial, when no wait of its own is left, and the session
+        //   keeps it until then.
+        return unsafe { gpu.backend().batch_uncaptured(stream.raw(), ops) }
+            .map_err(|error| advise(error, UNCAPTURED));
     }
     stream.refuse_capture(UNCAPTURED)?;
-    let words: Vec<_> = writes.iter().map(|(words, index, value)| (words.file.clone(), *index, *value)).collect();
+    let words: Vec<_> = writes
+        .iter()
+        .map(|(words, index, value)| (words.file.clone(), *index, *value))
+        .collect();
     let reach = Box::new(move || {
         for (file, index, value) in &words {
             let word: &Timeline<AtomicU64> = file.timeline(*index);
             word.reach(*value);
         }
     });
-    // SAFETY: `host_function` asks for a live stream, which `stream` keeps, that nobody begins to capture:
-    // `Stream::borrow` asks for that.
+    // SAFETY: `host_function` asks for a live stream, which `stream` keeps, that nobody begins to
+    // capture: `Stream::borrow` asks for that.
     unsafe { gpu.backend().host_function(stream.raw(), reach) }
 }
 
@@ -335,7 +419,12 @@ mod tests {
             let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
             let file = Arc::new(CounterFile::create(FIRST_SLOTS).expect("a memfd"));
             let words = Words::new(file, None);
-            Bench { gpu, fences: Fences::default(), words, id: ParticipantId(1) }
+            Bench {
+                gpu,
+                fences: Fences::default(),
+                words,
+                id: ParticipantId(1),
+            }
         }
 
         fn stream(&self) -> Stream {
@@ -375,10 +464,19 @@ mod tests {
     fn a_session_that_ends_keeps_no_line() {
         let bench = Bench::new();
         bench.queue(&bench.stream()).expect("queued");
-        let lines: Vec<_> = bench.fences.lines.load().values().map(Arc::downgrade).collect();
+        let lines: Vec<_> = bench
+            .fences
+            .lines
+            .load()
+            .values()
+            .map(Arc::downgrade)
+            .collect();
         assert_eq!(lines.len(), 1);
         drop(bench);
-        assert!(lines.iter().all(|line| line.upgrade().is_none()), "its words keep it, and it its words");
+        assert!(
+            lines.iter().all(|line| line.upgrade().is_none()),
+            "its words keep it, and it its words"
+        );
     }
 
     #[test]
@@ -388,7 +486,10 @@ mod tests {
         let fence = bench.queue(&stream).expect("queued");
         stream.synchronize().expect("it runs");
         bench.words.file.timeline(fence.word).reach(1 << 60);
-        assert!(bench.words.are_owed(), "the participant's word was believed");
+        assert!(
+            bench.words.are_owed(),
+            "the participant's word was believed"
+        );
         assert!(!bench.words.are_awaited());
         bench.settle(&stream);
         assert!(!bench.words.are_owed());
@@ -405,11 +506,15 @@ mod tests {
             bench.queue(stream).expect("queued");
             bench.settle(stream);
         }
-        // Every word is taken. The first is the only one that looks written though nothing proves it, or any other.
+        // Every word is taken. The first is the only one that looks written though nothing proves
+        // it, or any other.
         let last = bench.stream();
         assert_eq!(bench.queue(&last).expect("queued").word, fence.word);
         bench.settle(&last);
-        assert!(bench.words.are_owed(), "the first stream's debt went with its word");
+        assert!(
+            bench.words.are_owed(),
+            "the first stream's debt went with its word"
+        );
         bench.settle(&first);
         assert!(!bench.words.are_owed());
     }
@@ -421,8 +526,14 @@ mod tests {
         bench.queue(&stream).expect("queued");
         bench.words.close();
         bench.words.want_proof();
-        let other = Words::new(Arc::new(CounterFile::create(FIRST_SLOTS).expect("a memfd")), None);
-        bench.fences.queue(&bench.gpu, &stream, ParticipantId(2), &other).expect("queued");
+        let other = Words::new(
+            Arc::new(CounterFile::create(FIRST_SLOTS).expect("a memfd")),
+            None,
+        );
+        bench
+            .fences
+            .queue(&bench.gpu, &stream, ParticipantId(2), &other)
+            .expect("queued");
         assert!(bench.fences.has_proofs());
         stream.synchronize().expect("it runs");
         bench.fences.look_at_proofs();
@@ -439,13 +550,20 @@ mod tests {
             bench.queue(&stream).expect("queued");
             bench.settle(&stream);
         }
-        assert!(bench.fences.count() <= 2 * FEW_LINES, "{} lines", bench.fences.count());
+        assert!(
+            bench.fences.count() <= 2 * FEW_LINES,
+            "{} lines",
+            bench.fences.count()
+        );
         bench.settle(&kept);
         bench.fences.give_up_lines();
         assert_eq!(bench.fences.count(), 0);
         // A stream that comes back goes on above its values, wherever it finds a word.
         let second = bench.queue(&kept).expect("queued");
-        assert!(second.word != first.word || second.value > first.value, "{first:?} {second:?}");
+        assert!(
+            second.word != first.word || second.value > first.value,
+            "{first:?} {second:?}"
+        );
     }
     #[test]
     fn nothing_is_left_of_a_session_that_has_fenced_a_share() {
@@ -456,6 +574,9 @@ mod tests {
         let progress = Arc::downgrade(&line.upgrade().expect("it is in the table").progress);
         stream.synchronize().expect("it runs");
         drop(bench);
-        assert!(line.upgrade().is_none() && progress.upgrade().is_none(), "something points in a circle");
+        assert!(
+            line.upgrade().is_none() && progress.upgrade().is_none(),
+            "something points in a circle"
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! How far a producing stream has come with the values that it owes to participants' words.
 //!
-//! A file is unmapped only when no stream of ours has yet to write into it. Shared memory cannot tell: the participant
-//! writes there too. So of each stream it is known which value is `queued`, and which an event of ours has proven to be
-//! `passed`.
+//! A file is unmapped only when no stream of ours has yet to write into it. Shared memory cannot
+//! tell: the participant writes there too. So of each stream it is known which value is `queued`,
+//! and which an event of ours has proven to be `passed`.
 //!
 //! | step | who | what |
 //! |---|---|---|
@@ -11,10 +11,11 @@
 //! | settle | who sees the event passed | raises `passed` to what was taken |
 //! | close | the session's thread | closes the words, then tries each cell: one that is locked owes a value |
 //!
-//! - **A closed word gets no value**: the flag is set before a cell's lock is tried, and read under that lock.
-//! - **Every value is settled**: it is queued by the share of a block that has the stream in its list, and a block goes
-//!   only after an event on each. The streams of [`TicketStreams`](super::ticket_event::TicketStreams) are our own and
-//!   are asked themselves.
+//! - **A closed word gets no value**: the flag is set before a cell's lock is tried, and read under
+//!   that lock.
+//! - **Every value is settled**: it is queued by the share of a block that has the stream in its
+//!   list, and a block goes only after an event on each. The streams of
+//!   [`TicketStreams`](super::ticket_event::TicketStreams) are our own and are asked themselves.
 //! - **Not covered**: a broken context, in which nothing is written any more.
 
 use std::sync::Arc;
@@ -71,11 +72,15 @@ impl Progress {
 
     /// Returns what is owed at this moment.
     pub fn debt(self: &Arc<Progress>) -> Option<Debt> {
-        self.owes().then(|| Debt { of: self.clone(), value: self.queued.load(Ordering::Acquire) })
+        self.owes().then(|| Debt {
+            of: self.clone(),
+            value: self.queued.load(Ordering::Acquire),
+        })
     }
 }
 
-/// What a stream owes at one moment: settled when an event that was recorded after that moment has passed.
+/// What a stream owes at one moment: settled when an event that was recorded after that moment has
+/// passed.
 #[derive(Debug)]
 pub(crate) struct Debt {
     pub(super) of: Arc<Progress>,

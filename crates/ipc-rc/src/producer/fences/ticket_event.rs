@@ -1,8 +1,9 @@
 //! Points in a stream's order, for readers that are not known yet.
 //!
-//! A grant to a participant writes a value into that participant's word at once. A ticket has no participant, so it
-//! keeps a [`TicketEvent`]: an event on the stream. When a participant claims the ticket, either the event is done and
-//! no fence is needed, or a stream of the producer's own waits for the event and writes the claimant's word.
+//! A grant to a participant writes a value into that participant's word at once. A ticket has no
+//! participant, so it keeps a [`TicketEvent`]: an event on the stream. When a participant claims
+//! the ticket, either the event is done and no fence is needed, or a stream of the producer's own
+//! waits for the event and writes the claimant's word.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,7 +16,8 @@ use crate::producer::fences::words::Words;
 use crate::stream::{Stream, StreamKey};
 use channel::wire::descriptor::Fence;
 
-/// Writes queued on one stream: far below the 1,020 entries at which a driver blocks; each write has a wait before it.
+/// Writes queued on one stream: far below the 1,020 entries at which a driver blocks; each write
+/// has a wait before it.
 const MOST_QUEUED: u32 = 64;
 /// Streams of our own after which idle ones are given up before another is made.
 const MANY_STREAMS: usize = 64;
@@ -33,13 +35,18 @@ impl TicketEvent {
     ///
     /// # Errors
     ///
-    /// [`Error::Capturing`](gpu_api::Error::Capturing), [`Error::Mismatch`](gpu_api::Error::Mismatch) for a stream of
-    /// another device, and the driver's error.
+    /// [`Error::Capturing`](gpu_api::Error::Capturing),
+    /// [`Error::Mismatch`](gpu_api::Error::Mismatch) for a stream of another device, and the
+    /// driver's error.
     pub fn mark(gpu: &Gpu, stream: &Stream) -> Result<TicketEvent> {
         stream.refuse_capture("share before the capture begins or after it ended")?;
         let mark = GpuEvent::new(gpu)?;
         mark.record(stream)?;
-        Ok(TicketEvent { gpu: gpu.clone(), mark, stream: stream.key() })
+        Ok(TicketEvent {
+            gpu: gpu.clone(),
+            mark,
+            stream: stream.key(),
+        })
     }
 }
 
@@ -54,8 +61,9 @@ pub(crate) enum Await {
     Room,
 }
 
-/// The producer's own streams that wait for tickets' events: one for each stream that a claimed ticket was made after,
-/// so that one stuck stream holds up only claims that wait for it. The session's thread has them.
+/// The producer's own streams that wait for tickets' events: one for each stream that a claimed
+/// ticket was made after, so that one stuck stream holds up only claims that wait for it. The
+/// session's thread has them.
 #[derive(Debug, Default)]
 pub(crate) struct TicketStreams(HashMap<StreamKey, TicketStream>);
 
@@ -68,7 +76,8 @@ struct TicketStream {
 
 impl TicketStream {
     fn is_dry(&self) -> bool {
-        // SAFETY: `query_stream` asks for a live stream: `self` keeps it. After an error nobody knows: not dry.
+        // SAFETY: `query_stream` asks for a live stream: `self` keeps it. After an error nobody
+        // knows: not dry.
         unsafe { self.stream.gpu().backend().query_stream(self.stream.raw()) }.unwrap_or(false)
     }
 
@@ -93,7 +102,9 @@ impl TicketStreams {
 
     /// Says whether one owes a word.
     pub fn owe(&self, fences: &Fences) -> bool {
-        self.0.values().any(|own| fences.debt(&own.stream).is_some())
+        self.0
+            .values()
+            .any(|own| fences.debt(&own.stream).is_some())
     }
 
     /// Makes a participant's word tell when a point is passed.
@@ -101,7 +112,13 @@ impl TicketStreams {
     /// # Errors
     ///
     /// The driver's error: nothing was queued then.
-    pub fn fence(&mut self, point: &TicketEvent, fences: &Fences, to: ParticipantId, words: &Words) -> Result<Await> {
+    pub fn fence(
+        &mut self,
+        point: &TicketEvent,
+        fences: &Fences,
+        to: ParticipantId,
+        words: &Words,
+    ) -> Result<Await> {
         if point.mark.is_passed()? {
             return Ok(Await::Nothing);
         }
@@ -110,7 +127,10 @@ impl TicketStreams {
         }
         let own = match self.0.entry(point.stream) {
             Entry::Occupied(own) => own.into_mut(),
-            Entry::Vacant(place) => place.insert(TicketStream { stream: Stream::create(&point.gpu)?, queued: 0 }),
+            Entry::Vacant(place) => place.insert(TicketStream {
+                stream: Stream::create(&point.gpu)?,
+                queued: 0,
+            }),
         };
         if own.queued >= MOST_QUEUED {
             if !own.is_dry() {
@@ -120,6 +140,8 @@ impl TicketStreams {
         }
         own.queued += 1;
         point.mark.hold(&own.stream)?;
-        fences.queue(&point.gpu, &own.stream, to, words).map(Await::Fence)
+        fences
+            .queue(&point.gpu, &own.stream, to, words)
+            .map(Await::Fence)
     }
 }

@@ -20,10 +20,11 @@ impl NextLapse {
         Tick::from_millis(self.0.load(Ordering::Relaxed))
     }
 
-    /// Notes when a grant lapses, after it was written down, and says whether the thread has to be told.
+    /// Notes when a grant lapses, after it was written down, and says whether the thread has to be
+    /// told.
     ///
-    /// Relaxed: the lock that the grant was written down under orders this load after a look of the thread that missed
-    /// it.
+    /// Relaxed: the lock that the grant was written down under orders this load after a look of the
+    /// thread that missed it.
     #[inline]
     #[must_use]
     pub fn note(&self, lapses: Tick) -> bool {

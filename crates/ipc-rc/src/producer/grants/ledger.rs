@@ -1,16 +1,20 @@
-//! The ledger: which slot stands for which block. Private to the producer; the slots alone are shared.
+//! The ledger: which slot stands for which block. Private to the producer; the slots alone are
+//! shared.
 //!
-//! One ledger for each participant. It is cut into shards, each with its own lock and its own slots, so that threads
-//! that share different blocks with one participant do not wait for each other: a thread takes the first shard that
-//! is free, beginning with its own.
+//! One ledger for each participant. It is cut into shards, each with its own lock and its own
+//! slots, so that threads that share different blocks with one participant do not wait for each
+//! other: a thread takes the first shard that is free, beginning with its own.
 //!
-//! A row holds a block for as long as its lease may be in use; the block comes back from [`Ledger::collect`] and its
-//! siblings exactly once, and the caller drops it *after* the shard's lock is released.
+//! A row holds a block for as long as its lease may be in use; the block comes back from
+//! [`Ledger::collect`] and its siblings exactly once, and the caller drops it *after* the shard's
+//! lock is released.
 //!
-//! A grant and the burial of its addressee meet at the shard's lock: a grant is either seen by the burial or refused.
+//! A grant and the burial of its addressee meet at the shard's lock: a grant is either seen by the
+//! burial or refused.
 //!
-//! A call that grants to many participants locks a shard of each ledger first ([`Ledger::begin`]). It only tries these
-//! locks, and lets go of all of them before it waits for any: so no two such calls wait for each other.
+//! A call that grants to many participants locks a shard of each ledger first ([`Ledger::begin`]).
+//! It only tries these locks, and lets go of all of them before it waits for any: so no two such
+//! calls wait for each other.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -66,19 +70,20 @@ struct Shard<B, F> {
 #[derive(Debug)]
 #[repr(align(128))]
 struct Locked<B, F> {
-    /// Some lease is outstanding. Written under the lock; read without it, to pass over a shard that has nothing to
-    /// look at: an old `false` misses a lease that was granted at the same moment, and so not yet released.
+    /// Some lease is outstanding. Written under the lock; read without it, to pass over a shard
+    /// that has nothing to look at: an old `false` misses a lease that was granted at the same
+    /// moment, and so not yet released.
     busy: AtomicBool,
-    /// The shard that the threads whose own this is found room in last. Theirs while it has room; when it is full they
-    /// do not try it, and all after it, each time anew.
+    /// The shard that the threads whose own this is found room in last. Theirs while it has room;
+    /// when it is full they do not try it, and all after it, each time anew.
     room: AtomicUsize,
     shard: Mutex<Shard<B, F>>,
 }
 
 impl<B, F: SlotFile> Locked<B, F> {
     fn lock(&self) -> MutexGuard<'_, Shard<B, F>> {
-        // A panic while a shard is locked is a broken invariant of ours; the rows are consistent between any two
-        // statements that can panic, so the others go on.
+        // A panic while a shard is locked is a broken invariant of ours; the rows are consistent
+        // between any two statements that can panic, so the others go on.
         self.shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -105,7 +110,13 @@ pub struct Ledger<B, F> {
 impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Makes an empty ledger without a participant.
     pub fn new() -> Ledger<B, F> {
-        let shard = || Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: Tick::NEVER };
+        let shard = || Shard {
+            parts: Vec::new(),
+            owner: None,
+            first_free: 0,
+            cursor: 0,
+            first_lapse: Tick::NEVER,
+        };
         Ledger {
             shards: std::array::from_fn(|n| Locked {
                 busy: AtomicBool::new(false),
@@ -120,9 +131,12 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     pub fn open(&self, owner: ParticipantId) {
         for locked in &self.shards {
             let mut shard = locked.lock();
-            debug_assert!(shard.owner.is_none() && !locked.is_busy(), "somebody else's");
-            // A thread that was adding a file when the last owner left may have come too late: its numbers were that
-            // owner's.
+            debug_assert!(
+                shard.owner.is_none() && !locked.is_busy(),
+                "somebody else's"
+            );
+            // A thread that was adding a file when the last owner left may have come too late: its
+            // numbers were that owner's.
             shard.parts.clear();
             shard.owner = Some(owner);
         }
@@ -134,7 +148,13 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         for locked in &self.shards {
             let mut shard = locked.lock();
             debug_assert!(!locked.is_busy(), "left with a lease");
-            *shard = Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: Tick::NEVER };
+            *shard = Shard {
+                parts: Vec::new(),
+                owner: None,
+                first_free: 0,
+                cursor: 0,
+                first_lapse: Tick::NEVER,
+            };
         }
     }
 
@@ -147,14 +167,19 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
 
     /// Returns the size of the file that follows `files` files: each doubles the one before.
     pub fn next_file_slots(files: u32) -> u32 {
-        FIRST_SLOTS.checked_shl(files).filter(|&slots| slots != 0).unwrap_or(MOST_SLOTS).min(MOST_SLOTS)
+        FIRST_SLOTS
+            .checked_shl(files)
+            .filter(|&slots| slots != 0)
+            .unwrap_or(MOST_SLOTS)
+            .min(MOST_SLOTS)
     }
 
     /// Writes a lease of the ledger's owner down and grants its slot.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Gone`] after a burial began, or when the ledger is another's; [`Refusal::Full`] when no slot is free.
+    /// [`Refusal::Gone`] after a burial began, or when the ledger is another's; [`Refusal::Full`]
+    /// when no slot is free.
     #[inline]
     pub fn grant(
         &self,
@@ -189,7 +214,8 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         Some(Granting { locked, shard })
     }
 
-    /// Looks for room in every shard: without waiting first, beginning with the thread's own; then with.
+    /// Looks for room in every shard: without waiting first, beginning with the thread's own; then
+    /// with.
     #[cold]
     #[inline(never)]
     fn grant_elsewhere(
@@ -206,8 +232,8 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
                 match Self::grant_in(locked, &mut shard, owner, block, times) {
                     Err(Refusal::Full) => {}
                     done => {
-                        // A shard that is only locked is left for one grant: threads that stayed where they met would
-                        // all end up in one.
+                        // A shard that is only locked is left for one grant: threads that stayed
+                        // where they met would all end up in one.
                         if is_full {
                             self.shards[own].room.store(n, Ordering::Relaxed);
                         }
@@ -246,7 +272,11 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             if !locked.is_busy() {
                 locked.busy.store(true, Ordering::Relaxed);
             }
-            return Ok(LeaseAddress { file: shard.first_free as u32, slot, generation });
+            return Ok(LeaseAddress {
+                file: shard.first_free as u32,
+                slot,
+                generation,
+            });
         }
         Err(Refusal::Full)
     }
@@ -265,7 +295,8 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         }
     }
 
-    /// Notes what a sweep of a part may have changed: that it has room again, and words that make no sense.
+    /// Notes what a sweep of a part may have changed: that it has room again, and words that make
+    /// no sense.
     #[inline]
     fn swept(&self, shard: &mut Shard<B, F>, number: usize, corrupt: usize) {
         shard.first_free = shard.first_free.min(number);
@@ -274,13 +305,16 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         }
     }
 
-    /// Looks at no more than `words` dirty words, going on where the last call stopped, in one shard that is free.
+    /// Looks at no more than `words` dirty words, going on where the last call stopped, in one
+    /// shard that is free.
     pub fn glance(&self, shard: usize, words: usize, out: &mut ReclaimedBlocks<B>) {
         let locked = &self.shards[shard % SHARDS];
         if !locked.is_busy() {
             return;
         }
-        let Ok(mut shard) = locked.shard.try_lock() else { return };
+        let Ok(mut shard) = locked.shard.try_lock() else {
+            return;
+        };
         let mut left = words;
         let parts = shard.parts.len();
         // A part without a lease counts as a word: so does its part of the walk.
@@ -292,7 +326,9 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
                 shard.cursor = (number + 1) % parts * 64;
                 continue;
             };
-            let corrupt = part.is_marked(index).then(|| part.sweep(index, Effort::Marked, out));
+            let corrupt = part
+                .is_marked(index)
+                .then(|| part.sweep(index, Effort::Marked, out));
             shard.cursor = number * 64 + index as usize + 1;
             if let Some(corrupt) = corrupt {
                 self.swept(&mut shard, number, corrupt);
@@ -305,21 +341,34 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     pub fn revoke(&self, entry: LeaseAddress) -> Option<B> {
         let locked = self.shard_of(entry)?;
         let mut shard = locked.lock();
-        let block = shard.parts.get_mut(entry.file as usize)?.revoke(entry.slot, entry.generation)?;
+        let block = shard
+            .parts
+            .get_mut(entry.file as usize)?
+            .revoke(entry.slot, entry.generation)?;
         shard.first_free = shard.first_free.min(entry.file as usize);
         locked.note(&shard);
         Some(block)
     }
 
-    /// Looks at the block behind an outstanding lease, without holding it: a block's count stays exact.
+    /// Looks at the block behind an outstanding lease, without holding it: a block's count stays
+    /// exact.
     pub fn with_block<T>(&self, entry: LeaseAddress, look: impl FnOnce(&B) -> T) -> Option<T> {
         let shard = self.shard_of(entry)?.lock();
-        shard.parts.get(entry.file as usize)?.block(entry.slot, entry.generation).map(look)
+        shard
+            .parts
+            .get(entry.file as usize)?
+            .block(entry.slot, entry.generation)
+            .map(look)
     }
 
-    /// Takes back every grant whose time to live has passed unclaimed, names it in `lapsed`, and says when to come
-    /// again.
-    pub fn expire(&self, now: Tick, out: &mut ReclaimedBlocks<B>, lapsed: &mut Vec<LeaseAddress>) -> Tick {
+    /// Takes back every grant whose time to live has passed unclaimed, names it in `lapsed`, and
+    /// says when to come again.
+    pub fn expire(
+        &self,
+        now: Tick,
+        out: &mut ReclaimedBlocks<B>,
+        lapsed: &mut Vec<LeaseAddress>,
+    ) -> Tick {
         let mut next = Tick::NEVER;
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
             let mut shard = locked.lock();
@@ -327,7 +376,11 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
                 let mut first = Tick::NEVER;
                 for (file, part) in (0..).zip(&mut shard.parts) {
                     first = first.min(part.expire(now, out, |slot, generation| {
-                        lapsed.push(LeaseAddress { file, slot, generation });
+                        lapsed.push(LeaseAddress {
+                            file,
+                            slot,
+                            generation,
+                        });
                     }));
                 }
                 shard.first_lapse = first;
@@ -351,7 +404,8 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         }
     }
 
-    /// Ends every lease, whatever its word says: the participant is proven dead and the quarantine is over.
+    /// Ends every lease, whatever its word says: the participant is proven dead and the quarantine
+    /// is over.
     pub fn bury(&self, out: &mut ReclaimedBlocks<B>) {
         for locked in &self.shards {
             let mut shard = locked.lock();
@@ -393,18 +447,28 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         tally
     }
 
-    /// Shows every block that a lease is outstanding on, once for each lease. Called under a shard's lock.
+    /// Shows every block that a lease is outstanding on, once for each lease. Called under a
+    /// shard's lock.
     pub fn each(&self, mut show: impl FnMut(&B)) {
         for locked in &self.shards {
             let shard = locked.lock();
-            shard.parts.iter().for_each(|part| part.each(|block, _, _| show(block)));
+            shard
+                .parts
+                .iter()
+                .for_each(|part| part.each(|block, _, _| show(block)));
         }
     }
 
-    /// Finds the shard that a slot belongs to. The first shard's part is as large as any, so it tells the division.
+    /// Finds the shard that a slot belongs to. The first shard's part is as large as any, so it
+    /// tells the division.
     fn shard_of(&self, entry: LeaseAddress) -> Option<&Locked<B, F>> {
-        let share = self.shards[0].lock().parts.get(entry.file as usize)?.capacity();
-        self.shards.get((entry.slot / GROUP).checked_div(share)? as usize)
+        let share = self.shards[0]
+            .lock()
+            .parts
+            .get(entry.file as usize)?
+            .capacity();
+        self.shards
+            .get((entry.slot / GROUP).checked_div(share)? as usize)
     }
 }
 
@@ -437,13 +501,22 @@ impl<B: Clone, F: SlotFile> Granting<'_, B, F> {
         now: Tick,
         time_to_live: Option<Duration>,
     ) -> Result<LeaseAddress, Refusal> {
-        Ledger::grant_in(self.locked, &mut self.shard, owner, block, times_of(now, time_to_live))
+        Ledger::grant_in(
+            self.locked,
+            &mut self.shard,
+            owner,
+            block,
+            times_of(now, time_to_live),
+        )
     }
 }
 
 /// Returns when a lease is granted, and when it lapses.
 fn times_of(now: Tick, time_to_live: Option<Duration>) -> (Tick, Tick) {
-    (now, time_to_live.map_or(Tick::NEVER, |time| now.after(time)))
+    (
+        now,
+        time_to_live.map_or(Tick::NEVER, |time| now.after(time)),
+    )
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! One shard's part of one counter file: the rows behind its slots, in groups of as many slots as a dirty word stands
-//! for.
+//! One shard's part of one counter file: the rows behind its slots, in groups of as many slots as a
+//! dirty word stands for.
 //!
-//! A part is only ever touched under its shard's lock. Two summaries say which groups have a free slot and which a
-//! lease, so that neither a grant nor a collect walks over rows that do not concern it.
+//! A part is only ever touched under its shard's lock. Two summaries say which groups have a free
+//! slot and which a lease, so that neither a grant nor a collect walks over rows that do not
+//! concern it.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -44,8 +45,18 @@ struct Group<B> {
 
 impl<B> Group<B> {
     fn new() -> Group<B> {
-        let row = || Row { block: None, generation: Generation::ZERO, granted: Tick::default(), lapses: Tick::NEVER };
-        Group { free: u64::MAX, out: 0, barred: 0, rows: (0..GROUP).map(|_| row()).collect() }
+        let row = || Row {
+            block: None,
+            generation: Generation::ZERO,
+            granted: Tick::default(),
+            lapses: Tick::NEVER,
+        };
+        Group {
+            free: u64::MAX,
+            out: 0,
+            barred: 0,
+            rows: (0..GROUP).map(|_| row()).collect(),
+        }
     }
 
     /// Ends the lease in a slot and returns its block.
@@ -72,8 +83,8 @@ pub struct SlotGroups<B, F> {
 }
 
 impl<B: Clone, F: SlotFile> SlotGroups<B, F> {
-    /// Writes a block down in a free slot and grants it; `None` when there is none. `times` are when, and when it
-    /// lapses.
+    /// Writes a block down in a free slot and grants it; `None` when there is none. `times` are
+    /// when, and when it lapses.
     #[inline]
     pub fn grant(&mut self, block: &B, times: (Tick, Tick)) -> Option<(u32, Generation)> {
         if self.with_free == 0 {
@@ -104,7 +115,9 @@ impl<B: Clone, F: SlotFile> SlotGroups<B, F> {
     #[inline]
     pub fn look_ahead(&self) {
         let index = self.with_free.trailing_zeros();
-        let Some(group) = self.groups.get(index as usize) else { return };
+        let Some(group) = self.groups.get(index as usize) else {
+            return;
+        };
         let bit = group.free.trailing_zeros();
         let slot = (self.first_group + index) * GROUP + bit;
         black_box(group.rows[bit as usize].generation);
@@ -124,12 +137,17 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
             first_group,
             groups: Vec::new(),
             capacity,
-            with_free: if capacity == 0 { 0 } else { u64::MAX >> (64 - capacity) },
+            with_free: if capacity == 0 {
+                0
+            } else {
+                u64::MAX >> (64 - capacity)
+            },
             with_out: 0,
         }
     }
 
-    /// Returns how many groups there can be: of the first shard's part, how many slots' groups go to each shard.
+    /// Returns how many groups there can be: of the first shard's part, how many slots' groups go
+    /// to each shard.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -153,14 +171,16 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
         self.file.dirty()[(self.first_group + index) as usize].is_marked()
     }
 
-    /// Looks for released leases in every group that has any, or in those that are marked. Returns whether it looked
-    /// anywhere, and how many words were newly found corrupt.
+    /// Looks for released leases in every group that has any, or in those that are marked. Returns
+    /// whether it looked anywhere, and how many words were newly found corrupt.
     #[inline]
     pub fn collect(&mut self, effort: Effort, out: &mut ReclaimedBlocks<B>) -> (bool, usize) {
         let mut groups = self.with_out;
         if effort == Effort::Marked {
             let words = &self.file.dirty()[self.first_group as usize..][..self.groups.len()];
-            groups &= (0..).zip(words).fold(0, |marked, (index, word)| marked | u64::from(word.is_marked()) << index);
+            groups &= (0..).zip(words).fold(0, |marked, (index, word)| {
+                marked | u64::from(word.is_marked()) << index
+            });
         }
         let (looked, mut corrupt) = (groups != 0, 0);
         while groups != 0 {
@@ -194,7 +214,11 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
                     group.out &= !(1 << bit);
                     group.barred |= 1 << bit;
                     corrupt += 1;
-                    tracing::warn!(slot = first_slot + bit, word, "a slot holds nothing that the protocol writes");
+                    tracing::warn!(
+                        slot = first_slot + bit,
+                        word,
+                        "a slot holds nothing that the protocol writes"
+                    );
                 }
             }
         }
@@ -202,7 +226,8 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
         corrupt
     }
 
-    /// Takes back the grant of exactly this generation if it is unclaimed, and returns its block then.
+    /// Takes back the grant of exactly this generation if it is unclaimed, and returns its block
+    /// then.
     pub fn revoke(&mut self, slot: u32, generation: Generation) -> Option<B> {
         let (index, bit) = self.find(slot, generation)?;
         match self.file.slots()[slot as usize].revoke(generation) {
@@ -220,12 +245,18 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
     }
 
     /// Takes lapsed grants back, and returns when the next lapses.
-    pub fn expire(&mut self, now: Tick, out: &mut ReclaimedBlocks<B>, lapsed: impl FnMut(u32, Generation)) -> Tick {
+    pub fn expire(
+        &mut self,
+        now: Tick,
+        out: &mut ReclaimedBlocks<B>,
+        lapsed: impl FnMut(u32, Generation),
+    ) -> Tick {
         let mut next = Tick::NEVER;
         self.revoke_where(
             |row, slot| {
                 if row.lapses > now && row.lapses != Tick::NEVER {
-                    // A claimed lease needs no look at its time: only those that can lapse are counted.
+                    // A claimed lease needs no look at its time: only those that can lapse are
+                    // counted.
                     match slot.read(row.generation) {
                         Seen::Granted => next = next.min(row.lapses),
                         _ => row.lapses = Tick::NEVER,
@@ -287,10 +318,13 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
     /// Returns the block behind a lease at exactly this generation.
     pub fn block(&self, slot: u32, generation: Generation) -> Option<&B> {
         let (index, bit) = self.find(slot, generation)?;
-        self.groups[index as usize].rows[bit as usize].block.as_ref()
+        self.groups[index as usize].rows[bit as usize]
+            .block
+            .as_ref()
     }
 
-    /// Shows every outstanding block with its row, and what its word says; `None` for one that is barred.
+    /// Shows every outstanding block with its row, and what its word says; `None` for one that is
+    /// barred.
     pub fn each(&self, mut show: impl FnMut(&B, &Row<B>, Option<Seen>)) {
         for (index, group) in (self.first_group..).zip(&self.groups) {
             for (bit, row) in (0..GROUP).zip(&group.rows) {
@@ -306,8 +340,16 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
     fn note(&mut self, index: u32) {
         let group = &self.groups[index as usize];
         let mask = 1 << index;
-        self.with_free = if group.free != 0 { self.with_free | mask } else { self.with_free & !mask };
-        self.with_out = if group.out | group.barred != 0 { self.with_out | mask } else { self.with_out & !mask };
+        self.with_free = if group.free != 0 {
+            self.with_free | mask
+        } else {
+            self.with_free & !mask
+        };
+        self.with_out = if group.out | group.barred != 0 {
+            self.with_out | mask
+        } else {
+            self.with_out & !mask
+        };
     }
 
     fn find(&self, slot: u32, generation: Generation) -> Option<(u32, u32)> {

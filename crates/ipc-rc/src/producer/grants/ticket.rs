@@ -1,19 +1,22 @@
 //! Tickets: grants to the participants that ask first.
 //!
-//! A ticket's descriptor names a row here instead of a slot. A participant that claims it asks over its socket and is
-//! granted a slot in its own counter file; so no participant writes in another's file or can end another's lease.
+//! A ticket's descriptor names a row here instead of a slot. A participant that claims it asks over
+//! its socket and is granted a slot in its own counter file; so no participant writes in another's
+//! file or can end another's lease.
 //!
 //! | row | holds | ends by |
 //! |---|---|---|
 //! | counted: one claim or n | the block, until the last claim | its last claim, cancel, its time to live |
 //! | unlimited | nothing | the drop of its `SentBlock`, cancel, its time to live |
 //!
-//! A participant claims a ticket once; asked again, the row gives the same lease, so a lost answer loses nothing. A row
-//! that has ended answers why until its place is used again, which is not before [`REMEMBERED`] others have ended after
-//! it. Then its generation differs and the answer is `Stale`.
+//! A participant claims a ticket once; asked again, the row gives the same lease, so a lost answer
+//! loses nothing. A row that has ended answers why until its place is used again, which is not
+//! before [`REMEMBERED`] others have ended after it. Then its generation differs and the answer is
+//! `Stale`.
 //!
-//! A claim counts when the lease is granted. A participant that dies between that and its first use has spent its
-//! claim: a ticket is never claimed more often than it states, and the block comes back.
+//! A claim counts when the lease is granted. A participant that dies between that and its first use
+//! has spent its claim: a ticket is never claimed more often than it states, and the block comes
+//! back.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
@@ -38,9 +41,9 @@ pub enum Claims {
     Once,
     /// By the first participants, up to this number. The block is held until all have claimed.
     Times(NonZeroU32),
-    /// By all participants, until the block's [`SentBlock`](crate::SentBlock) is dropped: for broadcasts. Such a ticket
-    /// is not counted by [`outstanding`](crate::SentBlock::outstanding): a pool that writes blocks again cancels it
-    /// first.
+    /// By all participants, until the block's [`SentBlock`](crate::SentBlock) is dropped: for
+    /// broadcasts. Such a ticket is not counted by [`outstanding`](crate::SentBlock::outstanding):
+    /// a pool that writes blocks again cancels it first.
     Unlimited,
 }
 
@@ -72,7 +75,12 @@ struct Table {
 
 impl Default for Table {
     fn default() -> Table {
-        Table { rows: Vec::new(), ended: VecDeque::new(), unlimited: HashMap::new(), first_lapse: Tick::NEVER }
+        Table {
+            rows: Vec::new(),
+            ended: VecDeque::new(),
+            unlimited: HashMap::new(),
+            first_lapse: Tick::NEVER,
+        }
     }
 }
 
@@ -135,8 +143,8 @@ impl Tickets {
     ///
     /// # Errors
     ///
-    /// [`Error::Exhausted`] when a million are live, [`Error::Invalid`] for an unlimited one of a block whose
-    /// `SentBlock` was dropped: it would end at once.
+    /// [`Error::Exhausted`] when a million are live, [`Error::Invalid`] for an unlimited one of a
+    /// block whose `SentBlock` was dropped: it would end at once.
     pub fn issue(
         &self,
         block: &Arc<Block>,
@@ -160,21 +168,34 @@ impl Tickets {
         };
         let lapses = time_to_live.map_or(Tick::NEVER, |time| now.after(time));
         table.first_lapse = table.first_lapse.min(lapses);
-        let state = TicketState::Live(Live { hold, point, time_to_live, lapses });
+        let state = TicketState::Live(Live {
+            hold,
+            point,
+            time_to_live,
+            lapses,
+        });
         let number = match table.reusable() {
             Some(number) => {
                 let row = &mut table.rows[number as usize];
-                *row = Row { generation: row.generation.next(), state, given: Vec::new() };
+                *row = Row {
+                    generation: row.generation.next(),
+                    state,
+                    given: Vec::new(),
+                };
                 number
             }
             None => {
-                table.rows.push(Row { generation: Generation::ZERO.next(), state, given: Vec::new() });
+                table.rows.push(Row {
+                    generation: Generation::ZERO.next(),
+                    state,
+                    given: Vec::new(),
+                });
                 table.rows.len() as u32 - 1
             }
         };
         if claims == Claims::Unlimited {
-            // Before the look: the drop of the `SentBlock` sets limbo and then asks for tickets, so one of the two sees
-            // the other.
+            // Before the look: the drop of the `SentBlock` sets limbo and then asks for tickets, so
+            // one of the two sees the other.
             block.note_tickets();
             if block.is_in_limbo() {
                 table.end(number, TicketState::Revoked);
@@ -184,10 +205,17 @@ impl Tickets {
                     must: "made while the producer keeps the block; name how many claims instead",
                 });
             }
-            table.unlimited.entry(key_of(block)).or_default().push(number);
+            table
+                .unlimited
+                .entry(key_of(block))
+                .or_default()
+                .push(number);
         }
         self.live.fetch_add(1, Ordering::Relaxed);
-        Ok(TicketId { number, generation: table.rows[number as usize].generation })
+        Ok(TicketId {
+            number,
+            generation: table.rows[number as usize].generation,
+        })
     }
 
     /// Decides a claim: the earlier lease again, a grant, or a refusal with its reason.
@@ -207,10 +235,15 @@ impl Tickets {
             Hold::Counted(block, _) => block.clone(),
             Hold::Unlimited(block) => block.upgrade().ok_or(Outcome::Revoked)?,
         };
-        Ok(Plan { block, point: live.point.clone(), time_to_live: live.time_to_live })
+        Ok(Plan {
+            block,
+            point: live.point.clone(),
+            time_to_live: live.time_to_live,
+        })
     }
 
-    /// Notes what a claimant was granted, and counts the claim. `connected` says whether a participant still is.
+    /// Notes what a claimant was granted, and counts the claim. `connected` says whether a
+    /// participant still is.
     ///
     /// # Errors
     ///
@@ -239,7 +272,9 @@ impl Tickets {
             row.given.retain(|(id, _)| connected(*id));
         }
         row.given.push((claimant, granted));
-        let ended = used.then(|| self.end(&mut table, ticket.number, TicketState::Used)).flatten();
+        let ended = used
+            .then(|| self.end(&mut table, ticket.number, TicketState::Used))
+            .flatten();
         // The last hold on the block may go with it: not under the lock.
         drop(table);
         drop(ended);
@@ -253,7 +288,13 @@ impl Tickets {
     /// What identifies the block that the ticket is of, when it is another.
     pub fn cancel(&self, block: &Arc<Block>, ticket: TicketId) -> Result<bool, Option<Arc<Block>>> {
         let mut table = self.table();
-        let Some(Row { state: TicketState::Live(live), .. }) = table.find(ticket) else { return Ok(false) };
+        let Some(Row {
+            state: TicketState::Live(live),
+            ..
+        }) = table.find(ticket)
+        else {
+            return Ok(false);
+        };
         let of = match &live.hold {
             Hold::Counted(of, _) => Some(of.clone()),
             Hold::Unlimited(of) => of.upgrade(),
@@ -275,7 +316,8 @@ impl Tickets {
         }
     }
 
-    /// Ends the tickets whose time to live is over, moving what they held to `out`; returns how many there were.
+    /// Ends the tickets whose time to live is over, moving what they held to `out`; returns how
+    /// many there were.
     pub fn expire(&self, now: Tick, out: &mut ReclaimedBlocks<Arc<Block>>) -> u64 {
         let mut table = self.table();
         if table.first_lapse > now {
@@ -318,11 +360,15 @@ impl Tickets {
 
 impl Table {
     fn find(&self, ticket: TicketId) -> Option<&Row> {
-        self.rows.get(ticket.number as usize).filter(|row| row.generation == ticket.generation)
+        self.rows
+            .get(ticket.number as usize)
+            .filter(|row| row.generation == ticket.generation)
     }
 
     fn find_mut(&mut self, ticket: TicketId) -> Option<&mut Row> {
-        self.rows.get_mut(ticket.number as usize).filter(|row| row.generation == ticket.generation)
+        self.rows
+            .get_mut(ticket.number as usize)
+            .filter(|row| row.generation == ticket.generation)
     }
 
     fn end(&mut self, number: u32, state: TicketState) -> Option<Live> {
@@ -341,6 +387,8 @@ impl Table {
 
     /// Takes the row that ended longest ago, if enough have ended since.
     fn reusable(&mut self) -> Option<u32> {
-        (self.ended.len() > REMEMBERED).then(|| self.ended.pop_front()).flatten()
+        (self.ended.len() > REMEMBERED)
+            .then(|| self.ended.pop_front())
+            .flatten()
     }
 }

@@ -1,9 +1,10 @@
 //! The ledgers of a session's participants, by place.
 //!
-//! A place's ledger is made when a participant first sits there and stays as long as the session, so a thread that
-//! finds one needs no lock and no count to keep it alive: sharing looks a ledger up and takes its shard's lock, which
-//! tells whose the ledger is at that moment. A place is given to another participant only when nothing but this
-//! table knows the ledger: a grant for the participant before cannot reach the one after.
+//! A place's ledger is made when a participant first sits there and stays as long as the session,
+//! so a thread that finds one needs no lock and no count to keep it alive: sharing looks a ledger
+//! up and takes its shard's lock, which tells whose the ledger is at that moment. A place is given
+//! to another participant only when nothing but this table knows the ledger: a grant for the
+//! participant before cannot reach the one after.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -26,20 +27,28 @@ pub(crate) struct LedgerTable {
 
 impl Default for LedgerTable {
     fn default() -> LedgerTable {
-        LedgerTable { ledgers: (0..MOST_PARTICIPANTS).map(|_| OnceLock::new()).collect(), used: AtomicUsize::new(0) }
+        LedgerTable {
+            ledgers: (0..MOST_PARTICIPANTS).map(|_| OnceLock::new()).collect(),
+            used: AtomicUsize::new(0),
+        }
     }
 }
 
 impl LedgerTable {
     /// Says whether this table alone knows a place's ledger.
     pub fn is_vacant(&self, place: usize) -> bool {
-        self.ledgers[place].get().is_none_or(|ledger| Arc::strong_count(ledger) == 1)
+        self.ledgers[place]
+            .get()
+            .is_none_or(|ledger| Arc::strong_count(ledger) == 1)
     }
 
-    /// Returns the ledger of a vacant place, for the next participant. Only the session's thread calls it.
+    /// Returns the ledger of a vacant place, for the next participant. Only the session's thread
+    /// calls it.
     pub fn reserve(&self, place: usize) -> Arc<Leases> {
         debug_assert!(self.is_vacant(place));
-        self.ledgers[place].get_or_init(|| Arc::new(Ledger::new())).clone()
+        self.ledgers[place]
+            .get_or_init(|| Arc::new(Ledger::new()))
+            .clone()
     }
 
     /// Counts a place among those that were ever taken. Called by the session's thread alone.
@@ -62,6 +71,9 @@ impl LedgerTable {
 
     /// Lists the ledgers.
     pub fn all(&self) -> impl Iterator<Item = &Leases> {
-        self.ledgers[..self.used()].iter().filter_map(OnceLock::get).map(|ledger| &**ledger)
+        self.ledgers[..self.used()]
+            .iter()
+            .filter_map(OnceLock::get)
+            .map(|ledger| &**ledger)
     }
 }

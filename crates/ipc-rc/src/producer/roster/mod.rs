@@ -1,4 +1,5 @@
-//! The roster: the connected participants, their ledgers, what each was told, and what waits to be sent to it.
+//! The roster: the connected participants, their ledgers, what each was told, and what waits to be
+//! sent to it.
 
 pub(crate) mod ledger_table;
 pub(crate) mod outbox;

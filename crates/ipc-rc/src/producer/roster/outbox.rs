@@ -1,4 +1,5 @@
-//! Messages to participants, sent at once or, when a participant does not read, kept in order for later.
+//! Messages to participants, sent at once or, when a participant does not read, kept in order for
+//! later.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,8 +13,8 @@ use channel::wire::message::{MOST_BYTES, ToParticipant};
 
 /// Messages kept for one participant before it counts as not reading: it is refused more.
 const MOST_KEPT: usize = 256;
-/// File descriptors kept for one participant: each is one of this process' own, so a participant that asks for regions
-/// and does not read could take them all.
+/// File descriptors kept for one participant: each is one of this process' own, so a participant
+/// that asks for regions and does not read could take them all.
 const MOST_KEPT_FDS: usize = 16;
 
 #[derive(Debug)]
@@ -33,9 +34,14 @@ impl Outbox {
     ///
     /// # Errors
     ///
-    /// [`Error::Exhausted`] when the participant has not read for [`MOST_KEPT`] messages or [`MOST_KEPT_FDS`]
-    /// descriptors, [`Error::ParticipantGone`] when it hung up.
-    pub fn push(&self, peer: &Peer, message: &ToParticipant, fd: Option<BorrowedFd<'_>>) -> Result<()> {
+    /// [`Error::Exhausted`] when the participant has not read for [`MOST_KEPT`] messages or
+    /// [`MOST_KEPT_FDS`] descriptors, [`Error::ParticipantGone`] when it hung up.
+    pub fn push(
+        &self,
+        peer: &Peer,
+        message: &ToParticipant,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<()> {
         let mut bytes = [0; MOST_BYTES];
         let len = message.encode(&mut bytes);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,9 +49,19 @@ impl Outbox {
             let fds: &[BorrowedFd<'_>] = fd.as_slice();
             match socket::send(peer.socket.as_fd(), &bytes[..len], fds) {
                 Ok(SendOutcome::Sent) => return Ok(()),
-                Ok(SendOutcome::HungUp) => return Err(Error::ParticipantGone { participant: peer.id }),
+                Ok(SendOutcome::HungUp) => {
+                    return Err(Error::ParticipantGone {
+                        participant: peer.id,
+                    });
+                }
                 Ok(SendOutcome::Full) => {}
-                Err(source) => return Err(Error::system("sendmsg", "raise RLIMIT_NOFILE or free memory", source)),
+                Err(source) => {
+                    return Err(Error::system(
+                        "sendmsg",
+                        "raise RLIMIT_NOFILE or free memory",
+                        source,
+                    ));
+                }
             }
         }
         let queue = kept.entry(peer.id).or_default();
@@ -57,7 +73,10 @@ impl Outbox {
             });
         }
         let fd = match fd {
-            Some(fd) => Some(fd.try_clone_to_owned().map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?),
+            Some(fd) => Some(
+                fd.try_clone_to_owned()
+                    .map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?,
+            ),
             None => None,
         };
         if queue.len() >= MOST_KEPT {
@@ -67,14 +86,19 @@ impl Outbox {
                 remedy: "let the participant run, or end it",
             });
         }
-        queue.push_back(Kept { bytes: bytes[..len].to_vec(), fd });
+        queue.push_back(Kept {
+            bytes: bytes[..len].to_vec(),
+            fd,
+        });
         Ok(())
     }
 
     /// Sends the messages kept for a participant, as far as it reads.
     pub fn flush(&self, peer: &Peer) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(queue) = kept.get_mut(&peer.id) else { return };
+        let Some(queue) = kept.get_mut(&peer.id) else {
+            return;
+        };
         while let Some(first) = queue.front() {
             let fd = first.fd.as_ref().map(AsFd::as_fd);
             match socket::send(peer.socket.as_fd(), &first.bytes, fd.as_slice()) {
@@ -88,11 +112,18 @@ impl Outbox {
 
     /// Says whether something is kept, for anybody.
     pub fn is_waiting(&self) -> bool {
-        !self.kept.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        !self
+            .kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
     }
 
     /// Drops the messages kept for a participant.
     pub fn forget(&self, participant: ParticipantId) {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&participant);
+        self.kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&participant);
     }
 }

@@ -23,8 +23,9 @@ use channel::wire::message::RefusalCode;
 
 /// How far the proof of a participant's death has come.
 ///
-/// A socket says so up to 9 ms before the dying process' last GPU write, and a pidfd alone is wrong when a forked child
-/// keeps the driver's files; so all of them must speak, and then the quarantine passes.
+/// A socket says so up to 9 ms before the dying process' last GPU write, and a pidfd alone is wrong
+/// when a forked child keeps the driver's files; so all of them must speak, and then the quarantine
+/// passes.
 #[derive(Debug)]
 pub(crate) struct Proof {
     /// The process has exited: its pidfd fired.
@@ -61,7 +62,8 @@ pub(crate) struct Peer {
     pub socket: Foreign,
     pub pidfd: Foreign,
     pub descendants: Vec<Foreign>,
-    /// Files that the driver shows while GPU work of the process may run, with their inodes: a pid is used again.
+    /// Files that the driver shows while GPU work of the process may run, with their inodes: a pid
+    /// is used again.
     signs_of_life: Vec<(PathBuf, u64)>,
     /// At its place; its own until it leaves.
     pub ledger: Arc<Leases>,
@@ -95,10 +97,13 @@ fn with_inode(path: PathBuf) -> Option<(PathBuf, u64)> {
 impl Peer {
     /// Says whether the driver shows that GPU work of the process may still run.
     pub fn shows_life(&self) -> bool {
-        self.signs_of_life.iter().any(|sign| with_inode(sign.0.clone()).as_ref() == Some(sign))
+        self.signs_of_life
+            .iter()
+            .any(|sign| with_inode(sign.0.clone()).as_ref() == Some(sign))
     }
 
-    /// Makes the record. `registered` is where the first counter file starts and where streams see it.
+    /// Makes the record. `registered` is where the first counter file starts and where streams see
+    /// it.
     pub fn new(
         arrival: Arrival,
         gpu: &Gpu,
@@ -122,7 +127,12 @@ impl Peer {
                 complete: None,
             }),
             descendants: arrival.descendants,
-            signs_of_life: gpu.backend().signs_of_life(arrival.pid).into_iter().filter_map(with_inode).collect(),
+            signs_of_life: gpu
+                .backend()
+                .signs_of_life(arrival.pid)
+                .into_iter()
+                .filter_map(with_inode)
+                .collect(),
             words: Words::new(file.clone(), registered.map(|(_, words)| words)),
             ledger,
             gone: AtomicBool::new(false),
@@ -155,8 +165,8 @@ impl Peer {
 
     /// Grants a lease, adding a counter file within the quota when all slots are in use.
     ///
-    /// `announce` sends the participant a file that was added, before any of its slots is granted. One that does not
-    /// arrive is asked for.
+    /// `announce` sends the participant a file that was added, before any of its slots is granted.
+    /// One that does not arrive is asked for.
     pub fn grant(
         &self,
         block: &Arc<Block>,
@@ -168,7 +178,11 @@ impl Peer {
         loop {
             match self.ledger.grant(self.id, block, now, time_to_live) {
                 Ok(entry) => return Ok(entry),
-                Err(Refusal::Gone) => return Err(Error::ParticipantGone { participant: self.id }),
+                Err(Refusal::Gone) => {
+                    return Err(Error::ParticipantGone {
+                        participant: self.id,
+                    });
+                }
                 Err(Refusal::Full) => {}
             }
             let mut files = lock(&self.files);

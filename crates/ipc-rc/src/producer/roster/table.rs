@@ -37,7 +37,8 @@ impl Roster {
         find(&self.peers(), id).cloned()
     }
 
-    /// Finds a participant that can be granted something; one that is being seated at this moment is waited for.
+    /// Finds a participant that can be granted something; one that is being seated at this moment
+    /// is waited for.
     pub fn addressee(&self, id: ParticipantId) -> Result<Arc<Peer>> {
         seated(&self.peers(), id).cloned().or_else(|_| {
             self.await_seating();
@@ -54,14 +55,16 @@ impl Roster {
     /// Finds a place for one more participant (thread).
     pub fn vacant_place(&self) -> Option<usize> {
         let peers = self.peers();
-        let is_free = |&place: &usize| peers.get(place).is_none_or(Option::is_none) && self.ledgers.is_vacant(place);
+        let is_free = |&place: &usize| {
+            peers.get(place).is_none_or(Option::is_none) && self.ledgers.is_vacant(place)
+        };
         (0..MOST_PARTICIPANTS).find(is_free)
     }
 
     /// Puts a participant into the table if it could be welcomed; `welcome` never blocks (thread).
     ///
-    /// A participant that has read its welcome can be shared with: a lookup that misses waits for this lock and looks
-    /// again.
+    /// A participant that has read its welcome can be shared with: a lookup that misses waits for
+    /// this lock and looks again.
     ///
     /// # Errors
     ///
@@ -87,7 +90,10 @@ impl Roster {
         let place = place_of(peer.id);
         self.peers.rcu(|peers| {
             let mut peers = Vec::clone(peers);
-            if let Some(seat) = peers.get_mut(place).filter(|seat| seat.as_ref().is_some_and(|it| it.id == peer.id)) {
+            if let Some(seat) = peers
+                .get_mut(place)
+                .filter(|seat| seat.as_ref().is_some_and(|it| it.id == peer.id))
+            {
                 *seat = None;
             }
             peers
@@ -102,37 +108,56 @@ impl Roster {
     /// Sends the messages kept for participants, as far as they read (thread).
     pub fn flush(&self) {
         if self.outbox.is_waiting() {
-            self.peers().iter().flatten().for_each(|peer| self.outbox.flush(peer));
+            self.peers()
+                .iter()
+                .flatten()
+                .for_each(|peer| self.outbox.flush(peer));
         }
     }
 
-    /// Asks every participant that maps such a region to unmap it once it is unused, and counts the requests.
+    /// Asks every participant that maps such a region to unmap it once it is unused, and counts the
+    /// requests.
     pub fn ask_to_unmap(&self, is_unwanted: impl Fn(RegionId) -> bool) -> usize {
         let asked = |peer: &Arc<Peer>| {
-            let unwanted = peer.mapped().into_iter().filter(|&region| is_unwanted(region));
-            unwanted.filter(|&region| self.ask_to_unmap_one(peer, region)).count()
+            let unwanted = peer
+                .mapped()
+                .into_iter()
+                .filter(|&region| is_unwanted(region));
+            unwanted
+                .filter(|&region| self.ask_to_unmap_one(peer, region))
+                .count()
         };
         self.peers().iter().flatten().map(asked).sum()
     }
 
-    /// Asks a participant to unmap a region once it does not use it, and says whether it could be asked. One that hung
-    /// up cannot; its death will end the mapping.
+    /// Asks a participant to unmap a region once it does not use it, and says whether it could be
+    /// asked. One that hung up cannot; its death will end the mapping.
     pub fn ask_to_unmap_one(&self, peer: &Peer, region: RegionId) -> bool {
-        self.outbox.push(peer, &ToParticipant::PleaseUnmap { region }, None).is_ok()
+        self.outbox
+            .push(peer, &ToParticipant::PleaseUnmap { region }, None)
+            .is_ok()
     }
 
-    /// Tells a participant that a grant to it was taken back, if it can be told; otherwise its claim tells.
+    /// Tells a participant that a grant to it was taken back, if it can be told; otherwise its
+    /// claim tells.
     pub fn tell_revoked(&self, peer: &Peer, lease: LeaseAddress) {
-        let _ = self.outbox.push(peer, &ToParticipant::Revoked { lease }, None);
+        let _ = self
+            .outbox
+            .push(peer, &ToParticipant::Revoked { lease }, None);
     }
 }
 
 /// Finds a participant.
 pub(crate) fn find(peers: &[Option<Arc<Peer>>], id: ParticipantId) -> Option<&Arc<Peer>> {
-    peers.get(place_of(id))?.as_ref().filter(|peer| peer.id == id)
+    peers
+        .get(place_of(id))?
+        .as_ref()
+        .filter(|peer| peer.id == id)
 }
 
 /// Finds a participant that can be granted something.
 pub(crate) fn seated(peers: &[Option<Arc<Peer>>], id: ParticipantId) -> Result<&Arc<Peer>> {
-    find(peers, id).filter(|peer| !peer.gone.load(Ordering::Relaxed)).ok_or(Error::ParticipantGone { participant: id })
+    find(peers, id)
+        .filter(|peer| !peer.gone.load(Ordering::Relaxed))
+        .ok_or(Error::ParticipantGone { participant: id })
 }

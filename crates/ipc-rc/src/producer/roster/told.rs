@@ -1,5 +1,5 @@
-//! What one participant was told, so that a question that comes again is answered the same: the producer's half of
-//! [`questions`](crate::consumer::connection::questions).
+//! What one participant was told, so that a question that comes again is answered the same: the
+//! producer's half of [`questions`](crate::consumer::connection::questions).
 //!
 //! | question | first | again |
 //! |---|---|---|
@@ -10,15 +10,17 @@
 //! | `AskFile` | the file, or no | the same |
 //! | `Bye` | grants nothing more, and answers `Noted` | `Noted` |
 //!
-//! Every question is answered. An answer that cannot be sent changes nothing: the question comes again. So a pin ends
-//! by `Unmapped`, or with the participant, and by nothing else: not by a refusal, because the participant may map by an
-//! earlier answer, and not by an answer that was lost.
+//! Every question is answered. An answer that cannot be sent changes nothing: the question comes
+//! again. So a pin ends by `Unmapped`, or with the participant, and by nothing else: not by a
+//! refusal, because the participant may map by an earlier answer, and not by an answer that was
+//! lost.
 
 use std::collections::{BTreeMap, HashMap};
 
 use gpu_api::RegionId;
 
-/// Wishes to forward that are remembered for one participant: more than its threads can be waiting for.
+/// Wishes to forward that are remembered for one participant: more than its threads can be waiting
+/// for.
 const MOST_WISHES: usize = 1024;
 
 /// What a wish to forward is.
@@ -34,7 +36,8 @@ pub(crate) enum Wish<A> {
     TooMany,
 }
 
-/// What one participant was told: regions that it may have mapped, and answers to wishes to forward.
+/// What one participant was told: regions that it may have mapped, and answers to wishes to
+/// forward.
 #[derive(Debug)]
 pub(crate) struct Told<R, A> {
     mapped: HashMap<RegionId, R>,
@@ -44,7 +47,11 @@ pub(crate) struct Told<R, A> {
 
 impl<R, A> Default for Told<R, A> {
     fn default() -> Told<R, A> {
-        Told { mapped: HashMap::new(), wishes: BTreeMap::new(), settled: 0 }
+        Told {
+            mapped: HashMap::new(),
+            wishes: BTreeMap::new(),
+            settled: 0,
+        }
     }
 }
 
@@ -108,6 +115,9 @@ mod tests {
             told.remember(number, "more");
             number += 1;
         }
-        assert_eq!((told.wish(number, 5), told.wishes.len()), (Wish::TooMany, MOST_WISHES));
+        assert_eq!(
+            (told.wish(number, 5), told.wishes.len()),
+            (Wish::TooMany, MOST_WISHES)
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Answers to participants' questions: regions, counter files, tickets, forwarding, reports. What is asked again is
-//! answered again: [`told`](crate::producer::roster::told).
+//! Answers to participants' questions: regions, counter files, tickets, forwarding, reports. What
+//! is asked again is answered again: [`told`](crate::producer::roster::told).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use channel::os::socket::{self, ReceiveOutcome};
 use channel::trace_point;
 use channel::wire::lease_address::LeaseAddress;
 use channel::wire::message::{
-    Granted, Heir, MOST_BYTES, MOST_TICKETS, Outcome, RefusalCode, RegionPlace, TicketAnswer, TicketId, ToParticipant,
-    ToProducer,
+    Granted, Heir, MOST_BYTES, MOST_TICKETS, Outcome, RefusalCode, RegionPlace, TicketAnswer,
+    TicketId, ToParticipant, ToProducer,
 };
 
 /// Packets read from one participant before the others get their turn.
@@ -29,25 +29,34 @@ const PACKETS_A_TURN: usize = 64;
 
 impl Service {
     pub(super) fn hear(&mut self, key: u64, id: ParticipantId) {
-        let Some(peer) = self.core.roster.find(id) else { return };
+        let Some(peer) = self.core.roster.find(id) else {
+            return;
+        };
         for _ in 0..PACKETS_A_TURN {
             let mut bytes = [0; MOST_BYTES];
             let mut fds = Vec::new();
-            let said = match socket::receive_guarded(peer.socket.as_fd(), &mut bytes, &self.closer, &mut fds) {
+            let said = match socket::receive_guarded(
+                peer.socket.as_fd(),
+                &mut bytes,
+                &self.closer,
+                &mut fds,
+            ) {
                 Ok(ReceiveOutcome::Empty) => return,
                 Ok(ReceiveOutcome::HungUp) => None,
-                Ok(ReceiveOutcome::Packet(len)) => match ToProducer::decode(&bytes[..len], fds.len()) {
-                    Ok(message) => Some(message),
-                    Err(error) => {
-                        tracing::warn!(
-                            participant = %id,
-                            %error,
-                            "a participant speaks nonsense; it is granted nothing more"
-                        );
-                        self.close(&peer);
-                        continue;
+                Ok(ReceiveOutcome::Packet(len)) => {
+                    match ToProducer::decode(&bytes[..len], fds.len()) {
+                        Ok(message) => Some(message),
+                        Err(error) => {
+                            tracing::warn!(
+                                participant = %id,
+                                %error,
+                                "a participant speaks nonsense; it is granted nothing more"
+                            );
+                            self.close(&peer);
+                            continue;
+                        }
                     }
-                },
+                }
                 Err(error) if is_of_its_making(&error) => {
                     tracing::warn!(
                         participant = %id,
@@ -68,20 +77,44 @@ impl Service {
                     self.note(key, id, |peer| peer.proof().hung_up = true);
                     return;
                 }
-                Some(ToProducer::MapRegion { request, region, access, lease }) => {
+                Some(ToProducer::MapRegion {
+                    request,
+                    region,
+                    access,
+                    lease,
+                }) => {
                     self.map(&peer, request, region, access, lease);
                 }
-                Some(ToProducer::ClaimTickets { request, tickets }) => self.redeem_all(&peer, request, tickets),
-                Some(ToProducer::Forward { request, settled, lease, heir, user }) => {
+                Some(ToProducer::ClaimTickets { request, tickets }) => {
+                    self.redeem_all(&peer, request, tickets)
+                }
+                Some(ToProducer::Forward {
+                    request,
+                    settled,
+                    lease,
+                    heir,
+                    user,
+                }) => {
                     self.forward(&peer, request, settled, lease, heir, user);
                 }
-                Some(ToProducer::AskFile { request, index }) => self.give_file(&peer, request, index),
+                Some(ToProducer::AskFile { request, index }) => {
+                    self.give_file(&peer, request, index)
+                }
                 Some(ToProducer::Inspect { request, from }) => {
                     self.tell(&peer, &self.core.report(request, from));
                 }
                 Some(ToProducer::TakeSnapshot { request }) => {
-                    let why = "a participant has no right to a snapshot; ask on a connection of its own".into();
-                    self.tell(&peer, &ToParticipant::Declined { request, code: RefusalCode::Protocol, why });
+                    let why =
+                        "a participant has no right to a snapshot; ask on a connection of its own"
+                            .into();
+                    self.tell(
+                        &peer,
+                        &ToParticipant::Declined {
+                            request,
+                            code: RefusalCode::Protocol,
+                            why,
+                        },
+                    );
                 }
                 Some(ToProducer::Unmapped { request, region }) => {
                     let unmapped = peer.note_unmapping(region);
@@ -100,8 +133,16 @@ impl Service {
         }
     }
 
-    /// Tells a participant how to map a region, and notes that it may. The lease that it names proves its right.
-    fn map(&self, peer: &Arc<Peer>, request: u64, region: RegionId, access: Access, lease: LeaseAddress) {
+    /// Tells a participant how to map a region, and notes that it may. The lease that it names
+    /// proves its right.
+    fn map(
+        &self,
+        peer: &Arc<Peer>,
+        request: u64,
+        region: RegionId,
+        access: Access,
+        lease: LeaseAddress,
+    ) {
         // Under the ledger's lock, so that the pin is taken while the block is certainly in use.
         let leased = peer.ledger.with_block(lease, |block| {
             let leased = block.region();
@@ -118,23 +159,50 @@ impl Service {
         };
         let Some(leased) = leased else {
             let why = "no lease of yours lies in this region; it was revoked or has ended".into();
-            return self.tell(peer, &ToParticipant::NoRegion { request, region, code: RefusalCode::Region, why });
+            return self.tell(
+                peer,
+                &ToParticipant::NoRegion {
+                    request,
+                    region,
+                    code: RefusalCode::Region,
+                    why,
+                },
+            );
         };
         let (place, fd) = match (leased.export(), leased.spot()) {
-            (_, Some(spot)) if peer.local => (RegionPlace::LocalPiece(leased.base(), spot.behind), None),
+            (_, Some(spot)) if peer.local => {
+                (RegionPlace::LocalPiece(leased.base(), spot.behind), None)
+            }
             (_, None) if peer.local => (RegionPlace::Local(leased.base()), None),
             (Export::Handle(handle), _) => (RegionPlace::Handle(*handle), None),
             (Export::Fd(fd), Some(spot)) => (RegionPlace::Piece(spot), Some(fd.as_fd())),
             (Export::Fd(fd), None) => (RegionPlace::Fd, Some(fd.as_fd())),
         };
         let (len, device) = (leased.len(), self.core.facts.gpu.uuid());
-        self.tell_with(peer, &ToParticipant::Region { request, region, len, device, access, place }, fd);
+        self.tell_with(
+            peer,
+            &ToParticipant::Region {
+                request,
+                region,
+                len,
+                device,
+                access,
+                place,
+            },
+            fd,
+        );
     }
 
-    /// Pins a region behind the one that a block begins in, if the block reaches into it. With no lock held, since the
-    /// source is asked; the block, which the caller keeps, is in use until the pin is taken.
+    /// Pins a region behind the one that a block begins in, if the block reaches into it. With no
+    /// lock held, since the source is asked; the block, which the caller keeps, is in use until the
+    /// pin is taken.
     fn pin_behind(&self, peer: &Peer, block: &Block, region: RegionId) -> Option<Arc<Region>> {
-        let behind = self.core.memory.regions(block.piece()).into_iter().find(|behind| behind.id() == region)?;
+        let behind = self
+            .core
+            .memory
+            .regions(block.piece())
+            .into_iter()
+            .find(|behind| behind.id() == region)?;
         peer.note_mapping(&behind);
         Some(behind)
     }
@@ -143,20 +211,41 @@ impl Service {
     fn give_file(&self, peer: &Arc<Peer>, request: u64, index: u32) {
         match peer.file(index) {
             Some(file) => {
-                let answer = ToParticipant::CounterFile { request, index, slots: file.slot_count() };
+                let answer = ToParticipant::CounterFile {
+                    request,
+                    index,
+                    slots: file.slot_count(),
+                };
                 self.tell_with(peer, &answer, Some(file.fd()));
             }
             None => {
                 let why = format!("there is no counter file {index} of yours");
-                self.tell(peer, &ToParticipant::Declined { request, code: RefusalCode::Lease, why });
+                self.tell(
+                    peer,
+                    &ToParticipant::Declined {
+                        request,
+                        code: RefusalCode::Lease,
+                        why,
+                    },
+                );
             }
         }
     }
 
     /// Answers claims of tickets.
-    fn redeem_all(&mut self, peer: &Arc<Peer>, request: u64, tickets: ArrayVec<TicketId, MOST_TICKETS>) {
-        let answers =
-            tickets.iter().map(|&ticket| TicketAnswer { ticket, outcome: self.redeem(peer, ticket) }).collect();
+    fn redeem_all(
+        &mut self,
+        peer: &Arc<Peer>,
+        request: u64,
+        tickets: ArrayVec<TicketId, MOST_TICKETS>,
+    ) {
+        let answers = tickets
+            .iter()
+            .map(|&ticket| TicketAnswer {
+                ticket,
+                outcome: self.redeem(peer, ticket),
+            })
+            .collect();
         self.tell(peer, &ToParticipant::Tickets { request, answers });
     }
 
@@ -168,7 +257,10 @@ impl Service {
         };
         let awaited = match &plan.point {
             None => Ok(Await::Nothing),
-            Some(point) => self.ticket_streams.fence(point, &self.core.fences, peer.id, &peer.words),
+            Some(point) => {
+                self.ticket_streams
+                    .fence(point, &self.core.fences, peer.id, &peer.words)
+            }
         };
         let fence = match awaited {
             Ok(Await::Nothing) => None,
@@ -193,7 +285,11 @@ impl Service {
         }
         let granted = Granted { lease, fence };
         let peers = self.core.roster.peers();
-        match self.core.tickets.note(peer.id, ticket, granted, |id| find(&peers, id).is_some()) {
+        match self
+            .core
+            .tickets
+            .note(peer.id, ticket, granted, |id| find(&peers, id).is_some())
+        {
             Ok(()) => {
                 trace_point!("redeem");
                 Outcome::Granted(granted)
@@ -224,19 +320,29 @@ impl Service {
         let answer = match wish {
             Wish::Again(answer) => answer,
             Wish::Settled => return,
-            Wish::TooMany => Err((RefusalCode::Limit, "too many wishes to forward wait for their answers".into())),
+            Wish::TooMany => Err((
+                RefusalCode::Limit,
+                "too many wishes to forward wait for their answers".into(),
+            )),
             Wish::New => {
-                let answer = self.core.forward(peer, lease, to, user).map(Box::new).map_err(|error| {
-                    let code = match &error {
-                        Error::Invalid { what: "the lease to forward", .. } => RefusalCode::Lease,
-                        Error::Invalid { .. } => RefusalCode::Protocol,
-                        Error::ParticipantGone { .. } => RefusalCode::Addressee,
-                        Error::Exhausted { .. } => RefusalCode::Limit,
-                        Error::Closing => RefusalCode::Closing,
-                        _ => RefusalCode::Failed,
-                    };
-                    (code, error.to_string())
-                });
+                let answer = self
+                    .core
+                    .forward(peer, lease, to, user)
+                    .map(Box::new)
+                    .map_err(|error| {
+                        let code = match &error {
+                            Error::Invalid {
+                                what: "the lease to forward",
+                                ..
+                            } => RefusalCode::Lease,
+                            Error::Invalid { .. } => RefusalCode::Protocol,
+                            Error::ParticipantGone { .. } => RefusalCode::Addressee,
+                            Error::Exhausted { .. } => RefusalCode::Limit,
+                            Error::Closing => RefusalCode::Closing,
+                            _ => RefusalCode::Failed,
+                        };
+                        (code, error.to_string())
+                    });
                 peer.told().remember(request, answer.clone());
                 answer
             }
@@ -245,7 +351,10 @@ impl Service {
         self.tell(
             peer,
             &match answer {
-                Ok(descriptor) => ToParticipant::Forwarded { request, descriptor: *descriptor },
+                Ok(descriptor) => ToParticipant::Forwarded {
+                    request,
+                    descriptor: *descriptor,
+                },
                 Err((code, why)) => ToParticipant::Declined { request, code, why },
             },
         );
@@ -263,8 +372,8 @@ impl Service {
     }
 }
 
-/// Says whether a packet cannot be read because of what it is: empty, too long, or with descriptors that find no room
-/// here. No participant sends any after its hello.
+/// Says whether a packet cannot be read because of what it is: empty, too long, or with descriptors
+/// that find no room here. No participant sends any after its hello.
 fn is_of_its_making(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::InvalidData || error.raw_os_error() == Some(libc::EMFILE)
 }

@@ -1,4 +1,5 @@
-//! The way out: proofs of death, burials, and participants that wait for what streams of ours owe to their words.
+//! The way out: proofs of death, burials, and participants that wait for what streams of ours owe
+//! to their words.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -16,7 +17,9 @@ use channel::trace_point;
 impl Service {
     /// Takes a token of the proof of death, and acts on it.
     pub(super) fn note(&mut self, key: u64, id: ParticipantId, token: impl FnOnce(&Peer)) {
-        let Some(peer) = self.core.roster.find(id) else { return };
+        let Some(peer) = self.core.roster.find(id) else {
+            return;
+        };
         match self.watches.get(&key).copied() {
             Some(Watch::Socket(_)) => self.unwatch(key, peer.socket.as_fd()),
             Some(Watch::Process(_)) => self.unwatch(key, peer.pidfd.as_fd()),
@@ -39,7 +42,8 @@ impl Service {
         }
     }
 
-    /// Ends what the dead held, once the proof is complete and the quarantine over; and what the departed left.
+    /// Ends what the dead held, once the proof is complete and the quarantine over; and what the
+    /// departed left.
     pub(super) fn bury(&mut self) {
         let now = Instant::now();
         let peers = self.core.roster.peers();
@@ -50,22 +54,30 @@ impl Service {
                     // The driver's own sign is the last: the quarantine begins when it is gone.
                     proof.complete = Some(now);
                 }
-                let over =
-                    proof.complete.is_some_and(|complete| now.duration_since(complete) >= self.core.facts.quarantine);
+                let over = proof.complete.is_some_and(|complete| {
+                    now.duration_since(complete) >= self.core.facts.quarantine
+                });
                 (over, proof.hung_up, proof.said_goodbye)
             };
-            // Nobody speaks for it any more, and it has nothing: it needs no proof of its death, and may not be dead.
+            // Nobody speaks for it any more, and it has nothing: it needs no proof of its death,
+            // and may not be dead.
             if hung_up && peer.ledger.is_empty() && peer.mappings() == 0 {
                 self.let_go(peer);
-                self.core.notices.push(SessionNotice::Left { participant: peer.id });
+                self.core.notices.push(SessionNotice::Left {
+                    participant: peer.id,
+                });
                 self.core.wakeups.announce_change();
             } else if dead {
                 let mut out = ReclaimedBlocks::new();
                 peer.ledger.bury(&mut out);
                 let grave = out.len();
                 self.let_go(peer);
-                // One that said goodbye has had its good end: only its mappings went with the process.
-                self.core.tallies.deaths.fetch_add(u64::from(!said_goodbye), Ordering::Relaxed);
+                // One that said goodbye has had its good end: only its mappings went with the
+                // process.
+                self.core
+                    .tallies
+                    .deaths
+                    .fetch_add(u64::from(!said_goodbye), Ordering::Relaxed);
                 if self.core.facts.gpu.caps().shared_context {
                     // In a shared context a process' death proves nothing about its GPU work.
                     out.drain().for_each(|block| block.leak());
@@ -74,14 +86,17 @@ impl Service {
                 }
                 trace_point!("bury");
                 tracing::debug!(participant = %peer.id, leases = grave, "a dead participant's leases are ended");
-                self.core.notices.push(SessionNotice::Left { participant: peer.id });
+                self.core.notices.push(SessionNotice::Left {
+                    participant: peer.id,
+                });
                 self.core.wakeups.announce_change();
             }
         }
     }
 
-    /// The one way out: a participant's watches, kept messages, place and mappings go, and it stays among those that
-    /// leave until no stream of ours owes it a word. Also for one whose welcome failed, which was in no table.
+    /// The one way out: a participant's watches, kept messages, place and mappings go, and it stays
+    /// among those that leave until no stream of ours owes it a word. Also for one whose welcome
+    /// failed, which was in no table.
     pub(super) fn let_go(&mut self, peer: &Arc<Peer>) {
         peer.gone.store(true, Ordering::Relaxed);
         let unmapped = peer.forget_mappings();
@@ -102,7 +117,10 @@ impl Service {
         peer.words.close();
         peer.words.want_proof();
         self.core.fences.forget(peer.id);
-        self.core.tallies.corrupt_words.fetch_add(peer.ledger.corrupt_words() as u64, Ordering::Relaxed);
+        self.core
+            .tallies
+            .corrupt_words
+            .fetch_add(peer.ledger.corrupt_words() as u64, Ordering::Relaxed);
         self.core.roster.unseat(peer);
         peer.ledger.leave();
         self.asked.retain(|id| *id != peer.id);
@@ -118,14 +136,17 @@ impl Service {
         self.ticket_streams.settle(&core.fences);
         core.fences.look_at_proofs();
         let broken = self.broken;
-        let (gone, stay) =
-            std::mem::take(&mut self.leaving).into_iter().partition(|peer| broken || !peer.words.are_owed());
+        let (gone, stay) = std::mem::take(&mut self.leaving)
+            .into_iter()
+            .partition(|peer| broken || !peer.words.are_owed());
         self.leaving = stay;
         let gone: Vec<Arc<Peer>> = gone;
         for peer in gone {
             self.unregister(peer);
         }
-        self.core.settles.store(!self.leaving.is_empty(), Ordering::Relaxed);
+        self.core
+            .settles
+            .store(!self.leaving.is_empty(), Ordering::Relaxed);
     }
 
     /// Ends the registrations of a participant that is gone, then drops its counter files.
@@ -135,8 +156,9 @@ impl Service {
             for start in peer.take_registrations() {
                 // SAFETY: `unregister_words` asks for
                 // - a registration that was not ended: `take_registrations` gives each once;
-                // - no unfinished operation on its words: a participant is let go only when every value that was
-                //   queued for it has been reached, or can never be because the context is broken.
+                // - no unfinished operation on its words: a participant is let go only when every
+                //   value that was queued for it has been reached, or can never be because the
+                //   context is broken.
                 if let Err(error) = unsafe { gpu.backend().unregister_words(start) } {
                     tracing::warn!(%error, "a counter file stays registered, and so mapped");
                     std::mem::forget(peer);
@@ -146,16 +168,23 @@ impl Service {
         });
     }
 
-    /// While a participant may wait for a word that a stream of ours has yet to write, asks whether the context still
-    /// works. Once it does not, the waiting participants are told.
+    /// While a participant may wait for a word that a stream of ours has yet to write, asks whether
+    /// the context still works. Once it does not, the waiting participants are told.
     pub(super) fn watch_context(&mut self) {
         let peers = self.core.roster.peers();
-        let awaited = || peers.iter().flatten().filter(|peer| peer.words.are_awaited());
+        let awaited = || {
+            peers
+                .iter()
+                .flatten()
+                .filter(|peer| peer.words.are_awaited())
+        };
         if awaited().next().is_none() {
             return;
         }
         if !self.broken {
-            let Err(error) = self.probe.is_passed() else { return };
+            let Err(error) = self.probe.is_passed() else {
+                return;
+            };
             self.broken = true;
             tracing::error!(
                 %error,

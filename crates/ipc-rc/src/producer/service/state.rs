@@ -1,4 +1,5 @@
-//! The state of the session's thread: what it waits for, and participants that are joining or leaving.
+//! The state of the session's thread: what it waits for, and participants that are joining or
+//! leaving.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +21,8 @@ use channel::os::process;
 use channel::os::socket::{Credentials, Listener};
 
 /// The shortest and the longest time between two looks at leases.
-pub(super) const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
+pub(super) const POLL: (Duration, Duration) =
+    (Duration::from_micros(50), Duration::from_millis(10));
 
 /// A connection that has not said hello yet.
 #[derive(Debug)]
@@ -60,7 +62,8 @@ pub(crate) struct Service {
     next_key: u64,
     pub(super) next_serial: u64,
     pub(super) poll: Duration,
-    /// Asked whether the context works. Made at the start: that one cannot be made later says nothing.
+    /// Asked whether the context works. Made at the start: that one cannot be made later says
+    /// nothing.
     pub(super) probe: GpuEvent,
     pub(super) broken: bool,
     /// A mapping has gone since the last look.
@@ -118,8 +121,14 @@ impl Service {
     }
 
     fn listen(&mut self, listens: bool) {
-        let Some(listener) = &self.listener else { return };
-        let key = self.watches.iter().find(|(_, watch)| **watch == Watch::Listener).map(|(&key, _)| key);
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        let key = self
+            .watches
+            .iter()
+            .find(|(_, watch)| **watch == Watch::Listener)
+            .map(|(&key, _)| key);
         let Some(key) = key else { return };
         if listens {
             self.poller.resume(listener.as_fd(), key);
@@ -129,8 +138,8 @@ impl Service {
         self.is_deaf = !listens;
     }
 
-    /// Reads no more of a participant that speaks nonsense or has shut its end for writing: its hang-up alone is
-    /// awaited.
+    /// Reads no more of a participant that speaks nonsense or has shut its end for writing: its
+    /// hang-up alone is awaited.
     pub(super) fn silence(&mut self, key: u64, peer: &Arc<Peer>) {
         self.poller.pause(peer.socket.as_fd(), key);
         self.close(peer);
@@ -153,7 +162,10 @@ impl Service {
     pub(super) fn close(&self, peer: &Arc<Peer>) {
         let mut out = ReclaimedBlocks::new();
         peer.close(&mut out);
-        self.core.tallies.revoked.fetch_add(out.len() as u64, Ordering::Relaxed);
+        self.core
+            .tallies
+            .revoked
+            .fetch_add(out.len() as u64, Ordering::Relaxed);
         self.core.retire(&mut out);
         self.core.wakeups.announce_change();
     }

@@ -1,8 +1,10 @@
-//! The session's own thread: its socket, its participants' deaths, and collecting when no other thread does.
+//! The session's own thread: its socket, its participants' deaths, and collecting when no other
+//! thread does.
 //!
-//! It never makes a driver call that can block: those go to [`Blocking`](channel::os::blocking::Blocking). It sleeps in
-//! epoll, and gets up by itself only for what the kernel does not announce: a GPU's store of RELEASED, the end of a
-//! time to live or of a quarantine. While something waits for leases to end it looks every 50 µs, rising to 10 ms.
+//! It never makes a driver call that can block: those go to
+//! [`Blocking`](channel::os::blocking::Blocking). It sleeps in epoll, and gets up by itself only
+//! for what the kernel does not announce: a GPU's store of RELEASED, the end of a time to live or
+//! of a quarantine. While something waits for leases to end it looks every 50 µs, rising to 10 ms.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -50,7 +52,8 @@ impl Service {
         }
     }
 
-    /// Tells all participants that the session's thread has ended. Held blocks stay: this end proves nothing.
+    /// Tells all participants that the session's thread has ended. Held blocks stay: this end
+    /// proves nothing.
     fn fail(mut self) {
         self.core.fail();
         if let Some(listener) = self.listener.take() {
@@ -80,7 +83,11 @@ impl Service {
             self.core.wakeups.announce_change();
             for peer in self.core.roster.peers().iter().flatten() {
                 // One who cannot be told sees the hang-up.
-                let _ = self.core.roster.outbox.push(peer, &ToParticipant::Closing {}, None);
+                let _ = self
+                    .core
+                    .roster
+                    .outbox
+                    .push(peer, &ToParticipant::Closing {}, None);
             }
         }
         self.core.wakeups.thread.doze();
@@ -97,15 +104,17 @@ impl Service {
                 Some(Watch::Greeting) => self.greet(key),
                 Some(Watch::Socket(id)) => self.hear(key, id),
                 Some(Watch::Process(id)) => self.note(key, id, |peer| peer.proof().exited = true),
-                Some(Watch::Descendant(id, _)) => self.note(key, id, |peer| peer.proof().descendants -= 1),
+                Some(Watch::Descendant(id, _)) => {
+                    self.note(key, id, |peer| peer.proof().descendants -= 1)
+                }
             }
         }
         self.accept_arrivals();
         self.listen_again();
         self.core.roster.flush();
         self.expire();
-        // Before the burials: what a participant has ended before it went keeps it no longer, and nothing else may wake
-        // this thread.
+        // Before the burials: what a participant has ended before it went keeps it no longer, and
+        // nothing else may wake this thread.
         let found = self.core.collect(Effort::Marked);
         self.bury();
         if self.core.releases.take() {
@@ -115,19 +124,25 @@ impl Service {
         self.watch_context();
         self.synchronize_unmarked();
         self.trim_unmapped();
-        self.poll = if found.blocks > 0 || !ready.is_empty() { POLL.0 } else { (self.poll * 2).min(POLL.1) };
+        self.poll = if found.blocks > 0 || !ready.is_empty() {
+            POLL.0
+        } else {
+            (self.poll * 2).min(POLL.1)
+        };
         if closing {
             self.ask_when_closing();
         }
         self.leave();
     }
 
-    /// Says after what time there may be something to do that no descriptor tells of; `None` for never.
+    /// Says after what time there may be something to do that no descriptor tells of; `None` for
+    /// never.
     fn time_to_sleep(&mut self) -> Option<Duration> {
         let now = Tick::now();
         let core = &self.core;
         let next_lapse = core.next_lapse.get();
-        let mut until_due = (next_lapse != Tick::NEVER).then(|| next_lapse.since(now).max(Duration::from_millis(1)));
+        let mut until_due = (next_lapse != Tick::NEVER)
+            .then(|| next_lapse.since(now).max(Duration::from_millis(1)));
         for peer in core.roster.peers().iter().flatten() {
             if let Some(complete) = peer.proof().complete {
                 let left = core.facts.quarantine.saturating_sub(complete.elapsed());
@@ -135,12 +150,21 @@ impl Service {
             }
         }
         let settling = !self.leaving.is_empty()
-            && (core.pending.waiting() > 0 || core.fences.has_proofs() || self.ticket_streams.owe(&core.fences));
+            && (core.pending.waiting() > 0
+                || core.fences.has_proofs()
+                || self.ticket_streams.owe(&core.fences));
         let limbo = core.memory.limbo.sum();
         core.warn_of_limbo(limbo);
-        let waits = limbo.blocks > 0 || core.wakeups.has_waiters() || core.life.is_closing() || settling;
+        let waits =
+            limbo.blocks > 0 || core.wakeups.has_waiters() || core.life.is_closing() || settling;
         let reminded = core.wakeups.thread.take_reminder();
-        let words = || core.roster.peers().iter().flatten().any(|peer| peer.words.are_awaited());
+        let words = || {
+            core.roster
+                .peers()
+                .iter()
+                .flatten()
+                .any(|peer| peer.words.are_awaited())
+        };
         let unseen = core.has_leases() || settling || core.life.is_closing();
         // A release that another thread saw is told by this one.
         let watches = core.releases.is_any();
@@ -159,7 +183,8 @@ impl Service {
 
     fn is_finished(&self) -> bool {
         self.core.life.is_closing()
-            // The turn that takes it removes the socket's name; a shutdown may come before the first turn.
+            // The turn that takes it removes the socket's name; a shutdown may come before the
+            // first turn.
             && self.listener.is_none()
             && self.core.memory.live.sum().blocks == 0
             && self.leaving.is_empty()
@@ -181,7 +206,10 @@ impl Service {
     /// Has the regions of returned tokens unmapped, and tells the application of those that are.
     fn look_after_tokens(&mut self) {
         let mapped = self.core.memory.tokens.tell(&self.core.notices);
-        if mapped.iter().any(|region| self.wanted.binary_search(region).is_err()) {
+        if mapped
+            .iter()
+            .any(|region| self.wanted.binary_search(region).is_err())
+        {
             self.core.roster.ask_to_unmap(|region| {
                 mapped.binary_search(&region).is_ok() && self.wanted.binary_search(&region).is_err()
             });
@@ -203,7 +231,9 @@ impl Service {
         for peer in self.core.roster.peers().iter().flatten() {
             next = next.min(peer.ledger.expire(now, &mut out, &mut lapsed));
             grants += lapsed.len() as u64;
-            lapsed.drain(..).for_each(|lease| self.core.roster.tell_revoked(peer, lease));
+            lapsed
+                .drain(..)
+                .for_each(|lease| self.core.roster.tell_revoked(peer, lease));
         }
         grants += self.core.tickets.expire(now, &mut out);
         next = next.min(self.core.tickets.first_lapse());
@@ -213,8 +243,14 @@ impl Service {
             let _ = self.core.next_lapse.note(next);
         }
         if grants > 0 {
-            self.core.tallies.expired.fetch_add(grants, Ordering::Relaxed);
-            tracing::warn!(grants, "grants were not claimed within their time to live and are taken back");
+            self.core
+                .tallies
+                .expired
+                .fetch_add(grants, Ordering::Relaxed);
+            tracing::warn!(
+                grants,
+                "grants were not claimed within their time to live and are taken back"
+            );
             self.core.retire(&mut out);
         }
     }

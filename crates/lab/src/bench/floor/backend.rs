@@ -23,11 +23,15 @@ pub struct Backend {
 impl Backend {
     /// Takes a device.
     pub fn new(gpu: &Gpu, maps: bool) -> Backend {
-        Backend { gpu: gpu.clone(), maps }
+        Backend {
+            gpu: gpu.clone(),
+            maps,
+        }
     }
 
     fn batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<(), String> {
-        // SAFETY: `stream_batch` asks for a live stream and registered words: `Floor` is given no others.
+        // SAFETY: `stream_batch` asks for a live stream and registered words: `Floor` is given no
+        // others.
         unsafe { self.gpu.backend().stream_batch(stream, ops) }.map_err(|e| explain(&e))
     }
 }
@@ -37,7 +41,13 @@ impl Floor for Backend {
         self.batch(stream, &[StreamOp::Write { word, value }])
     }
 
-    fn writes(&self, stream: RawStream, word: WordPtr, value: u64, count: usize) -> Result<(), String> {
+    fn writes(
+        &self,
+        stream: RawStream,
+        word: WordPtr,
+        value: u64,
+        count: usize,
+    ) -> Result<(), String> {
         self.batch(stream, &vec![StreamOp::Write { word, value }; count])
     }
 
@@ -46,7 +56,8 @@ impl Floor for Backend {
     }
 
     fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), String> {
-        // SAFETY: `record_event` asks for a live event and stream of one device: `Floor` is given no others.
+        // SAFETY: `record_event` asks for a live event and stream of one device: `Floor` is given
+        // no others.
         unsafe { self.gpu.backend().record_event(event, stream) }.map_err(|e| explain(&e))
     }
 
@@ -61,26 +72,38 @@ impl Floor for Backend {
     }
 
     fn fill(&self, stream: RawStream, to: DevicePtr, len: u64) -> Result<(), String> {
-        // SAFETY: `fill` asks for a live stream and a range that stays valid: `Floor` is given no others.
+        // SAFETY: `fill` asks for a live stream and a range that stays valid: `Floor` is given no
+        // others.
         unsafe { self.gpu.backend().fill(stream, to, 0, len) }.map_err(|e| explain(&e))
     }
 
     fn stamp(&self, stream: RawStream, to: DevicePtr) -> Result<(), String> {
         if !self.maps {
-            return Err(format!("{} has no clock here that the kernels of two processes can read", self.gpu.kind()));
+            return Err(format!(
+                "{} has no clock here that the kernels of two processes can read",
+                self.gpu.kind()
+            ));
         }
         let stamp = move || {
             let time = clock_gettime(ClockId::Monotonic);
             let nanos = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-            // SAFETY: `write_unaligned` asks for memory that may be written: on the host backend a device's address is
-            // one, and `Floor` is given no others.
-            unsafe { ptr::with_exposed_provenance_mut::<u64>(to.0 as usize).write_unaligned(nanos) };
+            // SAFETY: `write_unaligned` asks for memory that may be written: on the host backend a
+            // device's address is one, and `Floor` is given no others.
+            unsafe {
+                ptr::with_exposed_provenance_mut::<u64>(to.0 as usize).write_unaligned(nanos)
+            };
         };
-        // SAFETY: `host_function` asks for a live stream that nobody captures: `Floor` is given no others.
-        unsafe { self.gpu.backend().host_function(stream, Box::new(stamp)) }.map_err(|e| explain(&e))
+        // SAFETY: `host_function` asks for a live stream that nobody captures: `Floor` is given no
+        // others.
+        unsafe { self.gpu.backend().host_function(stream, Box::new(stamp)) }
+            .map_err(|e| explain(&e))
     }
 
-    fn stretch(&self, stream: RawStream, work: &mut dyn FnMut() -> Result<(), String>) -> Result<f64, String> {
+    fn stretch(
+        &self,
+        stream: RawStream,
+        work: &mut dyn FnMut() -> Result<(), String>,
+    ) -> Result<f64, String> {
         self.settle(stream)?;
         let start = Instant::now();
         work()?;
@@ -92,29 +115,51 @@ impl Floor for Backend {
         match foreign {
             Foreign::Fd(fd, len) if self.maps => {
                 let (protection, bytes) = (ProtFlags::READ | ProtFlags::WRITE, *len as usize);
-                // SAFETY: `mmap` of a null address takes free addresses only; nobody dereferences the result.
-                let mapped = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) };
-                let mapped = mapped.map_err(|e| format!("mmap of descriptor {}: {e}", fd.as_raw_fd()))?;
-                Ok(Opened { address: mapped as u64, len: *len, is_fd: true })
+                // SAFETY: `mmap` of a null address takes free addresses only; nobody dereferences
+                // the result.
+                let mapped =
+                    unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) };
+                let mapped =
+                    mapped.map_err(|e| format!("mmap of descriptor {}: {e}", fd.as_raw_fd()))?;
+                Ok(Opened {
+                    address: mapped as u64,
+                    len: *len,
+                    is_fd: true,
+                })
             }
             Foreign::Fd(fd, len) => {
-                let base = self.gpu.backend().import_fd(self.gpu.device(), fd.as_fd(), *len, Access::ReadWrite);
-                Ok(Opened { address: base.map_err(|e| explain(&e))?.0, len: *len, is_fd: true })
+                let base = self.gpu.backend().import_fd(
+                    self.gpu.device(),
+                    fd.as_fd(),
+                    *len,
+                    Access::ReadWrite,
+                );
+                Ok(Opened {
+                    address: base.map_err(|e| explain(&e))?.0,
+                    len: *len,
+                    is_fd: true,
+                })
             }
             Foreign::Handle(handle) => {
                 let base = self.gpu.backend().open_handle(self.gpu.device(), handle);
-                Ok(Opened { address: base.map_err(|e| explain(&e))?.0, len: 0, is_fd: false })
+                Ok(Opened {
+                    address: base.map_err(|e| explain(&e))?.0,
+                    len: 0,
+                    is_fd: false,
+                })
             }
         }
     }
 
     fn close(&self, opened: Opened) -> Result<(), String> {
         if self.maps && opened.is_fd {
-            // SAFETY: `munmap` asks for a mapping that nothing uses: `open` made it, and nobody dereferences it.
+            // SAFETY: `munmap` asks for a mapping that nothing uses: `open` made it, and nobody
+            // dereferences it.
             return unsafe { munmap(opened.address as *mut _, opened.len as usize) }
                 .map_err(|e| format!("munmap: {e}"));
         }
-        // SAFETY: `close` asks for what was opened and is not in use: `open` made it, and nothing was queued on it.
+        // SAFETY: `close` asks for what was opened and is not in use: `open` made it, and nothing
+        // was queued on it.
         unsafe { self.gpu.backend().close(DevicePtr(opened.address)) }.map_err(|e| explain(&e))
     }
 }

@@ -20,7 +20,13 @@ pub trait Floor: fmt::Debug {
     fn write(&self, stream: RawStream, word: WordPtr, value: u64) -> Result<(), String>;
 
     /// Queues this many writes to one word in one call.
-    fn writes(&self, stream: RawStream, word: WordPtr, value: u64, count: usize) -> Result<(), String>;
+    fn writes(
+        &self,
+        stream: RawStream,
+        word: WordPtr,
+        value: u64,
+        count: usize,
+    ) -> Result<(), String>;
 
     /// Queues a wait for a word.
     fn wait(&self, stream: RawStream, word: WordPtr, value: u64) -> Result<(), String>;
@@ -41,7 +47,11 @@ pub trait Floor: fmt::Debug {
     fn stamp(&self, stream: RawStream, to: DevicePtr) -> Result<(), String>;
 
     /// Does something to a stream, and returns the nanoseconds that the stream took for it.
-    fn stretch(&self, stream: RawStream, work: &mut dyn FnMut() -> Result<(), String>) -> Result<f64, String>;
+    fn stretch(
+        &self,
+        stream: RawStream,
+        work: &mut dyn FnMut() -> Result<(), String>,
+    ) -> Result<f64, String>;
 
     /// Maps a region of another process.
     fn open(&self, foreign: &Foreign) -> Result<Opened, String>;

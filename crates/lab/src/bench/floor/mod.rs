@@ -1,7 +1,7 @@
 //! Floors: the calls that the work cannot do without, as nakedly as a program could make them.
 //!
-//! `calls` lists them. On NVIDIA they are calls of the driver itself (`cuda`), on everything else those of the backend
-//! (`backend`).
+//! `calls` lists them. On NVIDIA they are calls of the driver itself (`cuda`), on everything else
+//! those of the backend (`backend`).
 
 mod backend;
 mod calls;

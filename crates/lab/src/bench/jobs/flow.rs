@@ -1,7 +1,9 @@
-//! Frames at a fixed rate, from one process to others: a camera, and a KV cache that is handed over.
+//! Frames at a fixed rate, from one process to others: a camera, and a KV cache that is handed
+//! over.
 //!
-//! The clock of a latency is the device's: the producer's stream writes the time behind its kernel, the consumer's
-//! before its own. Beside it the same through shared host memory: copied down by the producer, up by each consumer.
+//! The clock of a latency is the device's: the producer's stream writes the time behind its kernel,
+//! the consumer's before its own. Beside it the same through shared host memory: copied down by the
+//! producer, up by each consumer.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -52,16 +54,35 @@ pub fn camera(stage: &Stage) -> Result<Vec<Row>, String> {
     let bytes = if stage.quick { 64 << 10 } else { 4 << 20 };
     // A small machine writes each frame with its own processors.
     let ticks = stage.choose(if is_host { 200 } else { 2_000 }, 30);
-    let shape = Shape { name: "camera", bytes, batch: 1, ticks, pool: 8 };
+    let shape = Shape {
+        name: "camera",
+        bytes,
+        batch: 1,
+        ticks,
+        pool: 8,
+    };
     let consumers: &[u64] = if stage.quick { &[1, 2] } else { &[1, 8, 32] };
-    let rows = consumers.iter().map(|&consumers| rows(stage, shape, consumers, &[By::Stream, By::Host]));
+    let rows = consumers
+        .iter()
+        .map(|&consumers| rows(stage, shape, consumers, &[By::Stream, By::Host]));
     Ok(rows.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
 /// 10,000 blocks of 64 KiB a second, between two processes.
 pub fn kv(stage: &Stage) -> Result<Vec<Row>, String> {
     let ticks = stage.choose(2_000, 30);
-    rows(stage, Shape { name: "kv", bytes: 64 << 10, batch: 10, ticks, pool: 320 }, 1, &[By::Stream])
+    rows(
+        stage,
+        Shape {
+            name: "kv",
+            bytes: 64 << 10,
+            batch: 10,
+            ticks,
+            pool: 320,
+        },
+        1,
+        &[By::Stream],
+    )
 }
 
 fn rows(stage: &Stage, shape: Shape, consumers: u64, ways: &[By]) -> Result<Vec<Row>, String> {
@@ -76,22 +97,44 @@ fn rows(stage: &Stage, shape: Shape, consumers: u64, ways: &[By]) -> Result<Vec<
             size::show(shape.bytes),
             ours.rate,
             today.rate,
-            if stage.gpu.kind() == BackendKind::Host { "; the processors do the device's work too" } else { "" }
+            if stage.gpu.kind() == BackendKind::Host {
+                "; the processors do the device's work too"
+            } else {
+                ""
+            }
         );
         let (suffix, waits) = match by {
             By::Stream => ("", ""),
-            By::Host => ("-host", ", where each consumer's CPU waits for the frame and for its kernel"),
+            By::Host => (
+                "-host",
+                ", where each consumer's CPU waits for the frame and for its kernel",
+            ),
         };
         let row = |what: &str, text: &str| {
             let name = format!("{}{suffix}-{what}", shape.name);
-            let row = Row::new(&name, &format!("{text}{waits}"), "the same by copies through shared host memory");
+            let row = Row::new(
+                &name,
+                &format!("{text}{waits}"),
+                "the same by copies through shared host memory",
+            );
             row.at(consumers, &consumers.to_string())
         };
-        let latency = row("latency", "from the end of the producer's kernel to the start of the consumer's");
+        let latency = row(
+            "latency",
+            "from the end of the producer's kernel to the start of the consumer's",
+        );
         rows.extend([
-            beside(latency, Figures::of(ours.latencies, 1), Figures::of(today.latencies.clone(), 1)).note(note),
             beside(
-                row("cpu-producer", "the producer's processor time for each frame"),
+                latency,
+                Figures::of(ours.latencies, 1),
+                Figures::of(today.latencies.clone(), 1),
+            )
+            .note(note),
+            beside(
+                row(
+                    "cpu-producer",
+                    "the producer's processor time for each frame",
+                ),
                 one(ours.producer_cpu),
                 one(today.producer_cpu),
             ),
@@ -112,21 +155,42 @@ fn await_tick(begun: Instant, tick: u64) {
 }
 
 /// Queues the producer's kernel: it fills a frame, and the time of its end is the last word.
-fn render(stage: &Stage, stream: &Stream, at: DevicePtr, bytes: u64, frame: u64) -> Result<(), String> {
-    // SAFETY: `fill` asks for a live stream and a range that is valid until the fill is done: the callers keep it.
-    unsafe { stage.gpu.backend().fill(stream.raw(), at, stage.contents(frame), bytes) }.map_err(|e| explain(&e))?;
+fn render(
+    stage: &Stage,
+    stream: &Stream,
+    at: DevicePtr,
+    bytes: u64,
+    frame: u64,
+) -> Result<(), String> {
+    // SAFETY: `fill` asks for a live stream and a range that is valid until the fill is done: the
+    // callers keep it.
+    unsafe {
+        stage
+            .gpu
+            .backend()
+            .fill(stream.raw(), at, stage.contents(frame), bytes)
+    }
+    .map_err(|e| explain(&e))?;
     stage.floor.stamp(stream.raw(), at.offset(bytes - 8))
 }
 
 /// By leases.
 fn shared(stage: &Stage, shape: Shape, consumers: u64, by: By) -> Result<Run, String> {
     let (session, stream) = (stage.session()?, stage.stream()?);
-    let pool = (0..shape.pool).map(|_| session.alloc(shape.bytes)).collect::<gpu_ipc::Result<Vec<_>>>();
+    let pool = (0..shape.pool)
+        .map(|_| session.alloc(shape.bytes))
+        .collect::<gpu_ipc::Result<Vec<_>>>();
     let pool = pool.map_err(|e| explain(&e))?;
-    let mut workers = (0..consumers).map(|_| Worker::start(stage, &session)).collect::<Result<Vec<_>, _>>()?;
+    let mut workers = (0..consumers)
+        .map(|_| Worker::start(stage, &session))
+        .collect::<Result<Vec<_>, _>>()?;
     let count = shape.ticks * shape.batch;
     for worker in &mut workers {
-        worker.process.child.tell(&Told::Flow { bytes: shape.bytes, count, by })?;
+        worker.process.child.tell(&Told::Flow {
+            bytes: shape.bytes,
+            count,
+            by,
+        })?;
     }
     let (cpu, begun) = (process_nanos(), Instant::now());
     let mut frames = (0..).zip(pool.iter().cycle());
@@ -136,13 +200,17 @@ fn shared(stage: &Stage, shape: Shape, consumers: u64, by: By) -> Result<Run, St
             .by_ref()
             .take(shape.batch as usize)
             .map(|(frame, block)| {
-                block.wait_released(Some(PATIENCE)).map_err(|e| explain(&e))?;
+                block
+                    .wait_released(Some(PATIENCE))
+                    .map_err(|e| explain(&e))?;
                 render(stage, &stream, block.device_ptr(), shape.bytes, frame).map(|()| block)
             })
             .collect::<Result<_, String>>()?;
         let to = |worker: &Worker| To::Participant(worker.process.id);
-        let grants: Vec<_> =
-            workers.iter().flat_map(|worker| batch.iter().map(move |&block| (block, to(worker)))).collect();
+        let grants: Vec<_> = workers
+            .iter()
+            .flat_map(|worker| batch.iter().map(move |&block| (block, to(worker))))
+            .collect();
         let shared = session.share_many(&grants, After::Stream(&stream), &ShareOptions::default());
         let shared = shared.map_err(|e| explain(&e))?;
         for (worker, descriptors) in workers.iter().zip(shared.chunks(batch.len())) {
@@ -164,11 +232,18 @@ fn copied(stage: &Stage, shape: Shape, consumers: u64) -> Result<Run, String> {
     let (session, stream) = (stage.session()?, stage.stream()?);
     let host = HostShared::create(&stage.gpu, shape.pool * shape.bytes)?;
     let frames = DeviceMemory::new(&stream, shape.batch * shape.bytes)?;
-    let mut workers = (0..consumers).map(|_| Worker::start(stage, &session)).collect::<Result<Vec<_>, _>>()?;
+    let mut workers = (0..consumers)
+        .map(|_| Worker::start(stage, &session))
+        .collect::<Result<Vec<_>, _>>()?;
     let count = shape.ticks * shape.batch;
     for worker in &mut workers {
         let fd = host.fd().as_raw_fd();
-        worker.process.child.tell(&Told::Copies { bytes: shape.bytes, count, fd, slots: shape.pool })?;
+        worker.process.child.tell(&Told::Copies {
+            bytes: shape.bytes,
+            count,
+            fd,
+            slots: shape.pool,
+        })?;
     }
     let (cpu, begun) = (process_nanos(), Instant::now());
     let published = (0..shape.ticks).try_for_each(|tick| {
@@ -183,9 +258,10 @@ fn copied(stage: &Stage, shape: Shape, consumers: u64) -> Result<Run, String> {
             let (slot, at) = (frame % shape.pool, frames.at(index * shape.bytes));
             render(stage, &stream, at, shape.bytes, frame)?;
             let (to, len) = (host.at(slot * shape.bytes), shape.bytes as usize);
-            // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: it is
-            // waited for below.
-            unsafe { stage.gpu.backend().copy_to_host(stream.raw(), to, at, len) }.map_err(|e| explain(&e))?;
+            // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the
+            // copy is done: it is waited for below.
+            unsafe { stage.gpu.backend().copy_to_host(stream.raw(), to, at, len) }
+                .map_err(|e| explain(&e))?;
             packet.extend_from_slice(&slot.to_le_bytes());
         }
         stream.synchronize().map_err(|e| explain(&e))?;
@@ -198,8 +274,14 @@ fn copied(stage: &Stage, shape: Shape, consumers: u64) -> Result<Run, String> {
     Ok(run)
 }
 
-/// Takes the workers' answers in. The frames of the first pool do not count: each is mapped for the first time.
-fn finish(shape: Shape, workers: &mut [Worker], producer: u64, begun: Instant) -> Result<Run, String> {
+/// Takes the workers' answers in. The frames of the first pool do not count: each is mapped for the
+/// first time.
+fn finish(
+    shape: Shape,
+    workers: &mut [Worker],
+    producer: u64,
+    begun: Instant,
+) -> Result<Run, String> {
     let count = (shape.ticks * shape.batch) as usize;
     let (mut latencies, mut cpu) = (Vec::new(), 0);
     for worker in &mut *workers {
@@ -209,7 +291,11 @@ fn finish(shape: Shape, workers: &mut [Worker], producer: u64, begun: Instant) -
             return Err(format!("a worker saw {} of {count} frames", seen.len()));
         }
         cpu += used;
-        latencies.extend(seen.iter().skip(count.min(shape.pool as usize) / 2).map(|&nanos| nanos as f64));
+        latencies.extend(
+            seen.iter()
+                .skip(count.min(shape.pool as usize) / 2)
+                .map(|&nanos| nanos as f64),
+        );
     }
     let each = |nanos: u64| nanos as f64 / count as f64;
     Ok(Run {

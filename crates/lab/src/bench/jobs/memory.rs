@@ -1,4 +1,5 @@
-//! Memory of the jobs' own: device memory that a process does not share, and host memory that processes share.
+//! Memory of the jobs' own: device memory that a process does not share, and host memory that
+//! processes share.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,8 +23,16 @@ impl DeviceMemory {
     /// Takes it; only work of this stream may use it.
     pub fn new(stream: &Stream, bytes: u64) -> Result<DeviceMemory, String> {
         let gpu = stream.gpu().clone();
-        let base = gpu.backend().alloc(gpu.device(), bytes, Sharing::Fd).map_err(|e| explain(&e))?.base;
-        Ok(DeviceMemory { gpu, stream: stream.clone(), base })
+        let base = gpu
+            .backend()
+            .alloc(gpu.device(), bytes, Sharing::Fd)
+            .map_err(|e| explain(&e))?
+            .base;
+        Ok(DeviceMemory {
+            gpu,
+            stream: stream.clone(),
+            base,
+        })
     }
 
     /// Returns an address in it.
@@ -35,8 +44,8 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if self.stream.synchronize().is_ok() {
-            // SAFETY: `free` asks for memory that came from `alloc`, once, and that nothing uses: only work of the
-            // stream did, and it is done.
+            // SAFETY: `free` asks for memory that came from `alloc`, once, and that nothing uses:
+            // only work of the stream did, and it is done.
             let _ = unsafe { self.gpu.backend().free(self.base) };
         }
     }
@@ -54,7 +63,8 @@ pub struct HostShared {
 impl HostShared {
     /// Makes it, for processes that inherit its descriptor.
     pub fn create(gpu: &Gpu, bytes: u64) -> Result<HostShared, String> {
-        let file = memfd_create("gpu-ipc-job", MemfdFlags::empty()).map_err(|e| format!("memfd_create: {e}"))?;
+        let file = memfd_create("gpu-ipc-job", MemfdFlags::empty())
+            .map_err(|e| format!("memfd_create: {e}"))?;
         ftruncate(&file, bytes.next_multiple_of(4096)).map_err(|e| format!("ftruncate: {e}"))?;
         HostShared::map(gpu, file)
     }
@@ -62,11 +72,21 @@ impl HostShared {
     /// Maps what another process made.
     pub fn map(gpu: &Gpu, file: OwnedFd) -> Result<HostShared, String> {
         let file = File::from(file);
-        let map = MmapRaw::map_raw(&file).map_err(|e| format!("host memory cannot be mapped: {e}"))?;
-        let mut shared = HostShared { file: file.into(), map, pinned: None };
+        let map =
+            MmapRaw::map_raw(&file).map_err(|e| format!("host memory cannot be mapped: {e}"))?;
+        let mut shared = HostShared {
+            file: file.into(),
+            map,
+            pinned: None,
+        };
         if gpu.kind() != BackendKind::Host {
-            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: `drop` does both.
-            unsafe { gpu.backend().register_words(shared.start(), shared.map.len()) }.map_err(|e| explain(&e))?;
+            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`:
+            // `drop` does both.
+            unsafe {
+                gpu.backend()
+                    .register_words(shared.start(), shared.map.len())
+            }
+            .map_err(|e| explain(&e))?;
             shared.pinned = Some(gpu.clone());
         }
         Ok(shared)
@@ -90,8 +110,8 @@ impl HostShared {
 impl Drop for HostShared {
     fn drop(&mut self) {
         if let Some(gpu) = self.pinned.take() {
-            // SAFETY: `unregister_words` asks for what was registered, and that no stream uses it: each copy is waited
-            // for by the thread that queued it.
+            // SAFETY: `unregister_words` asks for what was registered, and that no stream uses it:
+            // each copy is waited for by the thread that queued it.
             let _ = unsafe { gpu.backend().unregister_words(self.start()) };
         }
     }

@@ -1,7 +1,8 @@
 //! The jobs that people do, each beside what they use without this library, in one run.
 //!
-//! `flow`: frames of a camera and blocks of a KV cache, from one process to others at a fixed rate; `weights`: tensors
-//! of a trainer that several processes open; `worker`: the process at the other end; `memory`: what it has for itself.
+//! `flow`: frames of a camera and blocks of a KV cache, from one process to others at a fixed rate;
+//! `weights`: tensors of a trainer that several processes open; `worker`: the process at the other
+//! end; `memory`: what it has for itself.
 
 mod flow;
 mod memory;
@@ -36,7 +37,11 @@ const SPOILT: u64 = 7;
 impl Stage {
     /// Returns the byte that a producer fills a frame or a tensor with.
     fn contents(&self, number: u64) -> u8 {
-        if self.spoil && number == SPOILT { 0 } else { contents(number) }
+        if self.spoil && number == SPOILT {
+            0
+        } else {
+            contents(number)
+        }
     }
 }
 
@@ -61,10 +66,15 @@ impl Worker {
     }
 
     fn send_all(&self, descriptors: &[Descriptor]) -> Result<(), String> {
-        descriptors.chunks(PACKET / DESCRIPTOR).try_for_each(|some| {
-            let packet: Vec<u8> = some.iter().flat_map(|descriptor| descriptor.as_bytes().to_vec()).collect();
-            self.send(&packet)
-        })
+        descriptors
+            .chunks(PACKET / DESCRIPTOR)
+            .try_for_each(|some| {
+                let packet: Vec<u8> = some
+                    .iter()
+                    .flat_map(|descriptor| descriptor.as_bytes().to_vec())
+                    .collect();
+                self.send(&packet)
+            })
     }
 
     /// Takes it down.
@@ -72,13 +82,17 @@ impl Worker {
         self.process.child.wait()
     }
 
-    /// Waits until it says that it is done with something. A worker that failed has said why, instead.
+    /// Waits until it says that it is done with something. A worker that failed has said why,
+    /// instead.
     fn wait_done(&mut self) -> Result<(), String> {
         match recv(&self.channel, &mut [0; 8], RecvFlags::empty()) {
             Ok((1, _)) => Ok(()),
-            Ok(_) => {
-                Err(self.process.child.answer::<Vec<u64>>().err().unwrap_or_else(|| "a worker went away".to_owned()))
-            }
+            Ok(_) => Err(self
+                .process
+                .child
+                .answer::<Vec<u64>>()
+                .err()
+                .unwrap_or_else(|| "a worker went away".to_owned())),
             Err(error) => Err(format!("recv: {error}")),
         }
     }
@@ -89,7 +103,9 @@ fn reason(workers: &mut [Worker], met: String) -> String {
     let said = workers.iter_mut().filter_map(|worker| {
         let left = recv(&worker.channel, &mut [0; 8], RecvFlags::DONTWAIT);
         let is_gone = matches!(left, Ok((0, _)) | Err(rustix::io::Errno::CONNRESET));
-        is_gone.then(|| worker.process.child.answer::<Vec<u64>>().err()).flatten()
+        is_gone
+            .then(|| worker.process.child.answer::<Vec<u64>>().err())
+            .flatten()
     });
     said.into_iter().next().unwrap_or(met)
 }
@@ -97,6 +113,9 @@ fn reason(workers: &mut [Worker], met: String) -> String {
 /// Puts a figure of a job beside the same of what people use today.
 fn beside(row: Row, ours: Option<Figures>, today: Option<Figures>) -> Row {
     let row = row.figures(ours, None).baseline(today);
-    let ratio = ours.zip(today).filter(|(_, today)| today.median > 0.0).map(|(ours, today)| ours.median / today.median);
+    let ratio = ours
+        .zip(today)
+        .filter(|(_, today)| today.median > 0.0)
+        .map(|(ours, today)| ours.median / today.median);
     Row { ratio, ..row }.judged("no more than today", ratio.map(|ratio| ratio <= 1.0))
 }

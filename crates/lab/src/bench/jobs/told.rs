@@ -16,12 +16,20 @@ pub(crate) enum By {
 /// What it is told; the rest comes through its channel.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Told {
-    /// To look at each frame whose descriptor comes. It answers with its processor time, and for each frame with the
-    /// time from the producer's kernel to its own. `by` waits for the frame, and for its own kernel before the drop.
+    /// To look at each frame whose descriptor comes. It answers with its processor time, and for
+    /// each frame with the time from the producer's kernel to its own. `by` waits for the frame,
+    /// and for its own kernel before the drop.
     Flow { bytes: u64, count: u64, by: By },
-    /// The same with frames in slots of shared host memory, whose numbers come; it says when it has copied them.
-    Copies { bytes: u64, count: u64, fd: RawFd, slots: u64 },
-    /// To open the tensors whose descriptors come, and to say so once. It answers with bytes of the device it took.
+    /// The same with frames in slots of shared host memory, whose numbers come; it says when it has
+    /// copied them.
+    Copies {
+        bytes: u64,
+        count: u64,
+        fd: RawFd,
+        slots: u64,
+    },
+    /// To open the tensors whose descriptors come, and to say so once. It answers with bytes of the
+    /// device it took.
     Tensors { count: u64 },
     /// The same with copies out of shared host memory, after one packet.
     CopiedTensors { count: u64, bytes: u64, fd: RawFd },

@@ -31,8 +31,11 @@ struct Run {
 /// 1,000 tensors of 4 MiB, and 64 GiB in 200; smaller where the machine is.
 pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
-    let jobs: &[(u64, u64)] =
-        if stage.quick { &[(20, 64 << 10)] } else { &[(1_000, 4 << 20), (200, (64 << 30) / 200)] };
+    let jobs: &[(u64, u64)] = if stage.quick {
+        &[(20, 64 << 10)]
+    } else {
+        &[(1_000, 4 << 20), (200, (64 << 30) / 200)]
+    };
     for &(count, wanted) in jobs {
         // Each tensor begins at a word.
         let wanted = wanted & !4095;
@@ -41,18 +44,36 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
         // Beside a copy in each process there is room for smaller ones, or for none.
         let is_host = stage.gpu.kind() == BackendKind::Host;
         let has_copies = is_host || fits(WORKERS as u64 + 1) == wanted;
-        let bytes = if is_host { fits(WORKERS as u64 + 2) } else { fits(1) };
+        let bytes = if is_host {
+            fits(WORKERS as u64 + 2)
+        } else {
+            fits(1)
+        };
         if bytes == 0 {
-            return Err(format!("{free} bytes are free: too few for {count} tensors"));
+            return Err(format!(
+                "{free} bytes are free: too few for {count} tensors"
+            ));
         }
         let ours = shared(stage, count, bytes)?;
-        let today = if has_copies { Some(copied(stage, count, bytes)?) } else { None };
+        let today = if has_copies {
+            Some(copied(stage, count, bytes)?)
+        } else {
+            None
+        };
         let name = format!("{count}x{}", size::show(bytes).replace(' ', ""));
         let row = |what: &str, text: &str| {
-            Row::new(&format!("weights-{what}"), text, "a copy to each through shared host memory").at(bytes, &name)
+            Row::new(
+                &format!("weights-{what}"),
+                text,
+                "a copy to each through shared host memory",
+            )
+            .at(bytes, &name)
         };
-        let mut note =
-            format!("{} rounds; the first, which maps, took {:.1} ms", ours.nanos.len(), ours.nanos[0] / 1e6);
+        let mut note = format!(
+            "{} rounds; the first, which maps, took {:.1} ms",
+            ours.nanos.len(),
+            ours.nanos[0] / 1e6
+        );
         if bytes < wanted {
             note += &format!("; of {} there is no room", size::show(wanted));
         }
@@ -64,7 +85,10 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
         let today_memory = today.as_ref().and_then(memory);
         rows.push(
             beside(
-                row("time", "a trainer's tensors to 4 processes, until the last has them all"),
+                row(
+                    "time",
+                    "a trainer's tensors to 4 processes, until the last has them all",
+                ),
                 time(&ours),
                 today.as_ref().and_then(time),
             )
@@ -81,18 +105,33 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
 
 /// Returns the bytes that a device has free, or a small machine.
 fn free(gpu: &Gpu) -> Result<u64, String> {
-    let free = gpu.backend().memory_info(gpu.device()).map_err(|e| explain(&e))?.free_bytes;
+    let free = gpu
+        .backend()
+        .memory_info(gpu.device())
+        .map_err(|e| explain(&e))?
+        .free_bytes;
     if gpu.kind() != BackendKind::Host {
         return Ok(free);
     }
-    let text = std::fs::read_to_string("/proc/meminfo").map_err(|e| format!("/proc/meminfo: {e}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap_or_default();
-    let kib: u64 = line.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0);
+    let text =
+        std::fs::read_to_string("/proc/meminfo").map_err(|e| format!("/proc/meminfo: {e}"))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .unwrap_or_default();
+    let kib: u64 = line
+        .split_whitespace()
+        .next()
+        .and_then(|word| word.parse().ok())
+        .unwrap_or(0);
     Ok(free.min(kib << 9))
 }
 
 fn taken(gpu: &Gpu) -> Result<u64, String> {
-    let memory = gpu.backend().memory_info(gpu.device()).map_err(|e| explain(&e))?;
+    let memory = gpu
+        .backend()
+        .memory_info(gpu.device())
+        .map_err(|e| explain(&e))?;
     Ok(memory.total_bytes - memory.free_bytes)
 }
 
@@ -100,9 +139,15 @@ fn fill(stage: &Stage, tensors: &[SentBlock]) -> Result<(), String> {
     let stream = stage.stream()?;
     for (number, tensor) in (0..).zip(tensors) {
         let byte = stage.contents(number);
-        // SAFETY: `fill` asks for a live stream and a range that is valid until the fill is done: it is waited for.
-        unsafe { stage.gpu.backend().fill(stream.raw(), tensor.device_ptr(), byte, tensor.len()) }
-            .map_err(|e| explain(&e))?;
+        // SAFETY: `fill` asks for a live stream and a range that is valid until the fill is done:
+        // it is waited for.
+        unsafe {
+            stage
+                .gpu
+                .backend()
+                .fill(stream.raw(), tensor.device_ptr(), byte, tensor.len())
+        }
+        .map_err(|e| explain(&e))?;
     }
     stream.synchronize().map_err(|e| explain(&e))
 }
@@ -110,11 +155,18 @@ fn fill(stage: &Stage, tensors: &[SentBlock]) -> Result<(), String> {
 /// By leases.
 fn shared(stage: &Stage, count: u64, bytes: u64) -> Result<Run, String> {
     let session = stage.session()?;
-    let tensors = (0..count).map(|_| session.alloc(bytes)).collect::<gpu_ipc::Result<Vec<_>>>();
+    let tensors = (0..count)
+        .map(|_| session.alloc(bytes))
+        .collect::<gpu_ipc::Result<Vec<_>>>();
     let tensors = tensors.map_err(|e| explain(&e))?;
     fill(stage, &tensors)?;
-    let mut workers = (0..WORKERS).map(|_| Worker::start(stage, &session)).collect::<Result<Vec<_>, _>>()?;
-    let mut run = Run { nanos: Vec::new(), bytes: 0 };
+    let mut workers = (0..WORKERS)
+        .map(|_| Worker::start(stage, &session))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut run = Run {
+        nanos: Vec::new(),
+        bytes: 0,
+    };
     for _ in 0..stage.choose(8, 3) {
         let before = taken(&stage.gpu)?;
         for worker in &mut workers {
@@ -125,7 +177,8 @@ fn shared(stage: &Stage, count: u64, bytes: u64) -> Result<Run, String> {
             for worker in &workers {
                 let to = To::Participant(worker.process.id);
                 let grants: Vec<_> = part.iter().map(|tensor| (tensor, to)).collect();
-                let descriptors = session.share_many(&grants, After::Done, &ShareOptions::default());
+                let descriptors =
+                    session.share_many(&grants, After::Done, &ShareOptions::default());
                 worker.send_all(&descriptors.map_err(|e| explain(&e))?)?;
             }
         }
@@ -133,9 +186,16 @@ fn shared(stage: &Stage, count: u64, bytes: u64) -> Result<Run, String> {
         run.nanos.push(start.elapsed().as_nanos() as f64);
         run.bytes = taken(&stage.gpu)?.saturating_sub(before);
         for worker in &mut workers {
-            run.bytes += worker.process.child.answer::<Vec<u64>>()?.first().ok_or("a worker opened nothing")?;
+            run.bytes += worker
+                .process
+                .child
+                .answer::<Vec<u64>>()?
+                .first()
+                .ok_or("a worker opened nothing")?;
         }
-        tensors.iter().try_for_each(|tensor| until_released(&session, tensor))?;
+        tensors
+            .iter()
+            .try_for_each(|tensor| until_released(&session, tensor))?;
     }
     drop(tensors);
     workers.into_iter().try_for_each(Worker::end)?;
@@ -146,25 +206,40 @@ fn shared(stage: &Stage, count: u64, bytes: u64) -> Result<Run, String> {
 /// By a copy to shared host memory and one in each process.
 fn copied(stage: &Stage, count: u64, bytes: u64) -> Result<Run, String> {
     let (session, stream) = (stage.session()?, stage.stream()?);
-    let tensors = (0..count).map(|_| session.alloc(bytes)).collect::<gpu_ipc::Result<Vec<_>>>();
+    let tensors = (0..count)
+        .map(|_| session.alloc(bytes))
+        .collect::<gpu_ipc::Result<Vec<_>>>();
     let tensors = tensors.map_err(|e| explain(&e))?;
     fill(stage, &tensors)?;
-    let mut run = Run { nanos: Vec::new(), bytes: 0 };
+    let mut run = Run {
+        nanos: Vec::new(),
+        bytes: 0,
+    };
     for _ in 0..stage.choose(4, 3) {
         let host = HostShared::create(&stage.gpu, count * bytes)?;
-        let mut workers = (0..WORKERS).map(|_| Worker::start(stage, &session)).collect::<Result<Vec<_>, _>>()?;
+        let mut workers = (0..WORKERS)
+            .map(|_| Worker::start(stage, &session))
+            .collect::<Result<Vec<_>, _>>()?;
         let before = taken(&stage.gpu)?;
         for worker in &mut workers {
             let fd = host.fd().as_raw_fd();
-            worker.process.child.tell(&Told::CopiedTensors { count, bytes, fd })?;
+            worker
+                .process
+                .child
+                .tell(&Told::CopiedTensors { count, bytes, fd })?;
         }
         let start = Instant::now();
         for (number, tensor) in (0..).zip(&tensors) {
             let (to, from) = (host.at(number * bytes), tensor.device_ptr());
-            // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: it is
-            // waited for below.
-            unsafe { stage.gpu.backend().copy_to_host(stream.raw(), to, from, bytes as usize) }
-                .map_err(|e| explain(&e))?;
+            // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the
+            // copy is done: it is waited for below.
+            unsafe {
+                stage
+                    .gpu
+                    .backend()
+                    .copy_to_host(stream.raw(), to, from, bytes as usize)
+            }
+            .map_err(|e| explain(&e))?;
         }
         stream.synchronize().map_err(|e| explain(&e))?;
         workers.iter().try_for_each(|worker| worker.send(&[0; 8]))?;
@@ -172,7 +247,12 @@ fn copied(stage: &Stage, count: u64, bytes: u64) -> Result<Run, String> {
         run.nanos.push(start.elapsed().as_nanos() as f64);
         run.bytes = taken(&stage.gpu)?.saturating_sub(before);
         for worker in &mut workers {
-            run.bytes += worker.process.child.answer::<Vec<u64>>()?.first().ok_or("a worker copied nothing")?;
+            run.bytes += worker
+                .process
+                .child
+                .answer::<Vec<u64>>()?
+                .first()
+                .ok_or("a worker copied nothing")?;
         }
         workers.into_iter().try_for_each(Worker::end)?;
     }

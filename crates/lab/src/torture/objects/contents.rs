@@ -24,7 +24,9 @@ pub fn part_of(part: u64) -> String {
 /// Lays out an object with a stamp: its parts, and one that stays the same.
 pub fn layout(stamp: u64) -> Result<Layout, String> {
     let parts = (0..PARTS).map(|part| PartSpec::bytes(part_of(part), PART_BYTES));
-    let parts = parts.collect::<Result<Vec<_>, _>>().map_err(|e| explain(&e))?;
+    let parts = parts
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|e| explain(&e))?;
     let still = PartSpec::bytes(STILL, PART_BYTES).map_err(|e| explain(&e))?;
     Layout::pack_groups([parts, vec![still]], &stamp.to_le_bytes()).map_err(|e| explain(&e))
 }

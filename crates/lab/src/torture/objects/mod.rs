@@ -1,13 +1,14 @@
 //! Torture of objects: writers, readers, their broker and its keeper, killed and stopped at random.
 //!
 //! 1. `supervisor` starts them, torments them, and counts what they found (`report`).
-//! 2. `writer` puts object after object; some ask for the commit before they have written, which a broker must not
-//!    hear. `reader` opens, advances, sleeps and wakes, and compares every byte.
-//! 3. `seat`: which process one is; `contents`: what an object contains; `tally`: what they count in memory that
-//!    outlives each of them.
+//! 2. `writer` puts object after object; some ask for the commit before they have written, which a
+//!    broker must not hear. `reader` opens, advances, sleeps and wakes, and compares every byte.
+//! 3. `seat`: which process one is; `contents`: what an object contains; `tally`: what they count
+//!    in memory that outlives each of them.
 //!
-//! An object's parts have contents that follow from its stamp, which travels beside them: a reader that finds others
-//! has seen a half. What was answered as committed must be there, or something newer.
+//! An object's parts have contents that follow from its stamp, which travels beside them: a reader
+//! that finds others has seen a half. What was answered as committed must be there, or something
+//! newer.
 
 mod contents;
 mod reader;
@@ -31,10 +32,25 @@ pub fn run(options: &TortureOptions, gpu: &Gpu) -> Outcome {
             for crash in &crashes {
                 output::complain(crash);
             }
-            let outcome = if report.is_good() { Outcome::Good } else { Outcome::Finding };
-            output::conclude(&if options.json { report.json() } else { report.text() }, outcome)
+            let outcome = if report.is_good() {
+                Outcome::Good
+            } else {
+                Outcome::Finding
+            };
+            output::conclude(
+                &if options.json {
+                    report.json()
+                } else {
+                    report.text()
+                },
+                outcome,
+            )
         }
-        Err(why) => output::fail(&format!("the torture stopped: {why}"), options.json, Outcome::Finding),
+        Err(why) => output::fail(
+            &format!("the torture stopped: {why}"),
+            options.json,
+            Outcome::Finding,
+        ),
     }
 }
 
@@ -48,7 +64,10 @@ pub fn run_member(options: &ObjectMemberOptions) -> Outcome {
     match lived {
         Ok(()) => Outcome::Good,
         Err(error) => {
-            output::complain(&format!("process {} of the torture: {error}", options.told.serial));
+            output::complain(&format!(
+                "process {} of the torture: {error}",
+                options.told.serial
+            ));
             Outcome::Finding
         }
     }

@@ -24,7 +24,9 @@ fn read(seat: &Seat, client: &Client, dice: &mut Dice) -> Result<(), String> {
     let tally = seat.tally;
     let name = dice.below(NAMES as u64) as usize;
     let highest = tally.highest(name);
-    let Some(mut reader) = found(seat, name, highest, client.open(&name_of(name)))? else { return Ok(()) };
+    let Some(mut reader) = found(seat, name, highest, client.open(&name_of(name)))? else {
+        return Ok(());
+    };
     compare(seat, name, &reader)?;
     tally.count(Count::Opens);
     let at = reader.device_ptr("p0");
@@ -42,7 +44,10 @@ fn read(seat: &Seat, client: &Client, dice: &mut Dice) -> Result<(), String> {
             continue;
         }
         let moved = reader.advance();
-        let Some(moved) = found(seat, name, 0, moved.map(|moved| (moved, reader.epoch().0)))? else { continue };
+        let Some(moved) = found(seat, name, 0, moved.map(|moved| (moved, reader.epoch().0)))?
+        else {
+            continue;
+        };
         if moved.1 < highest {
             tally.count(Count::Lost);
         }
@@ -98,12 +103,20 @@ fn found<T: Found>(
 
 /// Compares every byte with what the stamp says.
 fn compare(seat: &Seat, name: usize, reader: &Reader) -> Result<(), String> {
-    let stamp = u64::from_le_bytes(reader.layout().user().try_into().map_err(|_| "an object without a stamp")?);
+    let stamp = u64::from_le_bytes(
+        reader
+            .layout()
+            .user()
+            .try_into()
+            .map_err(|_| "an object without a stamp")?,
+    );
     let mut bytes = vec![0; PART_BYTES as usize];
     let mut is_whole = true;
     let parts = (0..PARTS).map(|part| (part_of(part), stamp_of(stamp, part)));
     for (part, stamp) in parts.chain([(STILL.to_owned(), still_of(name))]) {
-        reader.read_at(&part, 0, &mut bytes).map_err(|e| crate::device::explain(&e))?;
+        reader
+            .read_at(&part, 0, &mut bytes)
+            .map_err(|e| crate::device::explain(&e))?;
         is_whole &= pattern::matches(&bytes, stamp);
     }
     if !is_whole {

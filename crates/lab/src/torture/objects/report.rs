@@ -50,7 +50,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Says whether nothing was found, no process crashed, and as much was done as makes that worth something.
+    /// Says whether nothing was found, no process crashed, and as much was done as makes that worth
+    /// something.
     pub fn is_good(&self) -> bool {
         !self.has_finding() && self.crashes == 0 && self.shortfalls().is_empty()
     }
@@ -60,7 +61,8 @@ impl Report {
         self.mixed + self.lost + self.backwards + self.leaked + self.hung > 0
     }
 
-    /// Lists what was done less often than its floor: a tenth or less of what a machine with two busy cores does.
+    /// Lists what was done less often than its floor: a tenth or less of what a machine with two
+    /// busy cores does.
     pub fn shortfalls(&self) -> Vec<String> {
         if self.control {
             return Vec::new();
@@ -92,16 +94,43 @@ impl Report {
 
     /// Makes what people read.
     pub fn text(&self) -> String {
-        let Report { seconds, seed, commits, hasty, taken, opens, advances, wakes, .. } = self;
-        let Report { writer_kills, reader_kills, broker_kills, keeper_kills, stops, .. } = self;
-        let Report { mixed, lost, backwards, leaked, hung, crashes, .. } = self;
+        let Report {
+            seconds,
+            seed,
+            commits,
+            hasty,
+            taken,
+            opens,
+            advances,
+            wakes,
+            ..
+        } = self;
+        let Report {
+            writer_kills,
+            reader_kills,
+            broker_kills,
+            keeper_kills,
+            stops,
+            ..
+        } = self;
+        let Report {
+            mixed,
+            lost,
+            backwards,
+            leaked,
+            hung,
+            crashes,
+            ..
+        } = self;
         let short = self.shortfalls().join("; ");
         let last = match (self.control, self.has_finding()) {
             (true, false) => "The control's fault was not found: run it for longer.".to_owned(),
             (true, true) => "The control's fault was found, as it must be.".to_owned(),
             (false, true) => "Something went wrong.".to_owned(),
             (false, false) if *crashes > 0 => "A process crashed.".to_owned(),
-            (false, false) if !short.is_empty() => format!("Too little was done to say anything: {short}."),
+            (false, false) if !short.is_empty() => {
+                format!("Too little was done to say anything: {short}.")
+            }
             (false, false) => "Every object was whole, and none was lost.".to_owned(),
         };
         format!(
@@ -141,30 +170,79 @@ mod tests {
 
     #[test]
     fn a_run_is_good_when_enough_was_done_and_nothing_was_found() {
-        assert!(good().is_good() && good().json().starts_with("{\"ok\":true,"), "{}", good().text());
-        assert!(good().text().ends_with("Every object was whole, and none was lost."));
+        assert!(
+            good().is_good() && good().json().starts_with("{\"ok\":true,"),
+            "{}",
+            good().text()
+        );
+        assert!(
+            good()
+                .text()
+                .ends_with("Every object was whole, and none was lost.")
+        );
         for found in [
             Report { mixed: 1, ..good() },
             Report { lost: 1, ..good() },
-            Report { backwards: 1, ..good() },
-            Report { leaked: 1, ..good() },
+            Report {
+                backwards: 1,
+                ..good()
+            },
+            Report {
+                leaked: 1,
+                ..good()
+            },
             Report { hung: 1, ..good() },
         ] {
             assert!(!found.is_good() && found.has_finding(), "{found:?}");
-            assert!(Report { control: true, ..found }.text().ends_with("as it must be."));
+            assert!(
+                Report {
+                    control: true,
+                    ..found
+                }
+                .text()
+                .ends_with("as it must be.")
+            );
         }
-        assert!(!Report { crashes: 1, ..good() }.is_good());
+        assert!(
+            !Report {
+                crashes: 1,
+                ..good()
+            }
+            .is_good()
+        );
         for idle in [
-            Report { commits: 19, ..good() },
-            Report { opens: 39, ..good() },
-            Report { broker_kills: 1, ..good() },
-            Report { keeper_kills: 0, ..good() },
-            Report { stops: [1, 1, 1, 0], ..good() },
+            Report {
+                commits: 19,
+                ..good()
+            },
+            Report {
+                opens: 39,
+                ..good()
+            },
+            Report {
+                broker_kills: 1,
+                ..good()
+            },
+            Report {
+                keeper_kills: 0,
+                ..good()
+            },
+            Report {
+                stops: [1, 1, 1, 0],
+                ..good()
+            },
         ] {
             assert!(!idle.is_good() && !idle.has_finding(), "{idle:?}");
-            assert!(idle.text().contains("Too little was done"), "{}", idle.text());
+            assert!(
+                idle.text().contains("Too little was done"),
+                "{}",
+                idle.text()
+            );
         }
-        let control = Report { control: true, ..Report::default() };
+        let control = Report {
+            control: true,
+            ..Report::default()
+        };
         assert!(!control.has_finding() && control.text().ends_with("run it for longer."));
     }
 }

@@ -48,7 +48,14 @@ impl Seat {
         let gpu = device::find(told.backend.kind(), &told.device)?;
         let tally = Tally::open(&told.dir.join("tally")).map_err(|e| format!("no tally: {e}"))?;
         let broker = told.dir.join("broker");
-        Ok(Seat { gpu, broker, tally, slot: told.slot, serial: told.serial, seed: told.seed })
+        Ok(Seat {
+            gpu,
+            broker,
+            tally,
+            slot: told.slot,
+            serial: told.serial,
+            seed: told.seed,
+        })
     }
 }
 
@@ -61,7 +68,10 @@ pub fn forgive<T>(result: Result<T, ObjectError>) -> Result<Option<T>, String> {
             ObjectError::WriterLost { .. }
             | ObjectError::Aborted { .. }
             | ObjectError::Gpu(
-                Error::Connect { .. } | Error::Deadline { .. } | Error::ProducerGone { .. } | Error::Closing,
+                Error::Connect { .. }
+                | Error::Deadline { .. }
+                | Error::ProducerGone { .. }
+                | Error::Closing,
             ),
         ) => Ok(None),
         Err(error) => Err(explain(&error)),

@@ -25,17 +25,20 @@ const READERS: usize = 4;
 const EPOCHS: usize = 2;
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(5);
-/// A process that does nothing for this long hangs: a commit may meet a stopped broker and a new keeper.
+/// A process that does nothing for this long hangs: a commit may meet a stopped broker and a new
+/// keeper.
 const SILENCE: Duration = Duration::from_secs(45);
 
-/// Runs until the time is over, or until the control's fault shows, and says what was found and which process crashed.
+/// Runs until the time is over, or until the control's fault shows, and says what was found and
+/// which process crashed.
 pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>), String> {
     let seed = options.seed.unwrap_or_else(chosen_seed);
     if !options.json {
         output::print(&format!("seed {seed}"))?;
     }
     let dir = Dir::new()?;
-    let tally = Tally::open(&dir.0.join("tally")).map_err(|e| format!("memory cannot be shared: {e}"))?;
+    let tally =
+        Tally::open(&dir.0.join("tally")).map_err(|e| format!("memory cannot be shared: {e}"))?;
     let control = options.control == Some(Control::BlindBroker);
     let epochs = EPOCHS.to_string();
     let mut more = vec!["--keep-epochs", &epochs];
@@ -57,7 +60,12 @@ pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>),
         owners: [None; 2],
         whole: false,
         crashes: Vec::new(),
-        report: Report { seconds: options.seconds, seed, control, ..Report::default() },
+        report: Report {
+            seconds: options.seconds,
+            seed,
+            control,
+            ..Report::default()
+        },
     };
     let end = Instant::now() + Duration::from_secs(options.seconds);
     while Instant::now() < end && !(control && tally.counted(Count::Mixed) > 0) {
@@ -112,7 +120,12 @@ struct Torment<'a> {
 impl Torment<'_> {
     fn refill(&mut self) -> Result<(), String> {
         for (role, count) in [(Role::Writer, WRITERS), (Role::Reader, READERS)] {
-            for _ in self.members.iter().filter(|member| member.role == role).count()..count {
+            for _ in self
+                .members
+                .iter()
+                .filter(|member| member.role == role)
+                .count()..count
+            {
                 self.start(role)?;
             }
         }
@@ -122,19 +135,52 @@ impl Torment<'_> {
     fn start(&mut self, role: Role) -> Result<(), String> {
         self.serial += 1;
         let taken = |slot: &usize| self.members.iter().any(|member| member.slot == *slot);
-        let slot = (0..super::tally::MOST_MEMBERS).find(|slot| !taken(slot)).ok_or("too many processes")?;
-        let program = std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
+        let slot = (0..super::tally::MOST_MEMBERS)
+            .find(|slot| !taken(slot))
+            .ok_or("too many processes")?;
+        let program =
+            std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
         let mut command = Command::new(program);
-        let role_name = if role == Role::Writer { "writer" } else { "reader" };
+        let role_name = if role == Role::Writer {
+            "writer"
+        } else {
+            "reader"
+        };
         let device = self.gpu.uuid().to_string();
-        command.args(["torture-object", "--role", role_name, "--backend", self.gpu.kind().name(), "--device", &device]);
-        for (name, number) in [("--serial", self.serial), ("--seed", self.seed), ("--slot", slot as u64)] {
+        command.args([
+            "torture-object",
+            "--role",
+            role_name,
+            "--backend",
+            self.gpu.kind().name(),
+            "--device",
+            &device,
+        ]);
+        for (name, number) in [
+            ("--serial", self.serial),
+            ("--seed", self.seed),
+            ("--slot", slot as u64),
+        ] {
             command.args([name, &number.to_string()]);
         }
-        command.arg("--dir").arg::<&OsStr>(self.dir.as_ref()).stdin(Stdio::null()).stdout(Stdio::null());
-        let child = command.spawn().map_err(|e| format!("a process cannot be started: {e}; raise RLIMIT_NPROC"))?;
+        command
+            .arg("--dir")
+            .arg::<&OsStr>(self.dir.as_ref())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let child = command
+            .spawn()
+            .map_err(|e| format!("a process cannot be started: {e}; raise RLIMIT_NPROC"))?;
         let seen = (self.tally.beats(slot), Instant::now());
-        self.members.push(Member { child, role, serial: self.serial, slot, stopped: None, killed: false, seen });
+        self.members.push(Member {
+            child,
+            role,
+            serial: self.serial,
+            slot,
+            stopped: None,
+            killed: false,
+            seen,
+        });
         Ok(())
     }
 
@@ -143,12 +189,18 @@ impl Torment<'_> {
         self.go_on(Instant::now());
         self.look_whether_whole();
         if self.dice.in_thousand(10) {
-            let role = if self.dice.in_thousand(500) { Role::Writer } else { Role::Reader };
+            let role = if self.dice.in_thousand(500) {
+                Role::Writer
+            } else {
+                Role::Reader
+            };
             // One that has not begun teaches nothing.
             let working: Vec<usize> = (0..self.members.len())
                 .filter(|&at| {
                     let member = &self.members[at];
-                    member.role == role && !member.killed && self.tally.beats(member.slot) != member.seen.0
+                    member.role == role
+                        && !member.killed
+                        && self.tally.beats(member.slot) != member.seen.0
                 })
                 .collect();
             if let Some(&at) = self.dice.one_of(&working) {
@@ -181,9 +233,15 @@ impl Torment<'_> {
             2 if self.owners[0].is_none() => self.stop_owner(0, self.owner.broker(), until),
             3 if self.owners[1].is_none() => self.stop_owner(1, self.owner.keeper(), until),
             which @ (0 | 1) => {
-                let role = if which == 0 { Role::Writer } else { Role::Reader };
+                let role = if which == 0 {
+                    Role::Writer
+                } else {
+                    Role::Reader
+                };
                 let running: Vec<usize> = (0..self.members.len())
-                    .filter(|&at| self.members[at].role == role && self.members[at].stopped.is_none())
+                    .filter(|&at| {
+                        self.members[at].role == role && self.members[at].stopped.is_none()
+                    })
                     .collect();
                 if let Some(&at) = self.dice.one_of(&running) {
                     self.members[at].signal(Signal::STOP);
@@ -220,14 +278,19 @@ impl Torment<'_> {
         }
     }
 
-    /// Looks whether the broker that has the lock serves, with a keeper that has everything. Until then neither may be
-    /// killed: both at once lose what nobody has mapped, as they must.
+    /// Looks whether the broker that has the lock serves, with a keeper that has everything. Until
+    /// then neither may be killed: both at once lose what nobody has mapped, as they must.
     fn look_whether_whole(&mut self) {
         if self.whole || self.owners.iter().any(Option::is_some) {
             return;
         }
-        let Ok(listing) = self.watcher.list() else { return };
-        let holder = self.owner.broker().map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
+        let Ok(listing) = self.watcher.list() else {
+            return;
+        };
+        let holder = self
+            .owner
+            .broker()
+            .map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
         self.whole = listing.keeper == "fed" && holder == Some(listing.pid);
     }
 
@@ -236,19 +299,27 @@ impl Torment<'_> {
         let mut at = 0;
         while at < self.members.len() {
             let member = &mut self.members[at];
-            let ended = member.child.try_wait().map_err(|e| format!("a process cannot be waited for: {e}"))?;
+            let ended = member
+                .child
+                .try_wait()
+                .map_err(|e| format!("a process cannot be waited for: {e}"))?;
             if let Some(status) = ended {
                 let member = self.members.swap_remove(at);
                 match member.role {
                     Role::Writer if member.killed => self.report.writer_kills += 1,
                     Role::Reader if member.killed => self.report.reader_kills += 1,
                     _ if status.success() => {}
-                    role => self.crashes.push(format!("process {} ({role:?}) ended with {status}", member.serial)),
+                    role => self.crashes.push(format!(
+                        "process {} ({role:?}) ended with {status}",
+                        member.serial
+                    )),
                 }
                 continue;
             }
             let (beats, now) = (self.tally.beats(member.slot), Instant::now());
-            if member.stopped.is_some() || beats != member.seen.0 && now - member.seen.1 > SILENCE / 9 {
+            if member.stopped.is_some()
+                || beats != member.seen.0 && now - member.seen.1 > SILENCE / 9
+            {
                 member.seen = (beats, now);
             }
             if !member.killed && now - member.seen.1 > SILENCE {
@@ -267,7 +338,8 @@ impl Torment<'_> {
         Ok(())
     }
 
-    /// Lets everybody come to an end, and looks what is left: visible objects, the last epochs of each name.
+    /// Lets everybody come to an end, and looks what is left: visible objects, the last epochs of
+    /// each name.
     fn end(&mut self) -> Result<(), String> {
         self.go_on(Instant::now() + Duration::from_secs(3_600));
         self.tally.end();
@@ -275,7 +347,9 @@ impl Torment<'_> {
         while !self.members.is_empty() {
             if start.elapsed() > PATIENCE {
                 self.report.hung += self.members.len() as u64;
-                self.members.iter().for_each(|member| member.signal(Signal::KILL));
+                self.members
+                    .iter()
+                    .for_each(|member| member.signal(Signal::KILL));
                 return Ok(());
             }
             self.look_after()?;
@@ -285,8 +359,16 @@ impl Torment<'_> {
         loop {
             let listing = self.watcher.list();
             let left = listing.map(|listing| {
-                let unfinished = listing.objects.iter().filter(|row| row.state != "visible").count();
-                let read = listing.objects.iter().filter(|row| !row.readers.is_empty()).count();
+                let unfinished = listing
+                    .objects
+                    .iter()
+                    .filter(|row| row.state != "visible")
+                    .count();
+                let read = listing
+                    .objects
+                    .iter()
+                    .filter(|row| !row.readers.is_empty())
+                    .count();
                 (unfinished + read + listing.objects.len().saturating_sub(NAMES * EPOCHS)) as u64
             });
             match left {
@@ -295,7 +377,9 @@ impl Torment<'_> {
                     self.report.leaked = left;
                     return Ok(());
                 }
-                Err(error) if start.elapsed() > PATIENCE => return Err(crate::device::explain(&error)),
+                Err(error) if start.elapsed() > PATIENCE => {
+                    return Err(crate::device::explain(&error));
+                }
                 _ => std::thread::sleep(TICK),
             }
         }

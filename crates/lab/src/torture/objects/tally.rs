@@ -1,4 +1,5 @@
-//! What all processes of a run see: counts, and the highest epoch of each name that was answered as committed.
+//! What all processes of a run see: counts, and the highest epoch of each name that was answered as
+//! committed.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -56,7 +57,12 @@ impl Tally {
     ///
     /// The system's error.
     pub fn open(path: &Path) -> io::Result<&'static Tally> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)?;
         file.set_len(size_of::<Tally>() as u64)?;
         map(&file)
     }
@@ -76,7 +82,8 @@ impl Tally {
         self.highest[name].fetch_max(epoch, Ordering::AcqRel);
     }
 
-    /// Returns the highest epoch that was answered as committed: a later open must find it, or a newer one.
+    /// Returns the highest epoch that was answered as committed: a later open must find it, or a
+    /// newer one.
     pub fn highest(&self, name: usize) -> u64 {
         self.highest[name].load(Ordering::Acquire)
     }

@@ -2,7 +2,9 @@
 
 use gpu_ipc::broker::{Client, CreateOptions, ObjectError, Writer};
 
-use super::contents::{NAMES, PART_BYTES, PARTS, STILL, layout, name_of, part_of, stamp_of, still_of};
+use super::contents::{
+    NAMES, PART_BYTES, PARTS, STILL, layout, name_of, part_of, stamp_of, still_of,
+};
 use super::seat::{Seat, forgive};
 use super::tally::Count;
 use crate::owner::connect;
@@ -28,7 +30,9 @@ pub fn run(seat: &Seat) -> Result<(), String> {
 fn put(seat: &Seat, client: &Client, dice: &mut Dice, stamp: u64) -> Result<(), String> {
     let name = dice.below(NAMES as u64) as usize;
     let takes = dice.in_thousand(500);
-    let Some((mut writer, taken)) = create(client, name, stamp, takes)? else { return Ok(()) };
+    let Some((mut writer, taken)) = create(client, name, stamp, takes)? else {
+        return Ok(());
+    };
     if dice.in_thousand(HASTY) {
         writer.ask_before_the_writes_have_ended();
         seat.tally.count(Count::Hasty);
@@ -62,11 +66,19 @@ fn put(seat: &Seat, client: &Client, dice: &mut Dice, stamp: u64) -> Result<(), 
     Ok(())
 }
 
-/// Asks for memory, and says whether the part that stays the same was taken over. A name that has no epoch yet has
-/// none.
-fn create(client: &Client, name: usize, stamp: u64, takes: bool) -> Result<Option<(Writer, bool)>, String> {
+/// Asks for memory, and says whether the part that stays the same was taken over. A name that has
+/// no epoch yet has none.
+fn create(
+    client: &Client,
+    name: usize,
+    stamp: u64,
+    takes: bool,
+) -> Result<Option<(Writer, bool)>, String> {
     if takes {
-        let options = CreateOptions { unchanged: vec![STILL.into()], ..CreateOptions::default() };
+        let options = CreateOptions {
+            unchanged: vec![STILL.into()],
+            ..CreateOptions::default()
+        };
         match client.create_with(&name_of(name), layout(stamp)?, &options) {
             Err(ObjectError::NotFound { .. }) => {}
             created => return Ok(forgive(created)?.map(|writer| (writer, true))),

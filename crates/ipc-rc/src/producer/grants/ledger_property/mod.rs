@@ -1,9 +1,11 @@
-//! The ledger against a map: whatever happens in whatever order, a block's count is the number of its outstanding
-//! slots, every lease is retired exactly once, and nothing is retired while a living process holds it.
+//! The ledger against a map: whatever happens in whatever order, a block's count is the number of
+//! its outstanding slots, every lease is retired exactly once, and nothing is retired while a
+//! living process holds it.
 //!
-//! 1. `mod`: what can happen, in histories of random steps; `world`: the ledger, the map, and what must be true after
-//!    each step.
-//! 2. `racy_file`: what consumers do in the middle of a call. `threads`: what they do at any time, without a map.
+//! 1. `mod`: what can happen, in histories of random steps; `world`: the ledger, the map, and what
+//!    must be true after each step.
+//! 2. `racy_file`: what consumers do in the middle of a call. `threads`: what they do at any time,
+//!    without a map.
 //! 3. `reach`: how far the histories came, which is part of the test.
 
 mod racy_file;
@@ -81,7 +83,10 @@ fn times() -> impl Strategy<Value = usize> {
 }
 
 fn race() -> impl Strategy<Value = Race> {
-    prop::option::of((prop_oneof![3 => 0..8usize, 2 => 0..80usize, 1 => 0..600usize], any::<usize>()))
+    prop::option::of((
+        prop_oneof![3 => 0..8usize, 2 => 0..80usize, 1 => 0..600usize],
+        any::<usize>(),
+    ))
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -113,12 +118,15 @@ fn the_count_is_the_outstanding_slots_and_every_lease_ends_once() {
     let reach = RefCell::new(Reach::default());
     // A step may be another thread's, which has another shard.
     let steps = prop::collection::vec((step(), prop::bool::weighted(0.2)), 1..150);
-    // A run that did not come far enough goes on: what is rare needs luck, and what cannot be reached is found all the
-    // same.
+    // A run that did not come far enough goes on: what is rare needs luck, and what cannot be
+    // reached is found all the same.
     let mut missing = None;
     for _ in 0..MOST_RUNS {
         // Each run its own: a runner that has had its cases runs no more.
-        let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::default() });
+        let mut runner = TestRunner::new(Config {
+            failure_persistence: None,
+            ..Config::default()
+        });
         let found = runner.run(&steps, |steps| {
             let mut world = World::new();
             for (step, elsewhere) in steps {

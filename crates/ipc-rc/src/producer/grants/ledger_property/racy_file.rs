@@ -1,7 +1,8 @@
-//! A counter file in which the other side does something between any two of the ledger's own looks at it.
+//! A counter file in which the other side does something between any two of the ledger's own looks
+//! at it.
 //!
-//! Whatever the scheduler could do to a consumer that shares the words is so done on purpose, and again when a failing
-//! history is shortened.
+//! Whatever the scheduler could do to a consumer that shares the words is so done on purpose, and
+//! again when a failing history is shortened.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -48,8 +49,8 @@ impl Meanwhile {
     }
 }
 
-/// Runs the ledger's `work` with something happening in its middle, and returns what came of that: nothing if the work
-/// was over before.
+/// Runs the ledger's `work` with something happening in its middle, and returns what came of that:
+/// nothing if the work was over before.
 pub fn interrupted<T>(meanwhile: Option<Meanwhile>, work: impl FnOnce() -> T) -> (T, Option<Did>) {
     MEANWHILE.set(meanwhile);
     let done = work();
@@ -87,7 +88,13 @@ impl Word for Racy {
         look();
         self.0.swap(value, order)
     }
-    fn compare_exchange(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64> {
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
         look();
         self.0.compare_exchange(current, new, success, failure)
     }
@@ -103,8 +110,12 @@ pub struct RacyFile {
 impl RacyFile {
     pub fn new(slots: u32) -> RacyFile {
         RacyFile {
-            slots: (0..slots).map(|_| Slot::new(Racy(AtomicU64::new(0)))).collect(),
-            dirty: (0..slots / GROUP).map(|_| Dirty::new(Racy(AtomicU64::new(0)))).collect(),
+            slots: (0..slots)
+                .map(|_| Slot::new(Racy(AtomicU64::new(0))))
+                .collect(),
+            dirty: (0..slots / GROUP)
+                .map(|_| Dirty::new(Racy(AtomicU64::new(0))))
+                .collect(),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! How far the histories of a property test came: one that never fills a ledger says nothing about a full one.
+//! How far the histories of a property test came: one that never fills a ledger says nothing about
+//! a full one.
 
 use std::collections::BTreeSet;
 
@@ -36,23 +37,44 @@ impl Reach {
         self.places.insert(entry.slot % GROUP);
     }
 
-    /// Says what the histories did not reach in a ledger of this many slots and groups; nothing when it is enough.
+    /// Says what the histories did not reach in a ledger of this many slots and groups; nothing
+    /// when it is enough.
     ///
-    /// 256 histories reach several times as much as is asked for here, but for the last groups: those are in use only
-    /// while a ledger is nearly full.
+    /// 256 histories reach several times as much as is asked for here, but for the last groups:
+    /// those are in use only while a ledger is nearly full.
     pub fn missing(&self, slots: usize, groups: usize) -> Option<String> {
-        let often = [self.full, self.stale_claims, self.lapsed, self.not_lapsed, self.deaths, self.threads];
+        let often = [
+            self.full,
+            self.stale_claims,
+            self.lapsed,
+            self.not_lapsed,
+            self.deaths,
+            self.threads,
+        ];
         let missing = [
             (self.most_leases == slots, "a full ledger"),
             (self.groups.len() == groups, "a release in each group"),
-            (self.places.len() == GROUP as usize, "a release at each place of a group"),
+            (
+                self.places.len() == GROUP as usize,
+                "a release at each place of a group",
+            ),
             (self.top_generation > 200, "200 leases of one slot"),
             (self.most_at_once > 100, "100 leases that end in one call"),
-            (often.iter().all(|&times| times > 50), "50 of each kind of step"),
+            (
+                often.iter().all(|&times| times > 50),
+                "50 of each kind of step",
+            ),
             (self.buried_barred > 10, "10 burials of a barred lease"),
-            (self.raced.iter().all(|&times| times > 50), "50 releases and claims in the middle of a call"),
+            (
+                self.raced.iter().all(|&times| times > 50),
+                "50 releases and claims in the middle of a call",
+            ),
         ];
-        let missing: Vec<&str> = missing.iter().filter(|(reached, _)| !reached).map(|&(_, what)| what).collect();
+        let missing: Vec<&str> = missing
+            .iter()
+            .filter(|(reached, _)| !reached)
+            .map(|&(_, what)| what)
+            .collect();
         (!missing.is_empty()).then(|| format!("never reached: {}; {self:?}", missing.join(", ")))
     }
 }

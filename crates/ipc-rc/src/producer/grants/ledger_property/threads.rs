@@ -1,5 +1,5 @@
-//! Threads that grant, claim, release, revoke and collect at once, as they do in a session. There is no map: each lease
-//! says itself where it stands, and ends once.
+//! Threads that grant, claim, release, revoke and collect at once, as they do in a session. There
+//! is no map: each lease says itself where it stands, and ends once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -75,19 +75,32 @@ impl Shared {
         let _alarm = Alarm(&self.failed);
         for n in 0..EACH {
             self.count.add(64);
-            let lease = Arc::new(Lease { stands: AtomicU8::new(GRANTED), count: self.count.clone() });
+            let lease = Arc::new(Lease {
+                stands: AtomicU8::new(GRANTED),
+                count: self.count.clone(),
+            });
             // A mark that was lost may leave the ledger full for ever.
             let mut tries = 0;
             let (now, time_to_live) = (Tick::default(), Some(Duration::from_secs(9)));
             let entry = loop {
-                let begun = if n.is_multiple_of(3) { self.ledger.begin() } else { None };
-                let granted = begun.and_then(|mut shard| shard.grant(OWNER, &lease, now, time_to_live).ok());
-                match granted.map_or_else(|| self.ledger.grant(OWNER, &lease, now, time_to_live), Ok) {
+                let begun = if n.is_multiple_of(3) {
+                    self.ledger.begin()
+                } else {
+                    None
+                };
+                let granted =
+                    begun.and_then(|mut shard| shard.grant(OWNER, &lease, now, time_to_live).ok());
+                match granted
+                    .map_or_else(|| self.ledger.grant(OWNER, &lease, now, time_to_live), Ok)
+                {
                     Ok(entry) => break entry,
                     Err(Refusal::Full) => {
                         tries += 1;
                         assert!(tries < 20_000_000, "nothing comes back any more");
-                        assert!(!self.failed.load(Ordering::Acquire), "another thread found something");
+                        assert!(
+                            !self.failed.load(Ordering::Acquire),
+                            "another thread found something"
+                        );
                         std::thread::yield_now();
                     }
                     Err(Refusal::Gone) => panic!("nobody died"),
@@ -133,7 +146,15 @@ fn threads_that_do_everything_at_once_end_every_lease_once() {
     let file = Arc::new(HeapFile::new(20 * GROUP));
     let count = Arc::new(Count::default());
     let (ended, revoked, done, failed) = Default::default();
-    let shared = Shared { ledger: Ledger::new(), file, count, ended, revoked, done, failed };
+    let shared = Shared {
+        ledger: Ledger::new(),
+        file,
+        count,
+        ended,
+        revoked,
+        done,
+        failed,
+    };
     shared.ledger.open(OWNER);
     shared.ledger.add_file(&shared.file);
     std::thread::scope(|scope| {
@@ -157,19 +178,29 @@ fn threads_that_do_everything_at_once_end_every_lease_once() {
         let pairs: Vec<_> = (0..PAIRS)
             .flat_map(|number| {
                 let (to, from) = channel();
-                [scope.spawn(move || shared.produce(number, &to)), scope.spawn(move || shared.consume(&from))]
+                [
+                    scope.spawn(move || shared.produce(number, &to)),
+                    scope.spawn(move || shared.consume(&from)),
+                ]
             })
             .collect();
         let worked: Vec<_> = pairs.into_iter().map(|thread| thread.join()).collect();
         shared.done.store(true, Ordering::Release);
         let collected = collectors.map(|thread| thread.join());
-        assert!(worked.iter().chain(&collected).all(Result::is_ok), "a thread found something");
+        assert!(
+            worked.iter().chain(&collected).all(Result::is_ok),
+            "a thread found something"
+        );
     });
     let mut out = ReclaimedBlocks::new();
     shared.ledger.collect(Effort::Marked, &mut out);
     shared.end(out);
     let (ended, revoked) = (shared.ended.into_inner(), shared.revoked.into_inner());
-    assert_eq!(ended + revoked, PAIRS * EACH, "{ended} ended, {revoked} revoked: a mark was lost");
+    assert_eq!(
+        ended + revoked,
+        PAIRS * EACH,
+        "{ended} ended, {revoked} revoked: a mark was lost"
+    );
     assert!(ended > 0 && shared.ledger.is_empty());
     assert_eq!(shared.count.sum(), Default::default());
 }

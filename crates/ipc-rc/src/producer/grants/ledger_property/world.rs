@@ -37,7 +37,10 @@ impl Block {
 
     fn new(number: usize, count: &Arc<Count>) -> Arc<Block> {
         count.add(Block::bytes_of(number));
-        Arc::new(Block { number, count: count.clone() })
+        Arc::new(Block {
+            number,
+            count: count.clone(),
+        })
     }
 }
 
@@ -130,14 +133,21 @@ impl World {
     }
 
     fn add_file(&mut self) {
-        self.files.push(Arc::new(RacyFile::new(FILES[self.files.len()])));
+        self.files
+            .push(Arc::new(RacyFile::new(FILES[self.files.len()])));
         self.ledger.add_file(self.files.last().expect("the one"));
     }
 
     /// Chooses a lease, and those that were granted after it.
     fn pick(&self, from: usize, times: usize) -> Vec<usize> {
         let all = self.leases.len();
-        self.leases.keys().cycle().skip(from.checked_rem(all).unwrap_or(0)).take(times.min(all)).copied().collect()
+        self.leases
+            .keys()
+            .cycle()
+            .skip(from.checked_rem(all).unwrap_or(0))
+            .take(times.min(all))
+            .copied()
+            .collect()
     }
 
     fn slot_of(&self, entry: LeaseAddress) -> &channel::shared::slot::Slot<super::racy_file::Racy> {
@@ -158,7 +168,12 @@ impl World {
                 Stands::Held => true,
                 Stands::Released | Stands::Corrupt => return None,
             };
-            Some(Meanwhile { after, file: self.files[lease.entry.file as usize].clone(), entry: lease.entry, releases })
+            Some(Meanwhile {
+                after,
+                file: self.files[lease.entry.file as usize].clone(),
+                entry: lease.entry,
+                releases,
+            })
         });
         let (done, did) = interrupted(meanwhile, || work(self));
         let Some(did) = did else { return (done, None) };
@@ -178,8 +193,14 @@ impl World {
         (done, Some(key))
     }
 
-    /// Takes the leases out of the map that came back; one that may not is an early or a double retirement.
-    fn returned(&mut self, mut out: ReclaimedBlocks<Lent>, found: Claim, may: impl Fn(&Lease) -> bool) {
+    /// Takes the leases out of the map that came back; one that may not is an early or a double
+    /// retirement.
+    fn returned(
+        &mut self,
+        mut out: ReclaimedBlocks<Lent>,
+        found: Claim,
+        may: impl Fn(&Lease) -> bool,
+    ) {
         self.reach.most_at_once = self.reach.most_at_once.max(out.len());
         for lent in out.drain() {
             self.ended(&lent, found, &may);
@@ -187,7 +208,10 @@ impl World {
     }
 
     fn ended(&mut self, lent: &Lent, found: Claim, may: impl Fn(&Lease) -> bool) -> Lease {
-        let lease = self.leases.remove(&lent.lease).expect("a lease ended twice");
+        let lease = self
+            .leases
+            .remove(&lent.lease)
+            .expect("a lease ended twice");
         assert!(may(&lease), "ended too early: {lease:?}");
         assert_eq!(lent.block.number, lease.block, "the block of another lease");
         self.taken.remove(&(lease.entry.file, lease.entry.slot));
@@ -202,11 +226,25 @@ impl World {
         }
         for block in &self.blocks {
             let leases = outstanding.get(&block.number).copied().unwrap_or(0);
-            assert_eq!(Arc::strong_count(block) - 1, leases, "the count of block {}", block.number);
+            assert_eq!(
+                Arc::strong_count(block) - 1,
+                leases,
+                "the count of block {}",
+                block.number
+            );
             outstanding.entry(block.number).or_default();
         }
-        let bytes = outstanding.keys().map(|&number| Block::bytes_of(number)).sum();
-        assert_eq!(self.count.sum(), Amount { blocks: outstanding.len() as u64, bytes });
+        let bytes = outstanding
+            .keys()
+            .map(|&number| Block::bytes_of(number))
+            .sum();
+        assert_eq!(
+            self.count.sum(),
+            Amount {
+                blocks: outstanding.len() as u64,
+                bytes
+            }
+        );
         assert_eq!(self.ledger.is_empty(), self.leases.is_empty());
         self.checks += 1;
         if self.checks.is_multiple_of(8) {
@@ -216,7 +254,12 @@ impl World {
 
     fn check_tally(&self) {
         let tally = self.ledger.tally(tick(self.now), |_| 1);
-        let standing = |which: &[Stands]| self.leases.values().filter(|l| which.contains(&l.stands)).count() as u64;
+        let standing = |which: &[Stands]| {
+            self.leases
+                .values()
+                .filter(|l| which.contains(&l.stands))
+                .count() as u64
+        };
         assert_eq!(tally.bytes, self.leases.len() as u64);
         assert_eq!(tally.in_flight, standing(&[Stands::InFlight]));
         assert_eq!(tally.held, standing(&[Stands::Held, Stands::Released]));
@@ -225,14 +268,27 @@ impl World {
 
     pub fn take(&mut self, step: &Step) {
         match *step {
-            Step::Grant { block, tenths, times } => {
+            Step::Grant {
+                block,
+                tenths,
+                times,
+            } => {
                 for _ in 0..times {
                     self.grant(block, tenths);
                 }
             }
-            Step::Claim { lease, times } => self.pick(lease, times).into_iter().for_each(|key| self.claim(key)),
-            Step::Release { lease, times, marked } => {
-                self.pick(lease, times).into_iter().for_each(|key| self.release(key, marked));
+            Step::Claim { lease, times } => self
+                .pick(lease, times)
+                .into_iter()
+                .for_each(|key| self.claim(key)),
+            Step::Release {
+                lease,
+                times,
+                marked,
+            } => {
+                self.pick(lease, times)
+                    .into_iter()
+                    .for_each(|key| self.release(key, marked));
             }
             Step::Revoke { lease, race } => self.revoke(lease, race),
             Step::Corrupt { lease, word } => self.corrupt(lease, word),
@@ -240,7 +296,9 @@ impl World {
             Step::Glance { shard, race } => {
                 let mut out = ReclaimedBlocks::new();
                 self.race(race, |world| world.ledger.glance(shard, 4, &mut out));
-                self.returned(out, Claim::AlreadyClaimed, |lease| lease.stands == Stands::Released);
+                self.returned(out, Claim::AlreadyClaimed, |lease| {
+                    lease.stands == Stands::Released
+                });
             }
             Step::Expire { tenths, race } => self.expire(tenths, race),
             Step::Past { lease } => self.look_back(lease),
@@ -254,16 +312,34 @@ impl World {
     }
 
     fn grant(&mut self, block: usize, tenths: Option<u64>) -> Option<usize> {
-        let (ttl, lease) = (tenths.map(|tenths| Duration::from_millis(100 * tenths)), self.serial);
-        let lent = Lent { block: self.blocks[block].clone(), lease };
+        let (ttl, lease) = (
+            tenths.map(|tenths| Duration::from_millis(100 * tenths)),
+            self.serial,
+        );
+        let lent = Lent {
+            block: self.blocks[block].clone(),
+            lease,
+        };
         let other = ParticipantId(self.owner.0 + 1);
         match self.grant_by_turns(&lent, ttl) {
             Ok(entry) => {
-                assert!(self.taken.insert((entry.file, entry.slot)), "a slot was granted twice");
+                assert!(
+                    self.taken.insert((entry.file, entry.slot)),
+                    "a slot was granted twice"
+                );
                 self.reach.top_generation = self.reach.top_generation.max(entry.generation.get());
                 let over = tenths.map(|tenths| self.now + tenths);
                 let block = lent.block.number;
-                self.leases.insert(lease, Lease { entry, block, stands: Stands::InFlight, marked: false, over });
+                self.leases.insert(
+                    lease,
+                    Lease {
+                        entry,
+                        block,
+                        stands: Stands::InFlight,
+                        marked: false,
+                        over,
+                    },
+                );
                 self.reach.most_leases = self.reach.most_leases.max(self.leases.len());
                 self.serial += 1;
                 Some(lease)
@@ -271,7 +347,11 @@ impl World {
             Err(Refusal::Full) => {
                 let slots: u32 = FILES[..self.files.len()].iter().sum();
                 assert_eq!(self.leases.len(), slots as usize, "full with room left");
-                assert_eq!(self.ledger.grant(other, &lent, tick(0), None), Err(Refusal::Gone), "another's");
+                assert_eq!(
+                    self.ledger.grant(other, &lent, tick(0), None),
+                    Err(Refusal::Gone),
+                    "another's"
+                );
                 self.reach.full += 1;
                 if self.files.len() < FILES.len() {
                     self.add_file();
@@ -285,7 +365,10 @@ impl World {
     /// Grants by a shard that is locked for several grants, if it has room, every other time.
     fn grant_by_turns(&self, lent: &Lent, ttl: Option<Duration>) -> Result<LeaseAddress, Refusal> {
         let now = tick(self.now);
-        let begun = self.ledger.begin().filter(|_| self.serial.is_multiple_of(2));
+        let begun = self
+            .ledger
+            .begin()
+            .filter(|_| self.serial.is_multiple_of(2));
         let granted = begun.and_then(|mut shard| {
             shard.look_ahead();
             shard.grant(self.owner, lent, now, ttl).ok()
@@ -295,11 +378,20 @@ impl World {
 
     fn claim(&mut self, key: usize) {
         let (entry, stands) = (self.leases[&key].entry, self.leases[&key].stands);
-        assert!(self.ledger.with_block(entry, |lent| lent.lease == key).expect("outstanding"));
+        assert!(
+            self.ledger
+                .with_block(entry, |lent| lent.lease == key)
+                .expect("outstanding")
+        );
         match stands {
-            Stands::InFlight => assert_eq!(self.slot_of(entry).claim(entry.generation), Claim::Held),
+            Stands::InFlight => {
+                assert_eq!(self.slot_of(entry).claim(entry.generation), Claim::Held)
+            }
             Stands::Held | Stands::Released => {
-                assert_eq!(self.slot_of(entry).claim(entry.generation), Claim::AlreadyClaimed);
+                assert_eq!(
+                    self.slot_of(entry).claim(entry.generation),
+                    Claim::AlreadyClaimed
+                );
                 return;
             }
             Stands::Corrupt => return,
@@ -321,12 +413,20 @@ impl World {
     }
 
     fn revoke(&mut self, lease: usize, race: Race) {
-        let Some(&key) = self.pick(lease, 1).first() else { return };
+        let Some(&key) = self.pick(lease, 1).first() else {
+            return;
+        };
         let entry = self.leases[&key].entry;
         // The race is for the lease that is taken back.
-        let (taken, raced) = self.race(race.map(|(after, _)| (after % 3, lease)), |world| world.ledger.revoke(entry));
+        let (taken, raced) = self.race(race.map(|(after, _)| (after % 3, lease)), |world| {
+            world.ledger.revoke(entry)
+        });
         let stands = self.leases[&key].stands;
-        assert_eq!(taken.is_some(), stands == Stands::InFlight, "raced: {raced:?}");
+        assert_eq!(
+            taken.is_some(),
+            stands == Stands::InFlight,
+            "raced: {raced:?}"
+        );
         if let Some(lent) = taken {
             assert_eq!(lent.lease, key);
             self.ended(&lent, Claim::Revoked, |_| true);
@@ -336,10 +436,12 @@ impl World {
 
     /// Writes what no method of a slot writes, as a hostile holder of the file can.
     fn corrupt(&mut self, lease: usize, word: u64) {
-        let Some(&key) = self.pick(lease, 1).first() else { return };
+        let Some(&key) = self.pick(lease, 1).first() else {
+            return;
+        };
         let (entry, stands) = (self.leases[&key].entry, self.leases[&key].stands);
-        let legal =
-            [SlotState::Granted, SlotState::Held, SlotState::Released].map(|state| encode(state, entry.generation));
+        let legal = [SlotState::Granted, SlotState::Held, SlotState::Released]
+            .map(|state| encode(state, entry.generation));
         if legal.contains(&word) || matches!(stands, Stands::Released | Stands::Corrupt) {
             return;
         }
@@ -350,15 +452,29 @@ impl World {
     }
 
     fn collect(&mut self, everything: bool, race: Race) {
-        let effort = if everything { Effort::Everything } else { Effort::Marked };
+        let effort = if everything {
+            Effort::Everything
+        } else {
+            Effort::Marked
+        };
         let mut out = ReclaimedBlocks::new();
         let due = |lease: &Lease| lease.stands == Stands::Released && (everything || lease.marked);
-        let due: Vec<(usize, LeaseAddress)> =
-            self.leases.iter().filter(|(_, lease)| due(lease)).map(|(&key, lease)| (key, lease.entry)).collect();
+        let due: Vec<(usize, LeaseAddress)> = self
+            .leases
+            .iter()
+            .filter(|(_, lease)| due(lease))
+            .map(|(&key, lease)| (key, lease.entry))
+            .collect();
         self.race(race, |world| world.ledger.collect(effort, &mut out));
-        self.returned(out, Claim::AlreadyClaimed, |lease| lease.stands == Stands::Released);
+        self.returned(out, Claim::AlreadyClaimed, |lease| {
+            lease.stands == Stands::Released
+        });
         for (key, entry) in due {
-            assert!(!self.leases.contains_key(&key), "a collect missed a release: {:?}", self.leases[&key]);
+            assert!(
+                !self.leases.contains_key(&key),
+                "a collect missed a release: {:?}",
+                self.leases[&key]
+            );
             if !everything {
                 self.reach.found(entry);
             }
@@ -370,15 +486,25 @@ impl World {
         self.now += tenths;
         let now = self.now;
         let (mut out, mut lapsed) = (ReclaimedBlocks::new(), Vec::new());
-        let (again, _) = self.race(race, |world| world.ledger.expire(tick(now), &mut out, &mut lapsed));
+        let (again, _) = self.race(race, |world| {
+            world.ledger.expire(tick(now), &mut out, &mut lapsed)
+        });
         assert_eq!(lapsed.len(), out.len(), "a lapse without its name");
         self.reach.lapsed += lapsed.len();
-        let entries: BTreeSet<(u32, u32)> = lapsed.iter().map(|entry| (entry.file, entry.slot)).collect();
+        let entries: BTreeSet<(u32, u32)> = lapsed
+            .iter()
+            .map(|entry| (entry.file, entry.slot))
+            .collect();
         self.returned(out, Claim::Revoked, |lease| {
             let is_over = lease.over.is_some_and(|over| over <= now);
-            lease.stands == Stands::InFlight && is_over && entries.contains(&(lease.entry.file, lease.entry.slot))
+            lease.stands == Stands::InFlight
+                && is_over
+                && entries.contains(&(lease.entry.file, lease.entry.slot))
         });
-        let left = self.leases.values().filter(|lease| lease.stands == Stands::InFlight);
+        let left = self
+            .leases
+            .values()
+            .filter(|lease| lease.stands == Stands::InFlight);
         if let Some(first) = left.filter_map(|lease| lease.over).min() {
             assert!(first > now, "one did not lapse");
             assert!(again <= tick(first), "nobody would come again in time");
@@ -387,27 +513,42 @@ impl World {
     }
 
     fn look_back(&mut self, n: usize) {
-        let Some(&(entry, found)) = n.checked_rem(self.past.len()).map(|n| &self.past[n]) else { return };
+        let Some(&(entry, found)) = n.checked_rem(self.past.len()).map(|n| &self.past[n]) else {
+            return;
+        };
         let claim = self.slot_of(entry).claim(entry.generation);
-        let again = self.leases.values().any(|l| (l.entry.file, l.entry.slot) == (entry.file, entry.slot));
-        let later = self
-            .past
-            .iter()
-            .any(|(p, _)| (p.file, p.slot) == (entry.file, entry.slot) && p.generation > entry.generation);
+        let again = self
+            .leases
+            .values()
+            .any(|l| (l.entry.file, l.entry.slot) == (entry.file, entry.slot));
+        let later = self.past.iter().any(|(p, _)| {
+            (p.file, p.slot) == (entry.file, entry.slot) && p.generation > entry.generation
+        });
         if again || later {
             // Unless its word was written over by somebody.
-            assert!(!matches!(claim, Claim::Held | Claim::Revoked | Claim::AlreadyClaimed), "{claim:?} of {entry:?}");
+            assert!(
+                !matches!(claim, Claim::Held | Claim::Revoked | Claim::AlreadyClaimed),
+                "{claim:?} of {entry:?}"
+            );
             self.reach.stale_claims += 1;
         } else {
             assert_eq!(claim, found);
         }
-        assert!(self.ledger.revoke(entry).is_none(), "a lease that has ended was revoked");
-        assert!(self.ledger.with_block(entry, |_| ()).is_none(), "a lease that has ended has a block");
+        assert!(
+            self.ledger.revoke(entry).is_none(),
+            "a lease that has ended was revoked"
+        );
+        assert!(
+            self.ledger.with_block(entry, |_| ()).is_none(),
+            "a lease that has ended has a block"
+        );
     }
 
     fn again(&mut self, block: usize, times: usize) {
         for _ in 0..times {
-            let Some(key) = self.grant(block, None) else { return };
+            let Some(key) = self.grant(block, None) else {
+                return;
+            };
             self.claim(key);
             self.release(key, true);
             self.collect(false, None);
@@ -419,15 +560,37 @@ impl World {
         self.reach.deaths += 1;
         let mut out = ReclaimedBlocks::new();
         self.ledger.close(&mut out);
-        self.returned(out, Claim::Revoked, |lease| lease.stands == Stands::InFlight);
-        assert!(!self.leases.values().any(|lease| lease.stands == Stands::InFlight), "one is still granted");
-        let lent = Lent { block: self.blocks[0].clone(), lease: usize::MAX };
-        assert_eq!(self.ledger.grant(self.owner, &lent, tick(self.now), None), Err(Refusal::Gone), "it is dead");
-        let begun = self.ledger.begin().map(|mut shard| shard.grant(self.owner, &lent, tick(self.now), None));
+        self.returned(out, Claim::Revoked, |lease| {
+            lease.stands == Stands::InFlight
+        });
+        assert!(
+            !self
+                .leases
+                .values()
+                .any(|lease| lease.stands == Stands::InFlight),
+            "one is still granted"
+        );
+        let lent = Lent {
+            block: self.blocks[0].clone(),
+            lease: usize::MAX,
+        };
+        assert_eq!(
+            self.ledger.grant(self.owner, &lent, tick(self.now), None),
+            Err(Refusal::Gone),
+            "it is dead"
+        );
+        let begun = self
+            .ledger
+            .begin()
+            .map(|mut shard| shard.grant(self.owner, &lent, tick(self.now), None));
         assert_eq!(begun, Some(Err(Refusal::Gone)), "it is dead");
         drop(lent);
         self.check_tally();
-        self.reach.buried_barred += self.leases.values().filter(|lease| lease.stands == Stands::Corrupt).count();
+        self.reach.buried_barred += self
+            .leases
+            .values()
+            .filter(|lease| lease.stands == Stands::Corrupt)
+            .count();
         let mut out = ReclaimedBlocks::new();
         self.ledger.bury(&mut out);
         self.returned(out, Claim::AlreadyClaimed, |_| true);
@@ -444,7 +607,11 @@ impl World {
         self.die();
         self.check();
         self.blocks.clear();
-        assert_eq!(self.count.sum(), Amount::default(), "blocks are counted that are gone");
+        assert_eq!(
+            self.count.sum(),
+            Amount::default(),
+            "blocks are counted that are gone"
+        );
         let mine = self.reach;
         all.most_leases = all.most_leases.max(mine.most_leases);
         all.groups.extend(mine.groups);
