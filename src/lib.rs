@@ -77,7 +77,7 @@
 //! # Logs
 //!
 //! The library speaks through `tracing`. Its targets are the modules of its crates: `ipc_rc`
-//! (sessions and participants), `channel` (sockets and threads) and `broker`. What an error calls
+//! (sessions and participants), `transport` (sockets and threads) and `broker`. What an error calls
 //! *the log* is `WARN` and `ERROR` there; `DEBUG` tells of connections, deaths and closings. The
 //! target `gpu_ipc::step` at `TRACE` names each step of a block's life.
 #![cfg_attr(docsrs, feature(doc_cfg))]

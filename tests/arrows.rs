@@ -15,15 +15,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "gpu-ipc-hip-on-cuda",
         &["gpu-ipc-gpu-api", "gpu-ipc-backend-host"],
     ),
-    ("gpu-ipc-channel", &["gpu-ipc-gpu-api"]),
+    ("gpu-ipc-transport", &["gpu-ipc-gpu-api"]),
     (
         "gpu-ipc-ipc-rc",
-        &["gpu-ipc-gpu-api", "gpu-ipc-channel", "gpu-ipc-allocators"],
+        &["gpu-ipc-gpu-api", "gpu-ipc-transport", "gpu-ipc-allocators"],
     ),
     // On `ipc-rc` for streams alone.
     (
         "gpu-ipc-broker",
-        &["gpu-ipc-gpu-api", "gpu-ipc-channel", "gpu-ipc-ipc-rc"],
+        &["gpu-ipc-gpu-api", "gpu-ipc-transport", "gpu-ipc-ipc-rc"],
     ),
     ("gpu-ipc-allocators", &["gpu-ipc-gpu-api"]),
     // On `ipc-rc` for blocks and streams: what it sends to PyTorch is a block of a session.

@@ -5,7 +5,7 @@ use std::path::Path;
 const FOLDERS: [(&str, &str); 5] = [
     ("al/", "crates/allocators/"),
     ("rc/", "crates/ipc-rc/"),
-    ("ch/", "crates/channel/"),
+    ("tr/", "crates/transport/"),
     ("to/", "crates/torch/"),
     ("ga/", "crates/gpu-api/"),
 ];

@@ -12,12 +12,12 @@ use gpu_api::ParticipantId;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::grants::ledger::{Ledger, Refusal};
 use crate::producer::grants::slot_group::Effort;
-use channel::os::clock::Tick;
-use channel::shared::counter_file::{GROUP, HeapFile, SlotFile};
-use channel::shared::slot::{Claim, Generation, Seen, SlotState, decode};
-use channel::wire::descriptor::{self, Descriptor};
-use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
+use transport::os::clock::Tick;
+use transport::shared::counter_file::{GROUP, HeapFile, SlotFile};
+use transport::shared::slot::{Claim, Generation, Seen, SlotState, decode};
+use transport::wire::descriptor::{self, Descriptor};
+use transport::wire::lease_address::LeaseAddress;
+use transport::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
 
 /// Reads bytes as a descriptor, as they are and with a good checksum; what is read has the meaning
 /// of these bytes and of no others. Says whether there is one.

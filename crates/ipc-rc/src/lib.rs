@@ -3,7 +3,7 @@
 //!
 //! Read in this order:
 //!
-//! 1. [`channel`]: descriptors, messages, words in shared memory, the socket, proof of death.
+//! 1. [`transport`]: descriptors, messages, words in shared memory, the socket, proof of death.
 //! 2. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect, proof of death.
 //! 3. `consumer`: [`Participant`] and [`ReceivedBlock`]: connect, claim, map, use, release.
 //!
@@ -44,8 +44,6 @@ mod range;
 mod shard;
 mod stream;
 
-pub use channel::wire::descriptor;
-pub use channel::wire::descriptor::{Descriptor, LeaseId, SessionId};
 pub use consumer::builder::ParticipantBuilder;
 pub use consumer::claim_error::ClaimError;
 pub use consumer::connecting::Connecting;
@@ -65,6 +63,8 @@ pub use producer::sent_block::SentBlock;
 pub use producer::session::{Collected, Session};
 pub use producer::share::{After, ShareOptions, To};
 pub use stream::Stream;
+pub use transport::wire::descriptor;
+pub use transport::wire::descriptor::{Descriptor, LeaseId, SessionId};
 
 /// The protocols, for model checkers: not part of the API.
 #[cfg(gpu_ipc_loom)]

@@ -92,8 +92,8 @@ impl<N> AsFd for Notices<N> {
 mod tests {
     use super::*;
     use crate::consumer::notice::Notice;
-    use channel::wire::descriptor::LeaseId;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use transport::wire::descriptor::LeaseId;
 
     fn is_readable(notices: &Notices<Notice>) -> bool {
         let mut fds = [PollFd::new(notices, PollFlags::IN)];

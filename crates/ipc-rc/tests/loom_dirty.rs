@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use channel::os::clock::Tick;
-use channel::shared::counter_file::{GROUP, SlotFile};
-use channel::shared::dirty::Dirty;
-use channel::shared::slot::{Claim, Generation, Slot};
 use ipc_rc::model::{Effort, ReclaimedBlocks, SlotGroups};
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
+use transport::os::clock::Tick;
+use transport::shared::counter_file::{GROUP, SlotFile};
+use transport::shared::dirty::Dirty;
+use transport::shared::slot::{Claim, Generation, Slot};
 
 /// A counter file of one group, of words that loom knows.
 struct File {

@@ -15,8 +15,8 @@ use crate::error::{ObjectError, Result};
 use crate::memory::range::Range;
 use crate::object::identity::{Epoch, Identity};
 use crate::wire::LeaseSlot;
-use channel::shared::counter_file::slot_word;
-use channel::shared::slot::released_word;
+use transport::shared::counter_file::slot_word;
+use transport::shared::slot::released_word;
 
 /// The outcome of a commit, for the threads that wait for it.
 #[derive(Debug, Default)]
@@ -123,7 +123,7 @@ impl Pending {
         if !self.leases.iter().all(ended) {
             return None;
         }
-        channel::trace_point!("commit.released");
+        transport::trace_point!("commit.released");
         if let Some(range) = self.range.take() {
             // SAFETY: `release` asks that no work touches the range: the leases were released
             // behind every stream that wrote, and the writer, who could queue more, has gone into

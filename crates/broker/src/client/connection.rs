@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use channel::os::process::{descendants_holding, own_pidfd};
-use channel::os::socket::{self, ReceiveOutcome, connect_within};
-use channel::shared::counter_file::CounterFile;
 use gpu_api::{Error, Gpu, WordPtr};
 use rustix::event::PollFlags;
+use transport::os::process::{descendants_holding, own_pidfd};
+use transport::os::socket::{self, ReceiveOutcome, connect_within};
+use transport::shared::counter_file::CounterFile;
 
 use crate::error::{ObjectError, Result};
 use crate::server::broker::SOCKET;

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use channel::os::socket::{self, ReceiveOutcome};
-use channel::os::waker::Waker;
 use gpu_api::{Error, ForkGuard, Gpu};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use transport::os::socket::{self, ReceiveOutcome};
+use transport::os::waker::Waker;
 
 use super::commit::Pending;
 use super::connection::Connection;
@@ -322,7 +322,7 @@ impl Thread {
                                 let waiter = Waiter::Commit(cell, identity);
                                 let request = state.questions.begin(ask, Vec::new(), waiter, false);
                                 state.questions.send(request);
-                                channel::trace_point!("commit.asked");
+                                transport::trace_point!("commit.asked");
                             } else {
                                 cell.set(Err(ObjectError::WriterLost { identity }));
                             }

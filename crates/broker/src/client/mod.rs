@@ -26,8 +26,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use channel::os::socket::runtime_dir;
 use gpu_api::Gpu;
+use transport::os::socket::runtime_dir;
 
 pub use commit::Commit;
 pub use group::{GroupWriter, Roll};

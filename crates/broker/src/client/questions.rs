@@ -16,8 +16,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use channel::os::socket;
 use gpu_api::Error;
+use transport::os::socket;
 
 use super::commit::CommitCell;
 use super::connection::{Connection, nonsense};

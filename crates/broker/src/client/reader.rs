@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use channel::trace_point;
 use gpu_api::{Access, DevicePtr, Error, Gpu};
 use ipc_rc::Stream;
+use transport::trace_point;
 
 use super::connection::nonsense;
 use super::link::Link;

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use channel::shared::slot::Claim;
-use channel::trace_point;
 use gpu_api::{Access, DevicePtr, Error, Gpu};
 use ipc_rc::Stream;
+use transport::shared::slot::Claim;
+use transport::trace_point;
 
 use super::commit::{Commit, CommitCell, Lane, Pending};
 use super::connection::{Words, nonsense};

@@ -11,8 +11,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use channel::os::socket::{ReceiveOutcome, receive, wait_ready};
-use channel::trace_point;
 use gpu_api::{Error, Result};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -20,6 +18,8 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, sendmsg_addr, socket_with, socketpair,
 };
+use transport::os::socket::{ReceiveOutcome, receive, wait_ready};
+use transport::trace_point;
 
 use crate::keeper::notify::{Request, encode};
 use crate::server::bequest::Label;
@@ -112,7 +112,7 @@ impl Depositor {
         drop(theirs);
         let mut inventory = Vec::new();
         let mut names = BTreeSet::new();
-        let mut packet = [0; channel::wire::message::MOST_BYTES];
+        let mut packet = [0; transport::wire::message::MOST_BYTES];
         loop {
             let mut fds = Vec::new();
             let received = receive(&ours, &mut packet, &mut fds);

@@ -17,13 +17,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use channel::os::socket::{SendOutcome, send};
-use channel::trace_point;
 use gpu_api::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use transport::os::socket::{SendOutcome, send};
+use transport::trace_point;
 
 use crate::keeper::notify::{MOST_BYTES, NAMES_A_PACKET, Request, parse};
 use crate::keeper::shelf::Shelf;

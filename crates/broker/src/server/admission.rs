@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use channel::os::socket;
 use gpu_api::{Error, Result, explain};
+use transport::os::socket;
 
 use crate::server::action::{Asker, Participant, Refused};
 use crate::server::peer::{Peer, Proof, Slots, identify};

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use channel::os::socket::{Endpoint, Listener};
-use channel::os::waker::Waker;
-use channel::trace_point;
 use gpu_api::{Error, Result};
+use transport::os::socket::{Endpoint, Listener};
+use transport::os::waker::Waker;
+use transport::trace_point;
 
 use crate::keeper::depositor::{DepositError, Depositor};
 use crate::keeper::process::raise_file_limit;

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use channel::shared::slot::Generation;
 use gpu_api::{BackendKind, DeviceUuid};
 use proptest::prelude::*;
+use transport::shared::slot::Generation;
 
 use super::action::{Action, Answer, Asker, KeepError, Participant, Wanted};
 use super::bequest::{Inherited, Label, Tombs, sort};

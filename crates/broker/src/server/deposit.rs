@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use channel::trace_point;
 use gpu_api::{Error, Result, explain};
+use transport::trace_point;
 
 use crate::keeper::depositor::{DepositError, Depositor};
 use crate::memory::sealed;

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use channel::os::waker::Waker;
+use transport::os::waker::Waker;
 
 use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;

@@ -2,10 +2,10 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use channel::os::process;
-use channel::shared::counter_file::{CounterFile, FIRST_SLOTS};
-use channel::shared::slot::{Generation, Seen};
 use gpu_api::Result;
+use transport::os::process;
+use transport::shared::counter_file::{CounterFile, FIRST_SLOTS};
+use transport::shared::slot::{Generation, Seen};
 
 use crate::server::action::Asker;
 use crate::wire::LeaseSlot;
@@ -118,7 +118,7 @@ pub(super) fn identify(fds: &[OwnedFd]) -> Result<Option<(u32, String)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use channel::shared::slot::Claim;
+    use transport::shared::slot::Claim;
 
     #[test]
     fn only_what_was_released_is_granted_again() {

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use channel::os::process;
-use channel::os::socket::{self, Listener, ReceiveOutcome};
-use channel::os::waker::Waker;
-use channel::trace_point;
 use gpu_api::{Error, Result};
+use transport::os::process;
+use transport::os::socket::{self, Listener, ReceiveOutcome};
+use transport::os::waker::Waker;
+use transport::trace_point;
 
 use crate::memory::sealed;
 use crate::object::identity::Epoch;

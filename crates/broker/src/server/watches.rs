@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use channel::os::poller::Poller;
 use gpu_api::Result;
+use transport::os::poller::Poller;
 
 use crate::server::action::Participant;
 

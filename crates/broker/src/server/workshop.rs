@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use channel::trace_point;
 use gpu_api::{Error, Gpu, Result, explain};
+use transport::trace_point;
 
 use crate::memory::sealed;
 use crate::memory::store::{FindGpus, make_region};

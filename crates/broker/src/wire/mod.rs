@@ -52,11 +52,11 @@ mod refusal;
 mod to_broker;
 mod to_client;
 
-pub use channel::wire::packet::MOST_BYTES;
 pub use packet::{DecodeError, version_of_hello};
 pub use refusal::Refusal;
 pub use to_broker::{Selector, ToBroker};
 pub use to_client::{LeaseSlot, Standing, ToClient};
+pub use transport::wire::packet::MOST_BYTES;
 
 /// The lowest version that this crate speaks.
 pub const LOWEST: u16 = 1;

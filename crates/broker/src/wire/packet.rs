@@ -1,7 +1,7 @@
 //! What the messages of brokers have beside other packets: several versions, identities and epochs.
 
-use channel::wire::packet::{self, Header, MOST_BYTES, Malformed, Protocol, Reader, Writer};
 use gpu_api::Error;
+use transport::wire::packet::{self, Header, MOST_BYTES, Malformed, Protocol, Reader, Writer};
 
 use super::{HIGHEST, LOWEST};
 use crate::object::identity::{Epoch, Identity};

@@ -5,7 +5,7 @@
 //! were written by hand from the table of `docs/WIRE.md`, not by this crate. A new version gets a
 //! file of its own, and the old ones stay.
 
-use channel::shared::slot::Generation;
+use transport::shared::slot::Generation;
 
 use super::{
     LeaseSlot, MOST_BYTES, Refusal, Selector, Standing, ToBroker, ToClient, version_of_hello,

@@ -1,6 +1,6 @@
 //! What participants say to a broker.
 
-use channel::wire::packet::MOST_BYTES;
+use transport::wire::packet::MOST_BYTES;
 
 use super::packet::{DecodeError, check, check_version, epoch, identity, malformed, read, start};
 use crate::object::identity::{Epoch, Identity};

@@ -1,7 +1,7 @@
 //! What a broker says to participants.
 
-use channel::shared::slot::Generation;
-use channel::wire::packet::MOST_BYTES;
+use transport::shared::slot::Generation;
+use transport::wire::packet::MOST_BYTES;
 
 use super::Refusal;
 use super::packet::{DecodeError, check, check_version, epoch, identity, malformed, read, start};

@@ -278,7 +278,7 @@ fn nobody_commits_or_aborts_anothers_object() {
 fn versions_that_do_not_meet_are_both_named() {
     let (dir, _keeper) = started();
     let raw = Raw::connect(&dir);
-    let pidfd = channel::os::process::own_pidfd().expect("a pidfd");
+    let pidfd = transport::os::process::own_pidfd().expect("a pidfd");
     raw.say(&hello(7, 9), &[pidfd.as_fd()]);
     let (answer, _) = raw.hear().expect("an answer");
     let ToClient::Refused {
@@ -336,7 +336,9 @@ fn nonsense_is_passed_over() {
     raw.say_bytes(&[0; 4096], &[]);
     raw.say(
         &hello(1, 1),
-        &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()],
+        &[transport::os::process::own_pidfd()
+            .expect("a pidfd")
+            .as_fd()],
     );
     raw.say(&ToBroker::List { request: 5 }, &[]);
     assert!(matches!(
@@ -550,7 +552,7 @@ fn questions_may_come_twice() {
         "one object, one lease: {slots:?}"
     );
     let counters =
-        channel::shared::counter_file::CounterFile::open(file, 8_192).expect("a counter file");
+        transport::shared::counter_file::CounterFile::open(file, 8_192).expect("a counter file");
     for lease in &slots[0] {
         let slot = counters.slot(lease.slot);
         let _ = slot.claim(lease.generation);

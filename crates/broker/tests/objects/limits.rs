@@ -237,7 +237,9 @@ fn texts_are_at_most_512_bytes() {
     .concat();
     bad.say_bytes(
         &hello,
-        &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()],
+        &[transport::os::process::own_pidfd()
+            .expect("a pidfd")
+            .as_fd()],
     );
     let Some((
         ToClient::Refused {
@@ -340,7 +342,9 @@ fn silent_connections_keep_nobody_out() {
     let last = silent.last().expect("one of 300");
     last.say(
         &hello(1, 1),
-        &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()],
+        &[transport::os::process::own_pidfd()
+            .expect("a pidfd")
+            .as_fd()],
     );
     assert!(
         matches!(last.hear(), Some((ToClient::Welcome { .. }, _))),
@@ -356,7 +360,9 @@ fn participants_beyond_the_most_are_refused() {
     let third = Raw::connect(&dir);
     third.say(
         &hello(1, 1),
-        &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()],
+        &[transport::os::process::own_pidfd()
+            .expect("a pidfd")
+            .as_fd()],
     );
     let Some((
         ToClient::Refused {
@@ -375,7 +381,9 @@ fn participants_beyond_the_most_are_refused() {
         let next = Raw::connect(&dir);
         next.say(
             &hello(1, 1),
-            &[channel::os::process::own_pidfd().expect("a pidfd").as_fd()],
+            &[transport::os::process::own_pidfd()
+                .expect("a pidfd")
+                .as_fd()],
         );
         matches!(next.hear(), Some((ToClient::Welcome { .. }, _)))
     });

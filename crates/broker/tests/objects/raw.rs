@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use broker::wire::{MOST_BYTES, ToBroker, ToClient};
-use channel::os::process::own_pidfd;
-use channel::os::socket::{ReceiveOutcome, connect_within, receive, send, wait_ready};
 use rustix::event::PollFlags;
+use transport::os::process::own_pidfd;
+use transport::os::socket::{ReceiveOutcome, connect_within, receive, send, wait_ready};
 
 pub struct Raw {
     socket: OwnedFd,

@@ -13,12 +13,12 @@ use crate::consumer::leases::holdings::Holdings;
 use crate::consumer::mappings::mapping_cache::Cache;
 use crate::consumer::participant::Participant;
 use crate::consumer::service::Service;
-use channel::os::process;
-use channel::os::socket::{self, Connecting, ReceiveOutcome, SendOutcome};
-use channel::os::thread;
-use channel::shared::counter_file::CounterFile;
-use channel::trace_point;
-use channel::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
+use transport::os::process;
+use transport::os::socket::{self, Connecting, ReceiveOutcome, SendOutcome};
+use transport::os::thread;
+use transport::shared::counter_file::CounterFile;
+use transport::trace_point;
+use transport::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
 
 /// Opens a [`Participant`]: how it maps memory, how long it waits, and its name.
 ///

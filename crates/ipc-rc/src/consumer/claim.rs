@@ -18,13 +18,13 @@ use crate::consumer::mappings::mapping::Entered;
 use crate::consumer::mappings::mapping_cache::NotMapped;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::consumer::wait::Wait;
-use channel::shared::counter_file::TIMELINES;
-use channel::shared::slot::{Claim, Generation};
-use channel::shared::timeline;
-use channel::trace_point;
-use channel::wire::descriptor::{Fence, Fields, GrantKind, View};
-use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{RefusalCode, TicketId};
+use transport::shared::counter_file::TIMELINES;
+use transport::shared::slot::{Claim, Generation};
+use transport::shared::timeline;
+use transport::trace_point;
+use transport::wire::descriptor::{Fence, Fields, GrantKind, View};
+use transport::wire::lease_address::LeaseAddress;
+use transport::wire::message::{RefusalCode, TicketId};
 
 /// Where a block lies.
 #[derive(Clone, Copy, Debug)]

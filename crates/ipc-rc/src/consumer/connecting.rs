@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::consumer::builder::ParticipantBuilder;
 use crate::consumer::participant::Participant;
-use channel::os::thread;
+use transport::os::thread;
 
 /// A connection that is being made. Readable, as [`AsFd`], when
 /// [`try_finish`](Connecting::try_finish) has a result.

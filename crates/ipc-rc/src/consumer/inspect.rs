@@ -10,11 +10,11 @@ use rustix::event::PollFlags;
 use crate::consumer::connection::question::{Answer, Key, No, Question};
 use crate::consumer::connection::questions::{Interest, Look, Questions, Unsent};
 use crate::producer::report::Stats;
-use channel::os::process;
-use channel::os::socket::{self, ReceiveOutcome, SendOutcome};
-use channel::shared::snapshot_file;
-use channel::wire::descriptor::SessionId;
-use channel::wire::message::{MOST_BYTES, ReportPage, ToParticipant};
+use transport::os::process;
+use transport::os::socket::{self, ReceiveOutcome, SendOutcome};
+use transport::shared::snapshot_file;
+use transport::wire::descriptor::SessionId;
+use transport::wire::message::{MOST_BYTES, ReportPage, ToParticipant};
 
 /// What a session told of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -242,8 +242,8 @@ mod tests {
     use std::os::fd::BorrowedFd;
 
     use super::*;
-    use channel::os::socket::{Endpoint, Listener};
-    use channel::wire::message::{RefusalCode, ToProducer};
+    use transport::os::socket::{Endpoint, Listener};
+    use transport::wire::message::{RefusalCode, ToProducer};
 
     /// Long enough for the slowest machine: a wait that takes longer fails the test.
     const WATCHDOG: Option<Duration> = Some(Duration::from_secs(60));

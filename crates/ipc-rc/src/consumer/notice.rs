@@ -3,7 +3,7 @@
 use gpu_api::RegionId;
 
 use crate::notices::Vital;
-use channel::wire::descriptor::LeaseId;
+use transport::wire::descriptor::LeaseId;
 
 /// Something an application may want to know at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -17,7 +17,7 @@ use crate::consumer::leases::holdings::Holdings;
 use crate::consumer::notice::Notice;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::consumer::wait::Wait;
-use channel::wire::descriptor::SessionId;
+use transport::wire::descriptor::SessionId;
 
 /// A consumer's connection to one producer's session.
 ///

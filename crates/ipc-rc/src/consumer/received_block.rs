@@ -17,9 +17,9 @@ use crate::producer::grants::ticket::Claims;
 use crate::producer::share::To;
 use crate::range::part_of;
 use crate::stream::Stream;
-use channel::shared::timeline;
-use channel::wire::descriptor::Descriptor;
-use channel::wire::message::Heir;
+use transport::shared::timeline;
+use transport::wire::descriptor::Descriptor;
+use transport::wire::message::Heir;
 
 /// What a received block's contents are worth. Closed, so that callers handle each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

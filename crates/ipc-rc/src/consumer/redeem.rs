@@ -7,10 +7,10 @@ use crate::consumer::connection::asking::{Asking, Patience};
 use crate::consumer::connection::link::Link;
 use crate::consumer::connection::question::{Answer, Key, Question};
 use crate::consumer::connection::questions::Look;
-use channel::trace_point;
-use channel::wire::descriptor::Descriptor;
-use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{Granted, Heir, Outcome, TicketId};
+use transport::trace_point;
+use transport::wire::descriptor::Descriptor;
+use transport::wire::lease_address::LeaseAddress;
+use transport::wire::message::{Granted, Heir, Outcome, TicketId};
 
 impl Link {
     /// Returns the lease that a ticket gives this participant, and the interest in it: while that

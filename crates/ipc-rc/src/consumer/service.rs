@@ -14,9 +14,9 @@ use crate::consumer::leases::holdings::Holdings;
 use crate::consumer::mappings::mapping::Mapping;
 use crate::consumer::mappings::mapping_cache;
 use crate::consumer::notice::Notice;
-use channel::os::blocking::Blocking;
-use channel::os::clock::Tick;
-use channel::trace_point;
+use transport::os::blocking::Blocking;
+use transport::os::clock::Tick;
+use transport::trace_point;
 
 /// The shortest and the longest time between two looks at what the kernel does not announce.
 const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));

@@ -8,9 +8,9 @@ use crate::consumer::claim_error::ClaimError;
 use crate::consumer::connection::asking::Patience;
 use crate::consumer::connection::link::Link;
 use crate::stream::Stream;
-use channel::shared::counter_file::timeline_word;
-use channel::shared::timeline;
-use channel::wire::descriptor::Fence;
+use transport::shared::counter_file::timeline_word;
+use transport::shared::timeline;
+use transport::wire::descriptor::Fence;
 
 /// How a claim waits for the producer's work on the block.
 #[derive(Clone, Copy, Debug)]

@@ -11,9 +11,9 @@ use gpu_api::{Error, Gpu, RegionSource, Result, Sharing};
 use crate::producer::core::{Core, Facts};
 use crate::producer::service::turn::start;
 use crate::producer::session::Session;
-use channel::os::clock::Tick;
-use channel::os::socket::{self, Endpoint, Listener};
-use channel::wire::descriptor::SessionId;
+use transport::os::clock::Tick;
+use transport::os::socket::{self, Endpoint, Listener};
+use transport::wire::descriptor::SessionId;
 
 /// Default bytes of a region: a few hold thousands of small blocks, and a participant maps one in
 /// well under a millisecond.

@@ -11,8 +11,8 @@ use crate::producer::blocks::tokens::AdoptToken;
 use crate::producer::core::Core;
 use crate::producer::grants::slot_group::Effort;
 use crate::shard::own_shard;
-use channel::os::clock::Tick;
-use channel::trace_point;
+use transport::os::clock::Tick;
+use transport::trace_point;
 
 /// Every 4th drop checks 4 dirty words. Reading words that are in no near cache costs a drop as
 /// much as all else.

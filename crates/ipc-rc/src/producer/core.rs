@@ -20,8 +20,8 @@ use crate::producer::notice::SessionNotice;
 use crate::producer::roster::table::Roster;
 use crate::producer::wakeups::Wakeups;
 use crate::shard::SHARDS;
-use channel::os::clock::Tick;
-use channel::wire::descriptor::SessionId;
+use transport::os::clock::Tick;
+use transport::wire::descriptor::SessionId;
 
 /// What never changes about a session.
 #[derive(Debug)]

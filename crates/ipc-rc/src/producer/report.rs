@@ -8,8 +8,8 @@ use gpu_api::{Holder, Reclaim, SourceUsage};
 use crate::producer::blocks::count::Amount;
 use crate::producer::core::Core;
 use crate::producer::grants::ledger::Tally;
-use channel::os::clock::Tick;
-use channel::wire::message::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, ToParticipant};
+use transport::os::clock::Tick;
+use transport::wire::message::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, ToParticipant};
 
 /// A session at one moment. Numbers are of blocks unless they say bytes; a sum taken while others
 /// work is a picture of that moment, not a transaction.

@@ -14,8 +14,8 @@ use crate::producer::core::Core;
 use crate::producer::grants::slot_group::Effort;
 use crate::producer::share::{After, ShareOptions, To};
 use crate::stream::Stream;
-use channel::trace_point;
-use channel::wire::descriptor::Descriptor;
+use transport::trace_point;
+use transport::wire::descriptor::Descriptor;
 
 /// A block that this process produces: allocate, [`share`](SentBlock::share), drop.
 ///

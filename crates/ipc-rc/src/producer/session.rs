@@ -20,8 +20,8 @@ use crate::producer::notice::SessionNotice;
 use crate::producer::report::{ShutdownReport, Stats};
 use crate::producer::sent_block::{self, SentBlock};
 use crate::producer::share::{After, ShareOptions, To};
-use channel::os::socket;
-use channel::wire::descriptor::{Descriptor, SessionId};
+use transport::os::socket;
+use transport::wire::descriptor::{Descriptor, SessionId};
 
 /// A producer's session: its blocks, their leases, and the moment when each is free.
 ///

@@ -17,13 +17,13 @@ use crate::producer::roster::peer::Peer;
 use crate::producer::roster::place::place_of;
 use crate::producer::roster::table::{find, seated};
 use crate::stream::{Stream, advise};
-use channel::os::clock::Tick;
-use channel::shared::counter_file::CounterFile;
-use channel::shared::slot::Generation;
-use channel::trace_point;
-use channel::wire::descriptor::{Descriptor, Fence, Fields, GrantKind};
-use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{TicketId, ToParticipant};
+use transport::os::clock::Tick;
+use transport::shared::counter_file::CounterFile;
+use transport::shared::slot::Generation;
+use transport::trace_point;
+use transport::wire::descriptor::{Descriptor, Fence, Fields, GrantKind};
+use transport::wire::lease_address::LeaseAddress;
+use transport::wire::message::{TicketId, ToParticipant};
 
 /// The addressee of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

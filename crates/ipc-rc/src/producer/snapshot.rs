@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 
 use crate::producer::core::Core;
-use channel::shared::snapshot_file;
-use channel::wire::message::{MOST_SNAPSHOT, RefusalCode, ToParticipant};
+use transport::shared::snapshot_file;
+use transport::wire::message::{MOST_SNAPSHOT, RefusalCode, ToParticipant};
 
 impl Core {
     /// Answers a request for a snapshot; the file goes with the message.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gpu_api::Result;
 
-use channel::os::waker::Waker;
+use transport::os::waker::Waker;
 
 /// Threads that sleep until something happens.
 #[derive(Debug)]

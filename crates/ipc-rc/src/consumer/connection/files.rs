@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gpu_api::{Error, Gpu, Result, WordPtr};
 
 use crate::consumer::leases::record::Record;
-use channel::shared::counter_file::{CounterFile, GROUP, MOST_SLOTS, TIMELINES};
-use channel::shared::slot::Claim;
-use channel::shared::timeline;
-use channel::wire::descriptor;
-use channel::wire::lease_address::LeaseAddress;
+use transport::shared::counter_file::{CounterFile, GROUP, MOST_SLOTS, TIMELINES};
+use transport::shared::slot::Claim;
+use transport::shared::timeline;
+use transport::wire::descriptor;
+use transport::wire::lease_address::LeaseAddress;
 
 /// A counter file, as its participant has it.
 #[derive(Debug)]

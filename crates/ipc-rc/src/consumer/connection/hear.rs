@@ -14,10 +14,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::consumer::connection::link::Link;
 use crate::consumer::connection::question::{Answer, Key, No};
 use crate::consumer::notice::Notice;
-use channel::os::socket::{self, ReceiveOutcome};
-use channel::trace_point;
-use channel::wire::descriptor::LeaseId;
-use channel::wire::message::{MOST_BYTES, RefusalCode, ToParticipant};
+use transport::os::socket::{self, ReceiveOutcome};
+use transport::trace_point;
+use transport::wire::descriptor::LeaseId;
+use transport::wire::message::{MOST_BYTES, RefusalCode, ToParticipant};
 
 /// What there was to hear.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -18,13 +18,13 @@ use crate::consumer::connection::question::{Key, Question};
 use crate::consumer::connection::questions::{Questions, Unsent};
 use crate::consumer::notice::Notice;
 use crate::notices::Notices;
-use channel::os::poller::Poller;
-use channel::os::socket::{self, SendOutcome};
-use channel::os::waker::Waker;
-use channel::shared::counter_file::CounterFile;
-use channel::shared::timeline;
-use channel::wire::descriptor::{self, SessionId};
-use channel::wire::message::{MOST_BYTES, ToProducer};
+use transport::os::poller::Poller;
+use transport::os::socket::{self, SendOutcome};
+use transport::os::waker::Waker;
+use transport::shared::counter_file::CounterFile;
+use transport::shared::timeline;
+use transport::wire::descriptor::{self, SessionId};
+use transport::wire::message::{MOST_BYTES, ToProducer};
 
 /// The key of the producer's socket in the poller.
 pub(crate) const SOCKET: u64 = 0;

@@ -2,10 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use channel::wire::descriptor::Descriptor;
-use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{Heir, Outcome, RefusalCode, RegionPlace, ReportPage, TicketId};
 use gpu_api::{Access, DeviceUuid, RegionId};
+use transport::wire::descriptor::Descriptor;
+use transport::wire::lease_address::LeaseAddress;
+use transport::wire::message::{Heir, Outcome, RefusalCode, RegionPlace, ReportPage, TicketId};
 
 /// What a question is about.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

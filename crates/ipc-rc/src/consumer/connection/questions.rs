@@ -52,8 +52,8 @@ use arrayvec::ArrayVec;
 use gpu_api::RegionId;
 
 use crate::consumer::connection::question::{Answer, Key, No, Question};
-use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{MOST_TICKETS, Outcome, ToProducer};
+use transport::wire::lease_address::LeaseAddress;
+use transport::wire::message::{MOST_TICKETS, Outcome, ToProducer};
 
 /// The time after which a question is repeated first, and the longest between two repeats.
 const REPEAT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));

@@ -11,14 +11,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use channel::shared::slot::Generation;
-use channel::wire::descriptor::{Descriptor, Fields, GrantKind, SessionId};
-use channel::wire::message::{
+use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, ParticipantId};
+use proptest::prelude::*;
+use transport::shared::slot::Generation;
+use transport::wire::descriptor::{Descriptor, Fields, GrantKind, SessionId};
+use transport::wire::message::{
     Granted, Heir, NUMBERS, RefusalCode, RegionPlace, ReportPage, TicketAnswer, TicketId,
     ToParticipant,
 };
-use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, ParticipantId};
-use proptest::prelude::*;
 
 use super::*;
 use crate::producer::roster::told::{Told, Wish};

@@ -32,7 +32,7 @@
 
 use std::sync::atomic::Ordering;
 
-use channel::shared::word::{NamedOrdering, Tally};
+use transport::shared::word::{NamedOrdering, Tally};
 
 /// Pairs with [`LAST`] and [`LAST_AFTER_ALL`].
 pub const LET_GO: NamedOrdering = NamedOrdering::new("let_go", Ordering::Release);

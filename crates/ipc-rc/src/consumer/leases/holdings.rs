@@ -10,11 +10,11 @@ use crate::consumer::connection::link::Link;
 use crate::consumer::leases::release_queue::{Ends, ReleaseQueues};
 use crate::consumer::mappings::mapping::{Entered, Home};
 use crate::consumer::mappings::mapping_cache::{Cache, Mappings};
-use channel::shared::counter_file::{dirty_word, slot_word};
-use channel::shared::dirty::MARKED;
-use channel::shared::slot::released_word;
-use channel::trace_point;
-use channel::wire::lease_address::LeaseAddress;
+use transport::shared::counter_file::{dirty_word, slot_word};
+use transport::shared::dirty::MARKED;
+use transport::shared::slot::released_word;
+use transport::trace_point;
+use transport::wire::lease_address::LeaseAddress;
 
 /// A participant's state. Its handles, open mappings and thread each hold one
 /// [`Arc`](std::sync::Arc) of it.

@@ -13,8 +13,8 @@ use crate::consumer::leases::holdings::{Held, Holdings};
 use crate::consumer::leases::record::Record;
 use crate::consumer::leases::release_queue::{Ends, MOST_TOGETHER};
 use crate::stream::Stream;
-use channel::wire::descriptor::Fence;
-use channel::wire::lease_address::LeaseAddress;
+use transport::wire::descriptor::Fence;
+use transport::wire::lease_address::LeaseAddress;
 
 /// Leases that end together, by one batch of stores.
 type Ending = ArrayVec<Held, MOST_TOGETHER>;

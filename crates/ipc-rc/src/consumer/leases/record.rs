@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::consumer::leases::handle_count::HandleCount;
 use crate::stream::Stream;
-use channel::wire::descriptor::{Fence, NO_FENCE};
+use transport::wire::descriptor::{Fence, NO_FENCE};
 
 /// What the handles of one lease share.
 #[derive(Debug)]

@@ -28,10 +28,10 @@ use crate::consumer::mappings::mapping::{Entered, Home, Mapping, Opened};
 use crate::consumer::mappings::ranges::Ranges;
 use crate::consumer::mappings::span::{Pieces, Spans};
 use crate::shard::own_shard;
-use channel::shared::slot::Claim;
-use channel::trace_point;
-use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{RefusalCode, RegionPlace};
+use transport::shared::slot::Claim;
+use transport::trace_point;
+use transport::wire::lease_address::LeaseAddress;
+use transport::wire::message::{RefusalCode, RegionPlace};
 
 /// Places where regions are found without a table: more than most producers have regions.
 const PLACES: usize = 256;

@@ -35,7 +35,7 @@
 
 use std::sync::atomic::Ordering;
 
-use channel::shared::word::{NamedOrdering, Tally};
+use transport::shared::word::{NamedOrdering, Tally};
 
 /// Pairs with [`OPEN`].
 pub const ENTER: NamedOrdering = NamedOrdering::new("enter", Ordering::Acquire);

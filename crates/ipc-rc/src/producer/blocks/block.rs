@@ -17,7 +17,7 @@ use crate::producer::blocks::pending_work::Proof;
 use crate::producer::blocks::tokens::AdoptToken;
 use crate::producer::fences::fence::Fences;
 use crate::stream::{NamedStream, Stream};
-use channel::trace_point;
+use transport::trace_point;
 
 /// Where a block's bytes go when nothing holds them any more.
 #[derive(Debug)]

@@ -21,7 +21,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::shard::{SHARDS, own_shard};
-use channel::shared::word::{NamedOrdering, Tally};
+use transport::shared::word::{NamedOrdering, Tally};
 
 /// Pairs with [`SUM`].
 pub const WENT: NamedOrdering = NamedOrdering::new("went", Ordering::Release);

@@ -9,7 +9,7 @@ use crate::producer::blocks::adopted::FIRST_ADOPTED;
 use crate::producer::blocks::count::Count;
 use crate::producer::blocks::tokens::{AdoptToken, ReturnedTokens};
 use crate::producer::wakeups::Wakeups;
-use channel::wire::descriptor::SessionId;
+use transport::wire::descriptor::SessionId;
 
 /// A session's memory.
 pub(crate) struct Memory {

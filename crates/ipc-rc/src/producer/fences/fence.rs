@@ -18,9 +18,9 @@ use crate::gpu_event::GpuEvent;
 use crate::producer::fences::progress::{Debt, Progress};
 use crate::producer::fences::words::{Cell, Words, try_lock};
 use crate::stream::{Stream, StreamKey, advise};
-use channel::shared::counter_file::timeline_word;
-use channel::shared::timeline::{LIMIT, Timeline};
-use channel::wire::descriptor::Fence;
+use transport::shared::counter_file::timeline_word;
+use transport::shared::timeline::{LIMIT, Timeline};
+use transport::wire::descriptor::Fence;
 
 /// What to do instead of a share under capture.
 pub(crate) const UNCAPTURED: &str = "share before the capture begins or after it ended";
@@ -404,7 +404,7 @@ mod tests {
     use gpu_api::DeviceId;
 
     use super::*;
-    use channel::shared::counter_file::{CounterFile, FIRST_SLOTS, TIMELINES};
+    use transport::shared::counter_file::{CounterFile, FIRST_SLOTS, TIMELINES};
 
     struct Bench {
         gpu: Gpu,

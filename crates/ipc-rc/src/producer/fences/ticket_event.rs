@@ -14,7 +14,7 @@ use crate::gpu_event::GpuEvent;
 use crate::producer::fences::fence::Fences;
 use crate::producer::fences::words::Words;
 use crate::stream::{Stream, StreamKey};
-use channel::wire::descriptor::Fence;
+use transport::wire::descriptor::Fence;
 
 /// Writes queued on one stream: far below the 1,020 entries at which a driver blocks; each write
 /// has a wait before it.

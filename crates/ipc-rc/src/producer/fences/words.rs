@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use gpu_api::{Error, ParticipantId, Result, WordPtr};
 
 use crate::producer::fences::progress::{Debt, Progress};
-use channel::shared::counter_file::{CounterFile, TIMELINES};
-use channel::shared::timeline;
+use transport::shared::counter_file::{CounterFile, TIMELINES};
+use transport::shared::timeline;
 
 /// One timeline word of one participant.
 #[derive(Debug)]

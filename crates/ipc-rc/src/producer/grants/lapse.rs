@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use channel::os::clock::Tick;
+use transport::os::clock::Tick;
 
 /// The time of the next look. A grant that lapses earlier lowers it.
 #[derive(Debug)]

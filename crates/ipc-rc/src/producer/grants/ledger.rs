@@ -25,10 +25,10 @@ use gpu_api::ParticipantId;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::grants::slot_group::{Effort, SlotGroups};
 use crate::shard::{SHARDS, own_shard};
-use channel::os::clock::Tick;
-use channel::shared::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
-use channel::shared::slot::Seen;
-use channel::wire::lease_address::LeaseAddress;
+use transport::os::clock::Tick;
+use transport::shared::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
+use transport::shared::slot::Seen;
+use transport::wire::lease_address::LeaseAddress;
 
 /// Why a grant was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
-use channel::shared::counter_file::HeapFile;
-use channel::shared::slot::Claim;
+use transport::shared::counter_file::HeapFile;
+use transport::shared::slot::Claim;
 
 type Block = Arc<u32>;
 

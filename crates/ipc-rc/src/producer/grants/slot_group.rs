@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::shard::SHARDS;
-use channel::os::clock::Tick;
-use channel::shared::counter_file::{GROUP, SlotFile};
-use channel::shared::slot::{Generation, Revoke, Seen, Slot};
+use transport::os::clock::Tick;
+use transport::shared::counter_file::{GROUP, SlotFile};
+use transport::shared::slot::{Generation, Revoke, Seen, Slot};
 
 /// How hard a collect looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -29,9 +29,9 @@ use gpu_api::{Error, ParticipantId, Result};
 use crate::producer::blocks::block::Block;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::ticket_event::TicketEvent;
-use channel::os::clock::Tick;
-use channel::shared::slot::Generation;
-use channel::wire::message::{Granted, Outcome, TicketId};
+use transport::os::clock::Tick;
+use transport::shared::slot::Generation;
+use transport::wire::message::{Granted, Outcome, TicketId};
 
 /// How often a ticket can be claimed, each time by another participant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use crate::producer::blocks::block::Block;
 use crate::producer::grants::ledger::Ledger;
 use crate::producer::roster::place::MOST_PARTICIPANTS;
-use channel::shared::counter_file::CounterFile;
+use transport::shared::counter_file::CounterFile;
 
 /// A participant's ledger.
 pub(crate) type Leases = Ledger<Arc<Block>, CounterFile>;

@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use gpu_api::{Error, ParticipantId, Result};
 
 use crate::producer::roster::peer::Peer;
-use channel::os::socket::{self, SendOutcome};
-use channel::wire::message::{MOST_BYTES, ToParticipant};
+use transport::os::socket::{self, SendOutcome};
+use transport::wire::message::{MOST_BYTES, ToParticipant};
 
 /// Messages kept for one participant before it counts as not reading: it is refused more.
 const MOST_KEPT: usize = 256;

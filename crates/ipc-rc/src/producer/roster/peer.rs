@@ -14,12 +14,12 @@ use crate::producer::fences::words::Words;
 use crate::producer::grants::ledger::Refusal;
 use crate::producer::roster::ledger_table::Leases;
 use crate::producer::roster::told::Told;
-use channel::os::clock::Tick;
-use channel::os::closer::Foreign;
-use channel::shared::counter_file::CounterFile;
-use channel::wire::descriptor::Descriptor;
-use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::RefusalCode;
+use transport::os::clock::Tick;
+use transport::os::closer::Foreign;
+use transport::shared::counter_file::CounterFile;
+use transport::wire::descriptor::Descriptor;
+use transport::wire::lease_address::LeaseAddress;
+use transport::wire::message::RefusalCode;
 
 /// How far the proof of a participant's death has come.
 ///

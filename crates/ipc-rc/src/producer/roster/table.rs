@@ -10,8 +10,8 @@ use crate::producer::roster::ledger_table::LedgerTable;
 use crate::producer::roster::outbox::Outbox;
 use crate::producer::roster::peer::Peer;
 use crate::producer::roster::place::{MOST_PARTICIPANTS, place_of};
-use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::ToParticipant;
+use transport::wire::lease_address::LeaseAddress;
+use transport::wire::message::ToParticipant;
 
 /// Participants by place.
 pub(crate) type Peers = Vec<Option<Arc<Peer>>>;

@@ -22,12 +22,12 @@ use crate::producer::roster::ledger_table::Leases;
 use crate::producer::roster::peer::{Arrival, Peer};
 use crate::producer::roster::place::{MOST_PARTICIPANTS, participant_id};
 use crate::producer::service::state::{Greeting, Service, Watch};
-use channel::os::closer::Foreign;
-use channel::os::process;
-use channel::os::socket::{self, Credentials, ReceiveOutcome};
-use channel::shared::counter_file::{CounterFile, bytes_of};
-use channel::trace_point;
-use channel::wire::message::{DecodeError, MOST_BYTES, RefusalCode, ToParticipant, ToProducer};
+use transport::os::closer::Foreign;
+use transport::os::process;
+use transport::os::socket::{self, Credentials, ReceiveOutcome};
+use transport::shared::counter_file::{CounterFile, bytes_of};
+use transport::trace_point;
+use transport::wire::message::{DecodeError, MOST_BYTES, RefusalCode, ToParticipant, ToProducer};
 
 /// Connections that have not said hello yet, at most.
 const MOST_GREETINGS: usize = 256;

@@ -15,11 +15,11 @@ use crate::producer::roster::table::find;
 use crate::producer::roster::told::Wish;
 use crate::producer::service::state::Service;
 use crate::producer::share::To;
-use channel::os::clock::Tick;
-use channel::os::socket::{self, ReceiveOutcome};
-use channel::trace_point;
-use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{
+use transport::os::clock::Tick;
+use transport::os::socket::{self, ReceiveOutcome};
+use transport::trace_point;
+use transport::wire::lease_address::LeaseAddress;
+use transport::wire::message::{
     Granted, Heir, MOST_BYTES, MOST_TICKETS, Outcome, RefusalCode, RegionPlace, TicketAnswer,
     TicketId, ToParticipant, ToProducer,
 };

@@ -12,7 +12,7 @@ use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::notice::SessionNotice;
 use crate::producer::roster::peer::Peer;
 use crate::producer::service::state::{Service, Watch};
-use channel::trace_point;
+use transport::trace_point;
 
 impl Service {
     /// Takes a token of the proof of death, and acts on it.

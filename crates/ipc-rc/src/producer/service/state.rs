@@ -14,11 +14,11 @@ use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::core::Core;
 use crate::producer::fences::ticket_event::TicketStreams;
 use crate::producer::roster::peer::Peer;
-use channel::os::blocking::Blocking;
-use channel::os::closer::{Closer, Foreign};
-use channel::os::poller::Poller;
-use channel::os::process;
-use channel::os::socket::{Credentials, Listener};
+use transport::os::blocking::Blocking;
+use transport::os::closer::{Closer, Foreign};
+use transport::os::poller::Poller;
+use transport::os::process;
+use transport::os::socket::{Credentials, Listener};
 
 /// The shortest and the longest time between two looks at leases.
 pub(super) const POLL: (Duration, Duration) =

@@ -2,7 +2,7 @@
 //! thread does.
 //!
 //! It never makes a driver call that can block: those go to
-//! [`Blocking`](channel::os::blocking::Blocking). It sleeps in epoll, and gets up by itself only
+//! [`Blocking`](transport::os::blocking::Blocking). It sleeps in epoll, and gets up by itself only
 //! for what the kernel does not announce: a GPU's store of RELEASED, the end of a time to live or
 //! of a quarantine. While something waits for leases to end it looks every 50 µs, rising to 10 ms.
 
@@ -19,10 +19,10 @@ use crate::producer::core::Core;
 use crate::producer::grants::slot_group::Effort;
 use crate::producer::notice::SessionNotice;
 use crate::producer::service::state::{POLL, Service, Watch};
-use channel::os::clock::Tick;
-use channel::os::socket::{self, Listener};
-use channel::os::thread;
-use channel::wire::message::ToParticipant;
+use transport::os::clock::Tick;
+use transport::os::socket::{self, Listener};
+use transport::os::thread;
+use transport::wire::message::ToParticipant;
 
 /// The least time between two looks at times to live, as a multiple of what a look takes.
 const REST: u32 = 20;

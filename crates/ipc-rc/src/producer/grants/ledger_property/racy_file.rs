@@ -8,11 +8,11 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use channel::shared::counter_file::{GROUP, SlotFile};
-use channel::shared::dirty::Dirty;
-use channel::shared::slot::{Claim, Slot};
-use channel::shared::word::Word;
-use channel::wire::lease_address::LeaseAddress;
+use transport::shared::counter_file::{GROUP, SlotFile};
+use transport::shared::dirty::Dirty;
+use transport::shared::slot::{Claim, Slot};
+use transport::shared::word::Word;
+use transport::wire::lease_address::LeaseAddress;
 
 thread_local! {
     static MEANWHILE: RefCell<Option<Meanwhile>> = const { RefCell::new(None) };

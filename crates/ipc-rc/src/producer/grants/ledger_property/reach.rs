@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use channel::shared::counter_file::GROUP;
-use channel::wire::lease_address::LeaseAddress;
+use transport::shared::counter_file::GROUP;
+use transport::wire::lease_address::LeaseAddress;
 
 /// What all histories of a run reached together.
 #[derive(Debug, Default)]

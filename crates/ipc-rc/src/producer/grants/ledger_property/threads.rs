@@ -10,11 +10,11 @@ use crate::producer::blocks::count::Count;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::grants::ledger::{Ledger, Refusal};
 use crate::producer::grants::slot_group::Effort;
-use channel::os::clock::Tick;
-use channel::shared::counter_file::{GROUP, HeapFile, SlotFile};
-use channel::shared::slot::Claim;
-use channel::wire::lease_address::LeaseAddress;
 use gpu_api::ParticipantId;
+use transport::os::clock::Tick;
+use transport::shared::counter_file::{GROUP, HeapFile, SlotFile};
+use transport::shared::slot::Claim;
+use transport::wire::lease_address::LeaseAddress;
 
 const OWNER: ParticipantId = ParticipantId(1);
 const GRANTED: u8 = 0;

@@ -13,10 +13,10 @@ use crate::producer::blocks::count::{Amount, Count};
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::grants::ledger::{Ledger, Refusal};
 use crate::producer::grants::slot_group::Effort;
-use channel::os::clock::Tick;
-use channel::shared::counter_file::{GROUP, SlotFile};
-use channel::shared::slot::{Claim, SlotState, encode};
-use channel::wire::lease_address::LeaseAddress;
+use transport::os::clock::Tick;
+use transport::shared::counter_file::{GROUP, SlotFile};
+use transport::shared::slot::{Claim, SlotState, encode};
+use transport::wire::lease_address::LeaseAddress;
 
 /// Groups in a ledger's two files: two in some shards, and one or none in others.
 pub const GROUPS: usize = 20 + 5;
@@ -150,7 +150,10 @@ impl World {
             .collect()
     }
 
-    fn slot_of(&self, entry: LeaseAddress) -> &channel::shared::slot::Slot<super::racy_file::Racy> {
+    fn slot_of(
+        &self,
+        entry: LeaseAddress,
+    ) -> &transport::shared::slot::Slot<super::racy_file::Racy> {
         &self.files[entry.file as usize].slots()[entry.slot as usize]
     }
 

@@ -1,13 +1,13 @@
 //! The timeline word under a model checker:
-//! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-channel --test loom_timeline`.
+//! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-transport --test loom_timeline`.
 #![cfg(gpu_ipc_loom)]
 
-use channel::shared::timeline::Fence;
-use channel::shared::timeline::Timeline;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
+use transport::shared::timeline::Fence;
+use transport::shared::timeline::Timeline;
 
 struct Shared {
     word: Timeline<AtomicU64>,

@@ -1,14 +1,14 @@
 //! The sleep of a thread under a model checker:
-//! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-channel --test loom_waker`.
+//! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-transport --test loom_waker`.
 //!
 //! Work is a word that is written and read with no order of its own, so only the fences can show
 //! it.
 #![cfg(gpu_ipc_loom)]
 
-use channel::os::waker::Sleep;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
+use transport::os::waker::Sleep;
 
 #[derive(Default)]
 struct Shared {

@@ -1,18 +1,18 @@
-//! The slot under a model checker: `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-channel
+//! The slot under a model checker: `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-transport
 //! --test loom_slot`.
 //!
 //! The payload is a plain cell, so a missing Acquire or Release is a data race that loom reports.
 #![cfg(gpu_ipc_loom)]
 
-use channel::shared::slot::Claim;
-use channel::shared::slot::Generation;
-use channel::shared::slot::Revoke;
-use channel::shared::slot::Seen;
-use channel::shared::slot::Slot;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
+use transport::shared::slot::Claim;
+use transport::shared::slot::Generation;
+use transport::shared::slot::Revoke;
+use transport::shared::slot::Seen;
+use transport::shared::slot::Slot;
 
 struct Shared {
     slot: Slot<AtomicU64>,

@@ -80,7 +80,7 @@ impl Descriptor {
     /// # Examples
     ///
     /// ```
-    /// # use channel::wire::descriptor::{Descriptor, Fields, GrantKind, SessionId};
+    /// # use transport::wire::descriptor::{Descriptor, Fields, GrantKind, SessionId};
     /// # use gpu_api::{BackendKind, DeviceUuid, ParticipantId, RegionId};
     /// # let fields = Fields {
     /// #     backend: BackendKind::Host, kind: GrantKind::Ticket,
