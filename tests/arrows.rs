@@ -48,10 +48,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("gpu-ipc-cli", &["gpu-ipc", "gpu-ipc-lab"]),
     ("gpu-ipc-python", &["gpu-ipc"]),
     ("gpu-ipc-capi", &["gpu-ipc"]),
+    // The gateway's workspace.
+    ("gpu-ipc-gateway-plan", &[]),
+    ("gpu-ipc-gateway", &["gpu-ipc", "gpu-ipc-gateway-plan"]),
+    ("gpu-ipc-gateway-simulation", &["gpu-ipc-gateway-plan"]),
+    ("gpu-ipc-gateway-hosts", &["gpu-ipc", "gpu-ipc-gateway"]),
 ];
 
-#[test]
-fn every_crate_depends_only_on_those_below_it() {
+/// Lists the packages of a workspace.
+fn packages(workspace: &str) -> Vec<serde_json::Value> {
     let output = Command::new(env!("CARGO"))
         .args([
             "metadata",
@@ -60,7 +65,7 @@ fn every_crate_depends_only_on_those_below_it() {
             "--no-deps",
             "--offline",
         ])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(workspace))
         .output()
         .expect("cargo runs");
     assert!(
@@ -70,14 +75,19 @@ fn every_crate_depends_only_on_those_below_it() {
     );
     let metadata: serde_json::Value =
         serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
+    metadata["packages"].as_array().expect("a list").clone()
+}
+
+#[test]
+fn every_crate_depends_only_on_those_below_it() {
     let allowed: BTreeMap<&str, &[&str]> = ALLOWED.iter().copied().collect();
-    let packages = metadata["packages"].as_array().expect("a list");
+    let packages = [packages("."), packages("crates/gateway")].concat();
     assert_eq!(
         packages.len(),
         ALLOWED.len(),
         "a crate came or went: say here what it may depend on"
     );
-    for package in packages {
+    for package in &packages {
         let name = package["name"].as_str().expect("a name");
         let below = allowed
             .get(name)
@@ -111,6 +121,47 @@ fn files_import_in_one_direction() {
     // Those of the gateway's workspace too.
     assert!(seen > 500, "only {seen} files");
     assert!(found.is_empty(), "circles of files: {found:#?}");
+}
+
+/// Circles of folders that exist. They may shrink, and none may be added.
+const KNOWN: &[(&str, &[&str])] = &[
+    ("crates/allocators/src", &["bfc", "snapshot"]),
+    ("crates/broker/src", &["keeper", "server"]),
+    (
+        "crates/ipc-rc/src",
+        &[
+            "consumer::connection",
+            "consumer::leases",
+            "consumer::mappings",
+        ],
+    ),
+    ("crates/transport/src", &["os", "shared", "wire"]),
+];
+
+#[test]
+fn folders_import_in_one_direction() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    for source in sources(top) {
+        let name = source.strip_prefix(top).expect("below it");
+        let circles = Files::read(&source).circles_of_folders();
+        let with_name = |circle| (name.to_string_lossy().into_owned(), circle);
+        found.extend(circles.into_iter().map(with_name));
+    }
+    let covers = |(name, folders): &(&str, &[&str]), (source, circle): &(String, Vec<String>)| {
+        name == source
+            && circle
+                .iter()
+                .all(|folder| folders.contains(&folder.as_str()))
+    };
+    for circle in &found {
+        let is_known = KNOWN.iter().any(|known| covers(known, circle));
+        assert!(is_known, "a circle of folders: {circle:?}");
+    }
+    for known in KNOWN {
+        let exists = found.iter().any(|circle| covers(known, circle));
+        assert!(exists, "this circle is gone, strike it: {known:?}");
+    }
 }
 
 /// Lists the folders of source files below one: those of crates, and those of tests, examples and
@@ -177,6 +228,30 @@ fn a_circle_of_files_is_found() {
         files(&three[1..]).circles().is_empty(),
         "without its re-export"
     );
+}
+
+#[test]
+fn a_circle_of_folders_is_found() {
+    let files = |texts: &[(&str, &str)]| {
+        let files = texts
+            .iter()
+            .map(|(path, text)| (module_of(path), File::parse(text, &module_of(path))));
+        Files(files.collect())
+    };
+    let mut ring = [
+        ("lib.rs", "mod a; mod b; mod c;"),
+        ("a/mod.rs", "mod one; mod two;"),
+        ("a/one.rs", "use crate::b::three::B;"),
+        ("a/two.rs", ""),
+        ("b/mod.rs", "mod three; mod four;"),
+        ("b/three.rs", "pub struct B;"),
+        ("b/four.rs", "use crate::a::two::f; use crate::c::G;"),
+        ("c.rs", "use crate::a::one;"),
+    ];
+    assert!(files(&ring).circles().is_empty());
+    assert_eq!(files(&ring).circles_of_folders(), [["a", "b"]]);
+    ring[6].1 = "use crate::c::G;";
+    assert!(files(&ring).circles_of_folders().is_empty());
 }
 
 /// A file's module, from the crate's root.
@@ -477,48 +552,74 @@ impl Files {
         }
     }
 
+    /// Lists the files that each file imports.
+    fn imports(&self) -> impl Iterator<Item = (&Module, &Module)> {
+        self.0.iter().flat_map(move |(module, file)| {
+            // The root hands on what it has, and a path into another crate leads to it, or to the
+            // file itself.
+            file.paths
+                .iter()
+                .filter_map(|path| self.find(path, 8))
+                .filter(move |to| *to != module && !to.is_empty())
+                .map(move |to| (module, to))
+        })
+    }
+
     /// Lists the circles of more than two files.
     fn circles(&self) -> Vec<Vec<String>> {
-        let names: Vec<&Module> = self.0.keys().collect();
-        let number = |module: &Module| names.binary_search(&module).expect("it is there");
-        let mut reaches = vec![vec![false; names.len()]; names.len()];
-        for (from, (module, file)) in self.0.iter().enumerate() {
-            for path in &file.paths {
-                // The root hands on what it has, and a path into another crate leads to it, or to
-                // the file itself.
-                if let Some(to) = self
-                    .find(path, 8)
-                    .filter(|to| *to != module && !to.is_empty())
-                {
-                    reaches[from][number(to)] = true;
-                }
-            }
-        }
-        for by in 0..names.len() {
-            for from in 0..names.len() {
-                if reaches[from][by] {
-                    let further = reaches[by].clone();
-                    reaches[from]
-                        .iter_mut()
-                        .zip(further)
-                        .for_each(|(reached, more)| *reached |= more);
-                }
-            }
-        }
-        let mut circles: Vec<Vec<String>> = Vec::new();
-        for (one, row) in reaches.iter().enumerate() {
-            let circle: Vec<usize> = (0..names.len())
-                .filter(|&other| row[other] && reaches[other][one])
-                .collect();
-            if circle.len() > 2 && circle[0] == one {
-                circles.push(
-                    circle
-                        .into_iter()
-                        .map(|other| names[other].join("::"))
-                        .collect(),
-                );
-            }
-        }
+        let mut circles = circles_of(self.imports().map(|(from, to)| (&from[..], &to[..])));
+        circles.retain(|circle| circle.len() > 2);
         circles
     }
+
+    /// Lists the circles of folders that lie beside each other: what lies in one imports what lies
+    /// in the next. A folder's own `mod.rs` is a part of it.
+    fn circles_of_folders(&self) -> Vec<Vec<String>> {
+        let folders: BTreeSet<&[String]> = self
+            .0
+            .keys()
+            .flat_map(|module| (1..module.len()).map(move |n| &module[..n]))
+            .collect();
+        let between = self.imports().filter_map(|(from, to)| {
+            let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+            let (from, to) = (from.get(..=common)?, to.get(..=common)?);
+            (folders.contains(from) && folders.contains(to)).then_some((from, to))
+        });
+        circles_of(between)
+    }
+}
+
+/// Lists the circles that arrows make: each place from which a way leads back to it, with those
+/// that lie on such ways.
+fn circles_of<'a>(arrows: impl Iterator<Item = (&'a [String], &'a [String])>) -> Vec<Vec<String>> {
+    let arrows: Vec<_> = arrows.collect();
+    let names: BTreeSet<&[String]> = arrows.iter().flat_map(|(a, b)| [*a, *b]).collect();
+    let names: Vec<&[String]> = names.into_iter().collect();
+    let number = |name: &[String]| names.binary_search(&name).expect("it is there");
+    let mut reaches = vec![vec![false; names.len()]; names.len()];
+    for (from, to) in arrows {
+        reaches[number(from)][number(to)] = true;
+    }
+    for by in 0..names.len() {
+        for from in 0..names.len() {
+            if reaches[from][by] {
+                let further = reaches[by].clone();
+                reaches[from]
+                    .iter_mut()
+                    .zip(further)
+                    .for_each(|(reached, more)| *reached |= more);
+            }
+        }
+    }
+    let mut circles = Vec::new();
+    for (one, row) in reaches.iter().enumerate() {
+        let circle: Vec<usize> = (0..names.len())
+            .filter(|&other| row[other] && reaches[other][one])
+            .collect();
+        if circle.len() > 1 && circle[0] == one {
+            let names = circle.into_iter().map(|other| names[other].join("::"));
+            circles.push(names.collect());
+        }
+    }
+    circles
 }

@@ -1,5 +1,5 @@
 //! What the paths of a lease and of a heap cost in instructions, against upper bounds:
-//! `ci/instructions`.
+//! `ci/test/instructions`.
 //!
 //! What asks another thread cannot be counted so: the claim of a ticket, a forward, a mapping, an
 //! object. Nor are streams: on shared memory a thread is one.

@@ -2,7 +2,7 @@
 //! checker of overlaps. Threads end and begin all the time, and another one goes on with what each
 //! held.
 //!
-//! `GPU_IPC_OPERATIONS` sets the operations of each seed; `ci/overlaps` runs a million.
+//! `GPU_IPC_OPERATIONS` sets the operations of each seed; `ci/long/overlaps` runs a million.
 
 mod fake;
 mod hostile;

@@ -1,6 +1,6 @@
 //! AMD's own runtime, whichever is here or none: what it says of itself without a device.
 //!
-//! `ci/rocm-runtimes` runs this one program over several of them. With `GPU_IPC_EXPECT_HIP` set, to
+//! `ci/test/rocm-runtimes` runs this one program over several of them. With `GPU_IPC_EXPECT_HIP` set, to
 //! `none` or to the beginning of a version, anything else that is found fails; without it, the case
 //! is named after what is found.
 

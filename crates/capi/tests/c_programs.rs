@@ -1,7 +1,7 @@
 //! Programs in C and C++ against the library as it is installed: compiled with every warning, run
 //! on the host backend, and against sides in Rust.
 //!
-//! Without a compiler of the language its programs are ignored, and shown so; `ci/capi` requires
+//! Without a compiler of the language its programs are ignored, and shown so; `ci/test/capi` requires
 //! both.
 
 use std::collections::BTreeSet;

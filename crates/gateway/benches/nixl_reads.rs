@@ -1,7 +1,7 @@
 //! Measures reads by NIXL between two processes with each kind of memory, and a plain copy between
 //! the two devices.
 //!
-//!     UCX_TLS=tcp GPU_IPC_NIXL=$(ci/nixl-wheel) \
+//!     UCX_TLS=tcp GPU_IPC_NIXL=$(ci/test/nixl-wheel) \
 //!         cargo bench --manifest-path crates/gateway/Cargo.toml --bench nixl_reads -- [MIB]...
 //!
 //! `--from cuda:0 --to cuda:1` reads from one GPU to another. A read is given to NIXL whole, and

@@ -1,4 +1,4 @@
-//! Reads by NIXL between two processes, over UCX's TCP. Needs NIXL's library (`ci/nixl-wheel`
+//! Reads by NIXL between two processes, over UCX's TCP. Needs NIXL's library (`ci/test/nixl-wheel`
 //! installs it): without it all cases are ignored, and failed under `GPU_IPC_REQUIRE_NIXL=1`.
 //!
 //! The test program starts itself as the origin: it registers memory, and does what it is told on

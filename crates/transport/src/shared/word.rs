@@ -35,7 +35,7 @@ impl NamedOrdering {
     }
 }
 
-/// Says whether this run weakens the ordering of that name. Each program of `ci/loom` is so built
+/// Says whether this run weakens the ordering of that name. Each program of `ci/test/loom` is so built
 /// once for all of them.
 fn is_weakened(name: &str) -> bool {
     static WEAKENED: OnceLock<Option<String>> = OnceLock::new();
