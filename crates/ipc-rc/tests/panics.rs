@@ -89,6 +89,8 @@ fn a_panic_on_the_sessions_thread_is_told_to_everybody() {
     let received = first
         .claim(descriptor.as_bytes(), Wait::Host, None)
         .expect("claimed");
+    let (waiter, (done, waited)) = (session.clone(), std::sync::mpsc::channel());
+    std::thread::spawn(move || done.send(waiter.wait_for_participants(3, None)));
     source.panics.store(true, Ordering::Relaxed);
     drop(received);
     wait_until("a notice of the failure", || {
@@ -104,6 +106,14 @@ fn a_panic_on_the_sessions_thread_is_told_to_everybody() {
     });
     let shared = block.share(To::Participant(second.id()), After::Done);
     let error = shared.expect_err("nobody would answer for it");
+    assert!(
+        error.to_string().contains("the session's thread"),
+        "{error}"
+    );
+    let waited = waited
+        .recv_timeout(WATCHDOG)
+        .expect("it waits for ever for participants that cannot come");
+    let error = waited.expect_err("a third cannot come");
     assert!(
         error.to_string().contains("the session's thread"),
         "{error}"

@@ -163,6 +163,28 @@ fn a_source_that_panics_loses_a_block_and_nothing_else() {
     participant
         .claim(descriptor.as_bytes(), ipc_rc::Wait::Host, None)
         .expect("the session goes on");
+    drop(next);
+    participant
+        .close(Some(Duration::from_secs(120)))
+        .expect("it goes");
+    // What is leaked never ends: without a limit of time the wait for what is held ends all the same.
+    let report = session.shutdown(Duration::MAX);
+    assert_eq!(
+        (report.clean, report.blocks, report.bytes),
+        (false, 1, 4096),
+        "{report:?}"
+    );
+    assert_eq!(
+        (report.leaked_blocks, report.leaked_bytes),
+        (1, 4096),
+        "{report:?}"
+    );
+    assert!(
+        report
+            .to_string()
+            .contains("1 blocks of 4096 bytes are leaked"),
+        "{report}"
+    );
 }
 
 #[test]

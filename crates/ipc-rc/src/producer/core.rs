@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gpu_api::{BackendKind, Error, Gpu, RegionSource, Result};
@@ -145,6 +145,8 @@ impl Core {
 
     #[cold]
     fn why_closed(&self) -> Error {
+        // With the store of `closing` that was read: its writer wrote first why.
+        fence(Ordering::Acquire);
         if !self.life.has_failed.load(Ordering::Relaxed) {
             return Error::Closing;
         }
@@ -160,12 +162,19 @@ impl Core {
     pub fn close(&self) {
         self.life.closing.store(true, Ordering::Relaxed);
         self.wakeups.thread.wake();
+        self.wakeups.announce_change();
     }
 
     /// Refuses every later share: the thread has panicked.
     pub fn fail(&self) {
         self.life.has_failed.store(true, Ordering::Relaxed);
-        self.life.closing.store(true, Ordering::Relaxed);
+        self.life.closing.store(true, Ordering::Release);
+    }
+
+    /// Says whether the application passed connections on that the thread has not taken in.
+    pub fn has_arrivals(&self) -> bool {
+        let arrivals = self.arrivals.lock();
+        !arrivals.unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// Sees to it that the thread looks when a grant lapses. Called after the grant was written

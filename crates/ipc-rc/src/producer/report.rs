@@ -92,8 +92,22 @@ pub struct ShutdownReport {
     /// Of those, blocks that this process itself has: their [`SentBlock`](crate::SentBlock) is not
     /// dropped.
     pub own_blocks: u64,
+    /// Blocks that are never used again, because the end of the work on them could not be observed,
+    /// or their source of regions panicked. No wait ends them.
+    pub leaked_blocks: u64,
+    /// Their bytes.
+    pub leaked_bytes: u64,
+    /// Tickets that connected processes can still claim: they hold blocks too.
+    pub tickets: u64,
     /// Participants that hold leases or mappings.
     pub holders: Vec<Holder>,
+}
+
+impl ShutdownReport {
+    /// Says whether nothing is left but what never ends.
+    pub(crate) fn is_only_leaked(&self) -> bool {
+        self.blocks <= self.leaked_blocks && self.holders.is_empty()
+    }
 }
 
 impl fmt::Display for ShutdownReport {
@@ -104,6 +118,20 @@ impl fmt::Display for ShutdownReport {
         write!(f, "{} blocks of {} bytes are held", self.blocks, self.bytes)?;
         if self.own_blocks > 0 {
             write!(f, "; {} by this process itself: drop them", self.own_blocks)?;
+        }
+        if self.tickets > 0 {
+            write!(
+                f,
+                "; {} tickets that connected processes can still claim hold some of them",
+                self.tickets
+            )?;
+        }
+        if self.leaked_blocks > 0 {
+            write!(
+                f,
+                "; {} blocks of {} bytes are leaked and never come back",
+                self.leaked_blocks, self.leaked_bytes
+            )?;
         }
         for Holder {
             participant,
@@ -311,7 +339,7 @@ impl Core {
     }
 
     pub(crate) fn shutdown_report(&self) -> ShutdownReport {
-        let live = self.memory.live.sum();
+        let (leaked, live) = (self.memory.leaked.sum(), self.memory.live.sum());
         let holders: Vec<Holder> = self
             .holders()
             .into_iter()
@@ -323,6 +351,9 @@ impl Core {
             bytes: live.bytes,
             // Read after: a block that is dropped meanwhile is nobody's own.
             own_blocks: live.blocks.saturating_sub(self.memory.limbo.sum().blocks),
+            leaked_blocks: leaked.blocks,
+            leaked_bytes: leaked.bytes,
+            tickets: self.tickets.live() as u64,
             holders,
         }
     }

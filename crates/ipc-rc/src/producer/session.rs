@@ -321,21 +321,27 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] when fewer are connected after `timeout`, [`Error::Forked`].
+    /// [`Error::Deadline`] when fewer are connected after `timeout`; [`Error::Closing`], or what
+    /// failed, as soon as the session is closed or its thread has failed; [`Error::Forked`].
     pub fn wait_for_participants(
         &self,
         count: usize,
         timeout: Option<Duration>,
     ) -> Result<Vec<ParticipantId>> {
-        self.core().check_fork()?;
+        let core = self.core();
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let enough = || Some(self.participants()).filter(|connected| connected.len() >= count);
-        self.core()
-            .wakeups
+        let enough = || {
+            let connected = core.check_open().map(|()| self.participants());
+            let waits = matches!(&connected, Ok(connected) if connected.len() < count);
+            (!waits).then_some(connected)
+        };
+        let late = Error::Deadline {
+            what: "participants to connect",
+        };
+        core.check_fork()?;
+        core.wakeups
             .wait_until(deadline, enough)
-            .ok_or(Error::Deadline {
-                what: "participants to connect",
-            })
+            .unwrap_or(Err(late))
     }
 
     /// Finds leases that have ended, frees blocks without holders, and returns the tokens of
@@ -391,9 +397,13 @@ impl Session {
     /// Shares nothing more, closes the socket, and waits until nothing is held or `timeout` has
     /// passed.
     ///
+    /// Participants that are connected can claim what was granted to them until they leave. Tickets
+    /// that are left when the last has gone can be claimed by no process, and end.
+    ///
     /// What the report lists as held stays safe: the session's thread goes on until it ends. Blocks
-    /// that the caller itself has not dropped are held too, and the report counts them apart. In a
-    /// forked child nothing is done, and the report is not clean.
+    /// that the caller itself has not dropped are held too, and the report counts them apart. What
+    /// is leaked never ends, so it is not waited for, and the report is not clean. In a forked child
+    /// nothing is done, and the report is not clean.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         if core.is_child() {
@@ -404,8 +414,9 @@ impl Session {
         core.wakeups.wait_until(deadline, || {
             core.collect(Effort::Everything);
             // The thread removes the socket's name first of all.
-            (core.life.is_unlinked.load(Ordering::Relaxed) && core.shutdown_report().clean)
-                .then_some(())
+            (core.life.is_unlinked.load(Ordering::Relaxed)
+                && core.shutdown_report().is_only_leaked())
+            .then_some(())
         });
         core.shutdown_report()
     }

@@ -200,6 +200,14 @@ pub(crate) struct ShutdownReport {
     blocks: u64,
     /// Their bytes.
     bytes: u64,
+    /// Of those, blocks that this process itself has.
+    own_blocks: u64,
+    /// Blocks that are never used again, because the end of the work on them could not be observed.
+    leaked_blocks: u64,
+    /// Their bytes.
+    leaked_bytes: u64,
+    /// Tickets that connected processes can still claim: they hold blocks too.
+    tickets: u64,
     /// Participants that hold leases or mappings.
     holders: Vec<Py<Holder>>,
 }
@@ -209,11 +217,14 @@ impl ShutdownReport {
         py: Python<'_>,
         report: gpu_ipc::session::ShutdownReport,
     ) -> PyResult<ShutdownReport> {
-        let (clean, blocks, bytes) = (report.clean, report.blocks, report.bytes);
         Ok(ShutdownReport {
-            clean,
-            blocks,
-            bytes,
+            clean: report.clean,
+            blocks: report.blocks,
+            bytes: report.bytes,
+            own_blocks: report.own_blocks,
+            leaked_blocks: report.leaked_blocks,
+            leaked_bytes: report.leaked_bytes,
+            tickets: report.tickets,
             holders: Holder::list(py, report.holders)?,
         })
     }

@@ -51,6 +51,13 @@ impl Memory {
         })
     }
 
+    /// Says whether no block is left but those that are kept for ever.
+    pub fn is_only_leaked(&self) -> bool {
+        // What is leaked stays live: the other order would be as good.
+        let leaked = self.leaked.sum().blocks;
+        self.live.sum().blocks <= leaked
+    }
+
     /// Asks the source of regions something; `None` when that panics.
     pub fn ask_source<T>(&self, ask: impl FnOnce(&dyn RegionSource) -> T) -> Option<T> {
         let answer = catch_unwind(AssertUnwindSafe(|| ask(&*self.source)));

@@ -9,6 +9,8 @@
 //! | counted: one claim or n | the block, until the last claim | its last claim, cancel, its time to live |
 //! | unlimited | nothing | the drop of its `SentBlock`, cancel, its time to live |
 //!
+//! All end with a closing session once no connected process is left to claim them.
+//!
 //! A participant claims a ticket once; asked again, the row gives the same lease, so a lost answer
 //! loses nothing. A row that has ended answers why until its place is used again, which is not
 //! before [`REMEMBERED`] others have ended after it. Then its generation differs and the answer is
@@ -337,6 +339,17 @@ impl Tickets {
             out.extend(self.end(&mut table, number, TicketState::Revoked));
         }
         due.len() as u64
+    }
+
+    /// Ends every ticket, moving what they held to `out`; returns how many there were.
+    pub fn end_all(&self, out: &mut ReclaimedBlocks<Arc<Block>>) -> u64 {
+        let mut table = self.table();
+        let before = self.live();
+        for number in 0..table.rows.len() as u32 {
+            out.extend(self.end(&mut table, number, TicketState::Revoked));
+        }
+        table.first_lapse = Tick::NEVER;
+        (before - self.live()) as u64
     }
 
     fn end(&self, table: &mut Table, number: u32, state: TicketState) -> Option<Arc<Block>> {

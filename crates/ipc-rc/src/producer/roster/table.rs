@@ -52,6 +52,15 @@ impl Roster {
         drop(self.seating.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// Says whether a participant is connected that may claim.
+    pub fn has_claimants(&self) -> bool {
+        let peers = self.peers();
+        peers
+            .iter()
+            .flatten()
+            .any(|peer| !peer.gone.load(Ordering::Relaxed))
+    }
+
     /// Finds a place for one more participant (thread).
     pub fn vacant_place(&self) -> Option<usize> {
         let peers = self.peers();

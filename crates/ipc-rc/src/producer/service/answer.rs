@@ -46,25 +46,11 @@ impl Service {
                 Ok(ReceiveOutcome::Packet(len)) => {
                     match ToProducer::decode(&bytes[..len], fds.len()) {
                         Ok(message) => Some(message),
-                        Err(error) => {
-                            tracing::warn!(
-                                participant = %id,
-                                %error,
-                                "a participant speaks nonsense; it is granted nothing more"
-                            );
-                            self.close(&peer);
-                            continue;
-                        }
+                        Err(error) => return self.silence(key, &peer, &error),
                     }
                 }
                 Err(error) if is_of_its_making(&error) => {
-                    tracing::warn!(
-                        participant = %id,
-                        %error,
-                        "a participant cannot be read; it is granted nothing more"
-                    );
-                    self.silence(key, &peer);
-                    return;
+                    return self.silence(key, &peer, &error);
                 }
                 // For want of memory here: what it said is still there, and is told of again.
                 Err(error) => {
@@ -128,7 +114,9 @@ impl Service {
                     self.close(&peer);
                     self.tell(&peer, &ToParticipant::Noted { request });
                 }
-                Some(ToProducer::Hello { .. }) => self.close(&peer),
+                Some(ToProducer::Hello { .. }) => {
+                    return self.silence(key, &peer, &"it said hello before");
+                }
             }
         }
     }
@@ -275,6 +263,8 @@ impl Service {
         let lease = match self.core.grant(peer, &plan.block, now, plan.time_to_live) {
             Ok(lease) => lease,
             Err(Error::Exhausted { .. }) => return Outcome::Limit,
+            // It said goodbye, and claims all the same: as often as it likes, without a warning each.
+            Err(Error::ParticipantGone { .. }) => return Outcome::Failed,
             Err(error) => {
                 tracing::warn!(participant = %peer.id, %error, "a ticket cannot be redeemed");
                 return Outcome::Failed;

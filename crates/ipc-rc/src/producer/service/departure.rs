@@ -12,16 +12,25 @@ use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::notice::SessionNotice;
 use crate::producer::roster::peer::Peer;
 use crate::producer::service::state::{Service, Watch};
+use transport::os::socket;
 use transport::trace_point;
 
 impl Service {
+    /// Notes that a participant that is not read any more has hung up.
+    pub(super) fn note_hang_up(&mut self, key: u64, id: ParticipantId) {
+        let hung_up = |peer: &Peer| socket::has_hung_up(&peer.socket);
+        if self.core.roster.find(id).is_some_and(|peer| hung_up(&peer)) {
+            self.note(key, id, |peer| peer.proof().hung_up = true);
+        }
+    }
+
     /// Takes a token of the proof of death, and acts on it.
     pub(super) fn note(&mut self, key: u64, id: ParticipantId, token: impl FnOnce(&Peer)) {
         let Some(peer) = self.core.roster.find(id) else {
             return;
         };
         match self.watches.get(&key).copied() {
-            Some(Watch::Socket(_)) => self.unwatch(key, peer.socket.as_fd()),
+            Some(Watch::Socket(_) | Watch::Silenced(_)) => self.unwatch(key, peer.socket.as_fd()),
             Some(Watch::Process(_)) => self.unwatch(key, peer.pidfd.as_fd()),
             Some(Watch::Descendant(_, n)) => self.unwatch(key, peer.descendants[n].as_fd()),
             _ => return,
@@ -104,7 +113,7 @@ impl Service {
         self.core.memory.note_unpinned(&unmapped);
         self.watches.retain(|_, watch| {
             let (is_its, fd) = match *watch {
-                Watch::Socket(id) => (id == peer.id, &peer.socket),
+                Watch::Socket(id) | Watch::Silenced(id) => (id == peer.id, &peer.socket),
                 Watch::Process(id) => (id == peer.id, &peer.pidfd),
                 Watch::Descendant(id, n) if id == peer.id => (true, &peer.descendants[n]),
                 _ => return true,

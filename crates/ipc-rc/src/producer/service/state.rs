@@ -2,6 +2,7 @@
 //! leaving.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,6 +39,8 @@ pub(super) enum Watch {
     Waker,
     Greeting,
     Socket(ParticipantId),
+    /// The socket of a participant that is not read any more: its hang-up alone is awaited.
+    Silenced(ParticipantId),
     Process(ParticipantId),
     Descendant(ParticipantId, usize),
 }
@@ -138,10 +141,17 @@ impl Service {
         self.is_deaf = !listens;
     }
 
-    /// Reads no more of a participant that speaks nonsense or has shut its end for writing: its
-    /// hang-up alone is awaited.
-    pub(super) fn silence(&mut self, key: u64, peer: &Arc<Peer>) {
+    /// Reads no more of a participant that sent an invalid message or shut its end for writing, and
+    /// grants it nothing more. What it sends from here on stays in its socket, and costs one line in
+    /// the log.
+    pub(super) fn silence(&mut self, key: u64, peer: &Arc<Peer>, why: &dyn fmt::Display) {
+        tracing::warn!(
+            participant = %peer.id,
+            error = %why,
+            "a participant sends what is no message; it is granted nothing more and not read again"
+        );
         self.poller.pause(peer.socket.as_fd(), key);
+        self.watches.insert(key, Watch::Silenced(peer.id));
         self.close(peer);
     }
 

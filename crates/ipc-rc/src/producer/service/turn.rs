@@ -103,6 +103,7 @@ impl Service {
                 Some(Watch::Listener) => self.accept(),
                 Some(Watch::Greeting) => self.greet(key),
                 Some(Watch::Socket(id)) => self.hear(key, id),
+                Some(Watch::Silenced(id)) => self.note_hang_up(key, id),
                 Some(Watch::Process(id)) => self.note(key, id, |peer| peer.proof().exited = true),
                 Some(Watch::Descendant(id, _)) => {
                     self.note(key, id, |peer| peer.proof().descendants -= 1)
@@ -130,6 +131,7 @@ impl Service {
             (self.poll * 2).min(POLL.1)
         };
         if closing {
+            self.end_unclaimable();
             self.ask_when_closing();
         }
         self.leave();
@@ -186,7 +188,7 @@ impl Service {
             // The turn that takes it removes the socket's name; a shutdown may come before the
             // first turn.
             && self.listener.is_none()
-            && self.core.memory.live.sum().blocks == 0
+            && self.core.memory.is_only_leaked()
             && self.leaving.is_empty()
             && self.core.roster.peers().iter().flatten().all(|peer| {
                 // A stream of ours that has yet to write a word must find it.
@@ -280,6 +282,33 @@ impl Service {
                 core.wakeups.announce_change();
             });
         }
+    }
+
+    /// A closing session ends its tickets once no process is left that could claim one: the socket
+    /// is closed, nothing that connected before has yet to say hello, and every participant has hung
+    /// up, said goodbye or been silenced. Asked each time: a share that saw the session open may
+    /// make one more.
+    fn end_unclaimable(&mut self) {
+        let can_claim = self.listener.is_some()
+            || !self.greetings.is_empty()
+            || self.core.has_arrivals()
+            || self.core.roster.has_claimants();
+        if can_claim || self.core.tickets.live() == 0 {
+            return;
+        }
+        let mut out = ReclaimedBlocks::new();
+        let tickets = self.core.tickets.end_all(&mut out);
+        self.core
+            .tallies
+            .revoked
+            .fetch_add(tickets, Ordering::Relaxed);
+        tracing::debug!(
+            session = %self.core.facts.id,
+            tickets,
+            "tickets that no process can claim any more are ended"
+        );
+        self.core.retire(&mut out);
+        self.core.wakeups.announce_change();
     }
 
     /// A closing session asks participants without a lease to unmap.

@@ -210,7 +210,7 @@ pub fn hang_up(fd: impl AsFd) {
 
 /// Says whether the other end is closed in every process that had it. Packets of it may still be
 /// unread.
-pub(super) fn has_hung_up(fd: impl AsFd) -> bool {
+pub fn has_hung_up(fd: impl AsFd) -> bool {
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: 0,
