@@ -478,7 +478,7 @@ typedef struct gpu_ipc_session_options {
     int64_t time_to_live_ns;
     // How long after the proof of a participant's death its blocks are kept from reuse, in nanoseconds; 0 for 100 ms.
     uint64_t quarantine_ns;
-    // The most leases of one participant; 0 for 2,097,152.
+    // The most leases of one participant, at least 8,192; 0 for 2,097,152.
     uint64_t max_leases;
     // Not 0: the session's own memory grows in place where the device can, so that blocks lie across regions.
     uint64_t grows_in_place;

@@ -37,7 +37,7 @@ pub struct gpu_ipc_session_options {
     /// How long after the proof of a participant's death its blocks are kept from reuse, in
     /// nanoseconds; 0 for 100 ms.
     pub quarantine_ns: u64,
-    /// The most leases of one participant; 0 for 2,097,152.
+    /// The most leases of one participant, at least 8,192; 0 for 2,097,152.
     pub max_leases: u64,
     /// Not 0: the session's own memory grows in place where the device can, so that blocks lie
     /// across regions.

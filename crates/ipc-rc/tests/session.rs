@@ -77,6 +77,24 @@ fn a_block_that_lives_long_keeps_no_stream_that_is_gone() {
     assert!(session.shutdown(Duration::from_secs(120)).clean);
 }
 
+#[test]
+fn a_participants_name_is_its_first_32_bytes_wherever_it_is_shown() {
+    let (_dir, gpu, session) = open(|builder| builder);
+    let name = "\u{e9}".repeat(150) + "end";
+    let participant = ipc_rc::Participant::builder(gpu.clone())
+        .name(name)
+        .connect(session.socket_path())
+        .expect("connected");
+    let shown = "\u{e9}".repeat(16);
+    assert_eq!(
+        session.participant_name(participant.id()),
+        Some(shown.clone())
+    );
+    assert_eq!(session.stats().holders[0].command, shown);
+    let seen = ipc_rc::inspect(session.socket_path(), Some(Duration::from_secs(120)));
+    assert_eq!(seen.expect("it answers").stats.holders[0].command, shown);
+}
+
 /// A source that panics when it is told to.
 #[derive(Debug)]
 struct Panicking {

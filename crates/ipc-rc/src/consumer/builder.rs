@@ -96,7 +96,8 @@ impl ParticipantBuilder {
     }
 
     /// Gives the participant a name for people: the producer's reports show it instead of the
-    /// command that this process runs. The first 32 bytes count.
+    /// command that this process runs. The first 32 bytes count, as far as they are whole
+    /// characters.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();

@@ -39,7 +39,7 @@ impl Link {
             Outcome::Stale => ClaimError::Stale,
             Outcome::Limit => ClaimError::Refused {
                 why: "all lease slots of this participant are in use".into(),
-                remedy: "drop some blocks, or raise the producer's `SessionBuilder::max_slots`",
+                remedy: "drop some blocks, or raise the session's `max_slots` (`max_leases` in Python and C)",
             },
             Outcome::Failed | Outcome::Later => ClaimError::Refused {
                 why: "a call of the producer's driver or system failed".into(),

@@ -13,6 +13,7 @@ use crate::producer::service::turn::start;
 use crate::producer::session::Session;
 use transport::os::clock::Tick;
 use transport::os::socket::{self, Endpoint, Listener};
+use transport::shared::counter_file::FIRST_SLOTS;
 use transport::wire::descriptor::SessionId;
 
 /// Default bytes of a region: a few hold thousands of small blocks, and a participant maps one in
@@ -199,7 +200,8 @@ impl SessionBuilder {
 
     /// Sets how many leases one participant may have outstanding: 2,097,152 by default. Rounded
     /// down to what whole counter files give, of which the first has 8,192 and each doubles up to
-    /// 65,536.
+    /// 65,536; the first is always there, so no limit is below 8,192. An error names the limit that
+    /// holds.
     #[must_use]
     pub fn max_slots(mut self, slots: u64) -> Self {
         self.max_slots = slots;
@@ -252,7 +254,7 @@ impl SessionBuilder {
             source_collects: arena.is_some(),
             quarantine,
             time_to_live: self.time_to_live,
-            max_slots: self.max_slots,
+            max_slots: self.max_slots.max(u64::from(FIRST_SLOTS)),
             start: Tick::now(),
         };
         let core = Arc::new(Core::new(facts, source)?);

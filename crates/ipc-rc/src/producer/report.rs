@@ -48,7 +48,7 @@ pub struct Stats {
     pub unmarked_blocks: u64,
     /// Leases granted and not claimed.
     pub in_flight: u64,
-    /// Leases claimed and not seen released.
+    /// Leases claimed and not released.
     pub held: u64,
     /// Leases of participants that are dead or gone, until proof and quarantine are over.
     pub quarantined: u64,

@@ -189,7 +189,19 @@ impl SentBlock {
 
     /// Counts the leases that are granted or held; a ticket that can still be claimed counts as
     /// one, an unlimited ticket as none.
+    ///
+    /// Leases that have ended are collected first, unless there is none: what a consumer released
+    /// before the call does not count. In a forked child it is the parent's count at the fork.
     pub fn outstanding(&self) -> usize {
+        if self.held() > 0 && !self.core.is_child() {
+            self.core.collect(Effort::Marked);
+        }
+        self.held()
+    }
+
+    /// Counts the leases and tickets that keep the block, ended ones that are not collected among
+    /// them.
+    fn held(&self) -> usize {
         Arc::strong_count(&self.block) - 1
     }
 
@@ -231,7 +243,7 @@ impl SentBlock {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let released = || {
             core.collect(Effort::Marked);
-            let is_released = self.outstanding() == 0;
+            let is_released = self.held() == 0;
             // The count is read without an ordering, and each lease's end lowered it with Release:
             // what the consumers did comes before what the producer does next.
             fence(Ordering::Acquire);

@@ -309,7 +309,7 @@ impl Session {
             .collect()
     }
 
-    /// Returns a connected participant's name, or else its command.
+    /// Returns a connected participant's name, or else its command; up to 32 bytes of either.
     pub fn participant_name(&self, participant: ParticipantId) -> Option<String> {
         self.core()
             .roster

@@ -350,12 +350,21 @@ impl Core {
         now: Tick,
         time_to_live: Option<Duration>,
     ) -> Result<LeaseAddress> {
-        peer.grant(block, now, time_to_live, self.facts.max_slots, |index, file| {
-            let message = ToParticipant::CounterFile { request: 0, index, slots: file.slot_count() };
+        let announce = |index, file: &CounterFile| {
+            let message = ToParticipant::CounterFile {
+                request: 0,
+                index,
+                slots: file.slot_count(),
+            };
             if let Err(error) = self.roster.outbox.push(peer, &message, Some(file.fd())) {
                 tracing::debug!(participant = %peer.id, %error, "a counter file is not announced");
             }
-        })
+        };
+        let retire = |ended: &mut _| {
+            self.retire(ended);
+        };
+        let max_slots = self.facts.max_slots;
+        peer.grant(block, now, time_to_live, max_slots, announce, retire)
     }
 
     #[inline]

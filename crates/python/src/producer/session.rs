@@ -45,7 +45,7 @@ use crate::interpreter::{keeper, logging};
 ///     region_bytes: bytes that are taken from the driver at a time.
 ///     grows_in_place: take them one behind the other in one range of addresses, so that blocks lie across them.
 ///     quarantine: seconds between the proof of a consumer's death and the reuse of what it held.
-///     max_leases: leases that one participant may have at once.
+///     max_leases: leases that one participant may have at once; at least 8,192, and rounded down to whole tables of them.
 ///     allow_uids: users who may connect besides this one.
 ///
 /// Raises:

@@ -79,7 +79,7 @@ mod to_producer;
 pub use crate::wire::packet::MOST_BYTES;
 pub use packet::DecodeError;
 pub use refusal::RefusalCode;
-pub use report::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage};
+pub use report::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, shown};
 pub use ticket::{Granted, MOST_TICKETS, Outcome, TicketAnswer, TicketId};
 pub use to_participant::{MOST_SNAPSHOT, RegionPlace, ToParticipant};
 pub use to_producer::{Heir, ToProducer};

@@ -427,20 +427,22 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         self.corrupt_words.load(Ordering::Relaxed)
     }
 
-    /// Calls `see` for every outstanding block, with where its lease stands.
+    /// Counts every outstanding lease by where it stands. One that has ended and is not collected
+    /// counts for nothing.
     pub fn tally(&self, now: Tick, mut bytes_of: impl FnMut(&B) -> u64) -> Tally {
         let mut tally = Tally::default();
         for locked in &self.shards {
             let shard = locked.lock();
             for part in &shard.parts {
                 part.each(|block, row, seen| {
-                    tally.bytes += bytes_of(block);
-                    tally.oldest = tally.oldest.max(now.since(row.granted));
                     match seen {
                         Some(Seen::Granted) => tally.in_flight += 1,
-                        Some(Seen::Held | Seen::Released) => tally.held += 1,
+                        Some(Seen::Held) => tally.held += 1,
+                        Some(Seen::Released) => return,
                         Some(Seen::Corrupt(_)) | None => tally.corrupt += 1,
                     }
+                    tally.bytes += bytes_of(block);
+                    tally.oldest = tally.oldest.max(now.since(row.granted));
                 });
             }
         }

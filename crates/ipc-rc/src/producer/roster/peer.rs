@@ -12,6 +12,7 @@ use crate::producer::blocks::block::Block;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::words::Words;
 use crate::producer::grants::ledger::Refusal;
+use crate::producer::grants::slot_group::Effort;
 use crate::producer::roster::ledger_table::Leases;
 use crate::producer::roster::told::Told;
 use transport::os::clock::Tick;
@@ -163,10 +164,11 @@ impl Peer {
         }
     }
 
-    /// Grants a lease, adding a counter file within the quota when all slots are in use.
+    /// Grants a lease. When all slots are in use it collects leases that have ended, which finds
+    /// those on blocks that live on; when that gives no room it adds a counter file within the quota.
     ///
     /// `announce` sends the participant a file that was added, before any of its slots is granted.
-    /// One that does not arrive is asked for.
+    /// One that does not arrive is asked for. `retire` drops what a collect gives back.
     pub fn grant(
         &self,
         block: &Arc<Block>,
@@ -174,9 +176,11 @@ impl Peer {
         time_to_live: Option<std::time::Duration>,
         max_slots: u64,
         announce: impl Fn(u32, &CounterFile),
+        retire: impl Fn(&mut ReclaimedBlocks<Arc<Block>>),
     ) -> Result<LeaseAddress> {
+        let grant = || self.ledger.grant(self.id, block, now, time_to_live);
         loop {
-            match self.ledger.grant(self.id, block, now, time_to_live) {
+            match grant() {
                 Ok(entry) => return Ok(entry),
                 Err(Refusal::Gone) => {
                     return Err(Error::ParticipantGone {
@@ -185,18 +189,26 @@ impl Peer {
                 }
                 Err(Refusal::Full) => {}
             }
+            let mut ended = ReclaimedBlocks::new();
+            self.ledger.collect(Effort::Marked, &mut ended);
+            if !ended.is_empty() {
+                retire(&mut ended);
+                if let Ok(entry) = grant() {
+                    return Ok(entry);
+                }
+            }
             let mut files = lock(&self.files);
             let have: u64 = files.iter().map(|file| u64::from(file.slot_count())).sum();
             // Another thread may have added a file while this one waited for the lock.
-            if let Ok(entry) = self.ledger.grant(self.id, block, now, time_to_live) {
+            if let Ok(entry) = grant() {
                 return Ok(entry);
             }
             let slots = Leases::next_file_slots(files.len() as u32);
             if have + u64::from(slots) > max_slots {
                 return Err(Error::Exhausted {
                     what: "lease slots of a participant",
-                    limit: max_slots,
-                    remedy: "let it release some, or raise `SessionBuilder::max_slots`",
+                    limit: have,
+                    remedy: "let it release some, or raise the session's `max_slots` (`max_leases` in Python and C)",
                 });
             }
             let file = Arc::new(CounterFile::create(slots)?);

@@ -27,7 +27,9 @@ use transport::os::process;
 use transport::os::socket::{self, Credentials, ReceiveOutcome};
 use transport::shared::counter_file::{CounterFile, bytes_of};
 use transport::trace_point;
-use transport::wire::message::{DecodeError, MOST_BYTES, RefusalCode, ToParticipant, ToProducer};
+use transport::wire::message::{
+    DecodeError, MOST_BYTES, RefusalCode, ToParticipant, ToProducer, shown,
+};
 
 /// Connections that have not said hello yet, at most.
 const MOST_GREETINGS: usize = 256;
@@ -243,7 +245,7 @@ impl Service {
             name: if name.is_empty() {
                 process::command_of(pid)
             } else {
-                name
+                shown(&name)
             },
             local: process::same_process(pidfd.as_fd()).map_err(|e| internal(&e))?,
             pidfd,

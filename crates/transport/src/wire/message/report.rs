@@ -67,6 +67,19 @@ impl HolderRow {
     }
 }
 
+/// Returns as much of a process' name or command as is shown: whole characters, up to 32 bytes, with
+/// `?` for control characters.
+pub fn shown(name: &str) -> String {
+    let mut shown = String::new();
+    for c in name.chars().map(|c| if c.is_control() { '?' } else { c }) {
+        if shown.len() + c.len_utf8() > MOST_COMMAND {
+            break;
+        }
+        shown.push(c);
+    }
+    shown
+}
+
 impl Field for HolderRow {
     fn write(&self, w: &mut Writer<'_>) {
         for number in [
@@ -79,19 +92,10 @@ impl Field for HolderRow {
             w.u64(number);
         }
         w.u32(self.pid);
+        let shown = shown(&self.command);
         let mut command = [0; MOST_COMMAND];
-        let mut len = 0;
-        for c in self
-            .command
-            .chars()
-            .map(|c| if c.is_control() { '?' } else { c })
-        {
-            if len + c.len_utf8() > MOST_COMMAND {
-                break;
-            }
-            len += c.encode_utf8(&mut command[len..]).len();
-        }
-        w.put(&[u8::from(self.dying), len as u8, 0, 0]);
+        command[..shown.len()].copy_from_slice(shown.as_bytes());
+        w.put(&[u8::from(self.dying), shown.len() as u8, 0, 0]);
         w.put(&command);
     }
 
