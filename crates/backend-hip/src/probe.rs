@@ -42,7 +42,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use gpu_api::{DeviceId, Error, GpuDevices, Result};
+use gpu_api::{DeviceId, GpuDevices, Result};
 
 use crate::backend::HipBackend;
 use crate::pool_defect::PoolDefect;
@@ -111,10 +111,7 @@ pub fn prove_and_tell(
                     // The other end waits until the last has told.
                     let _ = found.send((device, attempt(program, step, device, patience)));
                 };
-                let started = thread::Builder::new().name(name).spawn_scoped(scope, run);
-                started.map_err(|error| {
-                    Error::system("starting a thread", "raise RLIMIT_NPROC", error)
-                })?;
+                gpu_api::thread::start_scoped(scope, &name, run)?;
             }
             drop(found);
             finding.iter().try_for_each(|(device, seen)| {

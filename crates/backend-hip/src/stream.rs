@@ -10,6 +10,7 @@ use std::ptr;
 use gpu_api::vendor::queued::{self, QueuedFunction};
 use gpu_api::{
     CaptureStatus, DeviceId, Error, GpuStreams, RawStream, Result, StreamIdentity, StreamInfo,
+    thread,
 };
 
 use crate::backend::HipBackend;
@@ -182,26 +183,16 @@ impl HipBackend {
             .hipStreamDestroy
             .function
             .ok_or_else(|| error::missing(symbols.hipStreamDestroy.name))?;
-        let thread = std::thread::Builder::new()
-            .name("gpu-ipc-hip-stream".into())
-            .spawn(move || {
-                // SAFETY: `hipSetDevice` refuses what is no device.
-                if unsafe { set(ordinal) } == SUCCESS {
-                    // SAFETY: `hipStreamDestroy` asks for a stream that is alive and that nobody
-                    // uses afterwards: the caller of `destroy_stream` vouched for both. An error
-                    // leaks it.
-                    let _ = unsafe { destroy(call::stream(raw)) };
-                }
-            });
         // Without a thread the stream is leaked, which does not block.
-        let remedy = "raise RLIMIT_NPROC, or wait for a stream before it is dropped";
-        thread.map(drop).map_err(|error| {
-            Error::system(
-                "starting a thread that destroys a busy stream",
-                remedy,
-                error,
-            )
-        })
+        let thread = thread::start("gpu-ipc-hip-stream", move || {
+            // SAFETY: `hipSetDevice` refuses what is no device.
+            if unsafe { set(ordinal) } == SUCCESS {
+                // SAFETY: `hipStreamDestroy` asks for a stream that is alive and that nobody uses
+                // afterwards: the caller of `destroy_stream` vouched for both. An error leaks it.
+                let _ = unsafe { destroy(call::stream(raw)) };
+            }
+        });
+        thread.map(drop)
     }
 
     /// Asks for the device of a stream that somebody else made.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpu_api::{CaptureStatus, DeviceId, Error, Result};
+use gpu_api::{CaptureStatus, DeviceId, Result, thread};
 
 type Op = Box<dyn FnOnce() + Send>;
 
@@ -36,10 +36,7 @@ impl Stream {
             capture: AtomicU8::new(0),
         });
         let worker = stream.clone();
-        std::thread::Builder::new()
-            .name("gpu-ipc-host".into())
-            .spawn(move || worker.work(&broken))
-            .map_err(|e| Error::system("starting a stream's thread", "raise RLIMIT_NPROC", e))?;
+        thread::start("gpu-ipc-host", move || worker.work(&broken))?;
         Ok(stream)
     }
 

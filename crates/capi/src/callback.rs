@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::engine::{Error, ForkGuard, Result};
+use crate::engine::{ForkGuard, Result, thread};
 
 /// A function that C calls back, with what it gave along.
 #[derive(Clone, Copy, Debug)]
@@ -64,12 +64,9 @@ impl Queue {
     fn start() -> Result<Arc<Queue>> {
         let guard = ForkGuard::new()?;
         let (sender, receiver) = channel::<Callback>();
-        std::thread::Builder::new()
-            .name("gpu-ipc-callback".into())
-            .spawn(move || receiver.into_iter().for_each(Callback::run))
-            .map_err(|error| {
-                Error::system("clone", "raise the limit of threads (ulimit -u)", error)
-            })?;
+        thread::start("gpu-ipc-callback", move || {
+            receiver.into_iter().for_each(Callback::run)
+        })?;
         Ok(Arc::new(Queue { guard, sender }))
     }
 }

@@ -1,6 +1,6 @@
 //! What this crate takes from the facade.
 
-pub(crate) use gpu_ipc::backend::{Backends, DeviceId, DevicePtr, ForkGuard, explain};
+pub(crate) use gpu_ipc::backend::{Backends, DeviceId, DevicePtr, ForkGuard, explain, thread};
 pub(crate) use gpu_ipc::broker::{
     Client, CreateOptions, DType, Dimension, Epoch, Identity, Layout, ObjectError, PartSpec,
     Reader, Readers, Scratch, Selector, Standing, Writer,

@@ -39,7 +39,7 @@
 //! assert_eq!(e.to_string(), "the cuda backend is not compiled in; build with the feature `cuda`");
 //! ```
 //!
-//! [`vendor`] holds the code that all vendors' backends share. [`groups`] re-exports every trait,
+//! [`thread`] starts every thread of the library. [`vendor`] holds the code that all vendors' backends share. [`groups`] re-exports every trait,
 //! for calls on a backend's own type.
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -55,6 +55,7 @@ pub mod pool;
 pub mod range;
 pub mod region;
 pub mod stream;
+pub mod thread;
 pub mod vendor;
 
 pub use backend::{

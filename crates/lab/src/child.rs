@@ -13,10 +13,12 @@ use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use gpu_ipc::backend::thread;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Outcome;
+use crate::device::explain;
 
 /// How long a process may take to end after it was killed. One that a driver keeps in the kernel
 /// may take for ever.
@@ -59,13 +61,14 @@ impl<T> Child<T> {
         let to = child.stdin.take();
         let lines = BufReader::new(child.stdout.take().ok_or("the process has no output")?).lines();
         let (sender, from) = channel();
-        std::thread::spawn(move || {
+        let hand_on = move || {
             for line in lines.map_while(Result::ok) {
                 if sender.send(line).is_err() {
                     break;
                 }
             }
-        });
+        };
+        thread::start("gpu-ipc-lines", hand_on).map_err(|e| explain(&e))?;
         Ok(Child {
             child,
             to,

@@ -13,10 +13,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, EventKind, Gpu, RawEvent, Result};
+use gpu_api::{Error, EventKind, Gpu, RawEvent, Result, thread};
 use ipc_rc::Stream;
 
 use crate::counter_file::{CounterFile, CounterName, Released};
@@ -193,10 +192,7 @@ impl Releases {
             incoming,
             pending: Vec::new(),
         };
-        thread::Builder::new()
-            .name("gpu-ipc-torch".into())
-            .spawn(move || worker.run())
-            .map_err(|e| Error::system("spawning a thread", "raise RLIMIT_NPROC", e))?;
+        thread::start("gpu-ipc-torch", move || worker.run())?;
         Ok(Releases { desk, queue })
     }
 
@@ -241,19 +237,16 @@ impl Releases {
         // Kept aside: a thread that cannot be started takes its closure with it.
         let waits = Arc::new(Mutex::new(Some(pending)));
         let theirs = waits.clone();
-        let spawned = thread::Builder::new()
-            .name("gpu-ipc-torch-wait".into())
-            .spawn(move || {
-                let passed = streams.iter().try_for_each(Stream::synchronize);
-                let Some(pending) = theirs.lock().unwrap_or_else(PoisonError::into_inner).take()
-                else {
-                    return;
-                };
-                match passed {
-                    Ok(()) => hand_over(&desk, &queue, pending),
-                    Err(error) => give_up(&desk, pending, &error.to_string()),
-                }
-            });
+        let spawned = thread::start("gpu-ipc-torch-wait", move || {
+            let passed = streams.iter().try_for_each(Stream::synchronize);
+            let Some(pending) = theirs.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+                return;
+            };
+            match passed {
+                Ok(()) => hand_over(&desk, &queue, pending),
+                Err(error) => give_up(&desk, pending, &error.to_string()),
+            }
+        });
         if let Err(error) = spawned
             && let Some(pending) = waits.lock().unwrap_or_else(PoisonError::into_inner).take()
         {
@@ -368,7 +361,7 @@ impl Worker {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) if self.pending.is_empty() => return,
-                Err(RecvTimeoutError::Disconnected) => thread::sleep(pause),
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(pause),
             }
             pause = if self.turn() {
                 SHORTEST

@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::thread;
 use std::time::Duration;
 
 #[cfg(doc)]
 use gpu_api::Error;
-use gpu_api::{Result, StreamIdentity};
+use gpu_api::{Result, StreamIdentity, thread};
 
 use super::core::{BfcState, Core, placed};
 use super::options::BfcOptions;
@@ -346,9 +345,7 @@ impl<U: SubAllocator> Drop for Bfc<U> {
             let late = Bfc {
                 core: self.core.clone(),
             };
-            let spawned = thread::Builder::new()
-                .name("gpu-ipc-late".into())
-                .spawn(move || late.finish());
+            let spawned = thread::start("gpu-ipc-late", move || late.finish());
             if let Err(error) = spawned {
                 tracing::warn!(allocator = name, pending, %error, "regions are leaked: no thread waits for their work");
             }
@@ -366,7 +363,7 @@ impl<U: SubAllocator> Bfc<U> {
     fn finish(self) {
         let mut nap = LATE_NAPS.0;
         while self.core.upstream.check_owner().is_ok() && self.core.state().pending.bytes() > 0 {
-            thread::sleep(nap);
+            std::thread::sleep(nap);
             nap = (2 * nap).min(LATE_NAPS.1);
             self.settle();
         }

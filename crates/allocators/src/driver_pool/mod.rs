@@ -18,9 +18,8 @@ mod core;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::thread;
 
-use gpu_api::{ForkGuard, Gpu, PoolUsage, RawStream, Result, StreamIdentity};
+use gpu_api::{ForkGuard, Gpu, PoolUsage, RawStream, Result, StreamIdentity, thread};
 
 use self::core::Core;
 use crate::request::foreign;
@@ -265,9 +264,7 @@ impl Drop for DriverPool {
         if is_busy {
             // The work may end long after this, and a drop must not wait for it.
             let late = self.core.clone();
-            let spawned = thread::Builder::new()
-                .name("gpu-ipc-late".into())
-                .spawn(move || late.finish());
+            let spawned = thread::start("gpu-ipc-late", move || late.finish());
             if let Err(error) = spawned {
                 tracing::warn!(allocator = name, %error, "memory is leaked: no thread waits for its work");
             }

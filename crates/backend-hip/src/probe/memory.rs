@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gpu_api::thread::start_scoped;
 use gpu_api::{
     Access, Allocation, DevicePtr, GpuDescriptors, GpuHandles, GpuMemory, MemHandle, RawStream,
     Sharing,
@@ -159,7 +160,7 @@ fn import_unheld(
     let (done, waiting) = mpsc::channel();
     thread::scope(|scope| {
         // The receiver is dropped after the thread's end only.
-        scope.spawn(|| done.send(import()));
+        start_scoped(scope, "gpu-ipc-probe", || done.send(import())).map_err(told)?;
         let found = waiting.recv_timeout(MOMENT);
         drop(go);
         found.unwrap_or_else(|_| {

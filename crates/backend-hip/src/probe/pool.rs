@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gpu_api::thread::start_scoped;
 use gpu_api::{
     Allocation, Error, EventKind, GpuCopies, GpuEvents, GpuMemory, GpuPools, GpuStreams, PoolUsage,
     RawEvent, RawPool, RawStream, Sharing,
@@ -280,7 +281,10 @@ fn keep_apart(pool: &Pool<'_>, other: RawStream, len: u64) -> Seen {
     let (done, waiting) = mpsc::channel();
     let (second, go) = thread::scope(|scope| {
         // The receiver is dropped after the thread's end only.
-        scope.spawn(|| done.send(pool.alloc(other, len)));
+        let ask = || done.send(pool.alloc(other, len));
+        if let Err(error) = start_scoped(scope, "gpu-ipc-probe", ask) {
+            return (Err(told(error)), Some(go));
+        }
         let second = waiting.recv_timeout(MOMENT);
         let late = found(
             PoolDefect::Waits,

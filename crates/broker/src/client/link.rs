@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, ForkGuard, Gpu};
+use gpu_api::{Error, ForkGuard, Gpu, thread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use transport::os::socket::{self, ReceiveOutcome};
 use transport::os::waker::Waker;
@@ -114,13 +114,10 @@ impl Link {
             waker: Waker::new()?,
         };
         let shared = Arc::new(shared);
-        let thread = Thread {
+        let worker = Thread {
             shared: shared.clone(),
         };
-        std::thread::Builder::new()
-            .name("gpu-ipc-objects".into())
-            .spawn(move || thread.run())
-            .map_err(|e| Error::system("starting a thread", "raise RLIMIT_NPROC", e))?;
+        thread::start("gpu-ipc-objects", move || worker.run())?;
         Ok(Arc::new(Link {
             shared,
             fork,

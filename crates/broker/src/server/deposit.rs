@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use gpu_api::{Error, Result, explain};
+use gpu_api::{Result, explain, thread};
 use transport::trace_point;
 
 use crate::keeper::depositor::{DepositError, Depositor};
@@ -46,15 +46,12 @@ pub(super) fn start(
     teller: Teller,
 ) -> Result<Sender<Job>> {
     let (sender, jobs) = channel();
-    let thread = Thread {
+    let worker = Thread {
         depositor,
         tombs,
         teller,
     };
-    std::thread::Builder::new()
-        .name("gpu-ipc-deposit".into())
-        .spawn(move || thread.run(&jobs))
-        .map_err(|e| Error::system("starting a thread", "raise RLIMIT_NPROC", e))?;
+    thread::start("gpu-ipc-deposit", move || worker.run(&jobs))?;
     Ok(sender)
 }
 

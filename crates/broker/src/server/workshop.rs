@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use gpu_api::{Error, Gpu, Result, explain};
+use gpu_api::{Error, Gpu, Result, explain, thread};
 use transport::trace_point;
 
 use crate::memory::sealed;
@@ -36,10 +36,7 @@ pub(super) fn start(find: FindGpus, teller: Teller) -> Result<Sender<Job>> {
         gpus: None,
         teller,
     };
-    std::thread::Builder::new()
-        .name("gpu-ipc-workshop".into())
-        .spawn(move || workshop.run(&jobs))
-        .map_err(|e| Error::system("starting a thread", "raise RLIMIT_NPROC", e))?;
+    thread::start("gpu-ipc-workshop", move || workshop.run(&jobs))?;
     // Behind this the first creation need not wait for the driver.
     let _ = sender.send(Job::Open);
     Ok(sender)

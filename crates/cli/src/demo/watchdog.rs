@@ -3,6 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use gpu_ipc::backend::thread;
 use lab::{Outcome, output};
 
 /// How long a step may take. More than anything that has a limit of its own and can say more.
@@ -40,14 +41,17 @@ impl Watchdog {
         };
         let watchdog = Watchdog(Arc::new((Mutex::new(state), Condvar::new())));
         let watched = watchdog.clone();
-        std::thread::spawn(move || {
+        let watch = move || {
             if let Some(step) = watched.watch(limit) {
                 bite(format!(
                     "the demo hangs: {step} takes longer than {} s",
                     limit.as_secs()
                 ));
             }
-        });
+        };
+        if let Err(error) = thread::start("gpu-ipc-watch", watch) {
+            output::complain(&format!("nothing ends the demo if it hangs: {error}"));
+        }
         watchdog
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gpu_ipc::Error;
 use gpu_ipc::admin::SessionReport;
+use gpu_ipc::backend::thread;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt,
 };
@@ -68,16 +69,25 @@ pub fn gather(place: &Where) -> Result<Vec<Seen>, String> {
     Ok(std::thread::scope(|scope| {
         let asking: Vec<_> = named
             .iter()
-            .map(|session| (session, scope.spawn(|| ask(session))))
-            .collect();
-        let died = || Answer::Unknown("asking it failed; report this".into());
-        let seen = |(session, asking): (&PathBuf, std::thread::ScopedJoinHandle<'_, Seen>)| {
-            asking.join().unwrap_or_else(|_| Seen {
-                socket: session.clone(),
-                answer: died(),
+            .map(|session| {
+                let asking = thread::start_scoped(scope, "gpu-ipc-ask", || ask(session));
+                (session, asking)
             })
+            .collect();
+        let unknown = |session: &PathBuf, why: String| Seen {
+            socket: session.clone(),
+            answer: Answer::Unknown(why),
         };
-        asking.into_iter().map(seen).collect()
+        asking
+            .into_iter()
+            .map(
+                |(session, asking)| match asking.map(|asking| asking.join()) {
+                    Ok(Ok(seen)) => seen,
+                    Ok(Err(_)) => unknown(session, "asking it failed; report this".into()),
+                    Err(error) => unknown(session, explain(&error)),
+                },
+            )
+            .collect()
     }))
 }
 

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
+use gpu_ipc::backend::thread;
 use gpu_ipc::broker::{Identity, Reader};
 use zenoh::query::Query;
 
@@ -133,10 +134,7 @@ impl Registering {
             // A gateway that has ended wants it no more.
             drop(events.send(Event::Registered(Box::new(done))));
         };
-        if let Err(error) = std::thread::Builder::new()
-            .name("gateway-registers".into())
-            .spawn(register)
-        {
+        if let Err(error) = thread::start("gateway-registers", register) {
             let (what, remedy) = ("a thread".into(), "raise RLIMIT_NPROC");
             return Err(Box::new((
                 query,

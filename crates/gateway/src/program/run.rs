@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use gpu_ipc::backend::thread;
+
 use super::args::RunOptions;
 use super::state::{Held, State};
 use crate::error::{Error, Result};
@@ -63,9 +65,7 @@ pub fn run(options: &RunOptions) -> Result<()> {
                 std::thread::sleep(FOLLOW);
             }
         };
-        std::thread::Builder::new()
-            .name("gateway-follows".into())
-            .spawn(follow)
+        thread::start("gateway-follows", follow)
     };
     follower.map_err(|e| Error::Unavailable {
         what: "a thread".into(),

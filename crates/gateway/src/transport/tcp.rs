@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use gpu_ipc::backend::thread;
+
 use super::{Pair, Peer, Place, Progress, Registration, Span, Transfer, Transport};
 use crate::error::{Error, Result};
 use crate::message::Incarnation;
@@ -90,19 +92,12 @@ impl Tcp {
                     let _ = serve(stream, key, &registered);
                     open.fetch_sub(1, Ordering::Relaxed);
                 };
-                if std::thread::Builder::new()
-                    .name("gateway-serves".into())
-                    .spawn(serve)
-                    .is_err()
-                {
-                    tracing::warn!("no thread for a connection; raise RLIMIT_NPROC");
+                if let Err(error) = thread::start("gateway-serves", serve) {
+                    tracing::warn!(%error, "no thread for a connection");
                 }
             }
         };
-        std::thread::Builder::new()
-            .name("gateway-accepts".into())
-            .spawn(accept)
-            .map_err(unavailable)?;
+        thread::start("gateway-accepts", accept).map_err(unavailable)?;
         Ok(Tcp {
             at,
             key,
@@ -263,9 +258,7 @@ impl Peer for Remote {
             let end = fetch(key, at, faults, &pairs, &ours).map_err(|e| e.to_string());
             *ours.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
         };
-        let started = std::thread::Builder::new()
-            .name("gateway-reads".into())
-            .spawn(fetch);
+        let started = thread::start("gateway-reads", fetch);
         started.map_err(|e| Error::Transfer {
             why: format!("no thread: {e}"),
         })?;

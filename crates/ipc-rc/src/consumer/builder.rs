@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu_api::{Access, Error, Gpu, Result};
+use gpu_api::{Access, Error, Gpu, Result, thread};
 use rustix::event::PollFlags;
 
 use crate::consumer::connection::link::{Facts, Link, Welcome};
@@ -15,7 +15,6 @@ use crate::consumer::participant::Participant;
 use crate::consumer::service::Service;
 use transport::os::process;
 use transport::os::socket::{self, Connecting, ReceiveOutcome, SendOutcome};
-use transport::os::thread;
 use transport::shared::counter_file::CounterFile;
 use transport::trace_point;
 use transport::wire::message::{MOST_BYTES, ToParticipant, ToProducer};

@@ -5,12 +5,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu_api::{Error, Result};
+use gpu_api::{Error, Result, thread};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::consumer::builder::ParticipantBuilder;
 use crate::consumer::participant::Participant;
-use transport::os::thread;
 
 /// A connection that is being made. Readable, as [`AsFd`], when
 /// [`try_finish`](Connecting::try_finish) has a result.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use gpu_ipc::backend::thread;
 use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, SentBlock, Session, Stream, To};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -152,7 +153,7 @@ pub fn death(stage: &Stage) -> Result<Vec<Row>, String> {
             .and_then(Pid::from_raw)
             .ok_or("a process without a number")?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|e| format!("pidfd_open: {e}"))?;
-        let told = std::thread::spawn(move || {
+        let told = thread::start("gpu-ipc-death", move || {
             let limit = Timespec {
                 tv_sec: PATIENCE.as_secs() as i64,
                 tv_nsec: 0,
@@ -161,7 +162,8 @@ pub fn death(stage: &Stage) -> Result<Vec<Row>, String> {
             polled
                 .map(|_| Instant::now())
                 .map_err(|e| format!("poll: {e}"))
-        });
+        })
+        .map_err(|e| explain(&e))?;
         let killed = Instant::now();
         kill_process(pid, Signal::KILL).map_err(|e| format!("kill: {e}"))?;
         until("the block of the dead", || {

@@ -38,6 +38,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use gpu_ipc::backend::thread;
 
 use crate::args::{BenchOptions, Group};
 use crate::{Outcome, device, output};
@@ -176,7 +177,7 @@ struct Watch(Sender<Option<Group>>);
 impl Watch {
     fn start(options: BenchOptions, place: Machine, rows: Arc<Mutex<Vec<Row>>>) -> Watch {
         let (sender, groups) = channel::<Option<Group>>();
-        std::thread::spawn(move || {
+        let watch = move || {
             let mut running = None;
             loop {
                 match groups.recv_timeout(LIMIT) {
@@ -199,7 +200,10 @@ impl Watch {
                     }
                 }
             }
-        });
+        };
+        if let Err(error) = thread::start("gpu-ipc-watch", watch) {
+            output::complain(&format!("bench: nothing ends it if it hangs: {error}"));
+        }
         Watch(sender)
     }
 

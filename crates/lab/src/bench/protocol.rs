@@ -6,6 +6,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use gpu_ipc::backend::thread;
 use gpu_ipc::{After, Participant, ReceivedBlock, SentBlock, Session, To, Wait};
 
 use super::baseline::Baseline;
@@ -318,7 +319,10 @@ fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64, Stri
     let ran = std::thread::scope(|scope| {
         let running: Vec<_> = blocks
             .iter()
-            .map(|block| scope.spawn(|| run(block)))
+            .map(|block| {
+                // The others wait at the barrier for each of them.
+                thread::start_scoped(scope, "gpu-ipc-bench", || run(block)).expect("a thread")
+            })
             .collect();
         let joined = running.into_iter().map(|thread| {
             thread

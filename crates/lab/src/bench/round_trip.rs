@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use gpu_ipc::backend::thread;
 use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, Claims, To};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -23,7 +24,8 @@ pub fn ticket(stage: &Stage) -> Result<Vec<Row>, String> {
     let block = session.alloc(512).map_err(|e| explain(&e))?;
     let mut pairs = Pairs::new(1);
     let measured = std::thread::scope(|scope| {
-        let answering = scope.spawn(|| answer(channel.as_fd()));
+        let answering = thread::start_scoped(scope, "gpu-ipc-bench", || answer(channel.as_fd()))
+            .map_err(|e| explain(&e))?;
         let measured = (0..=stage.choose(20, 2)).try_for_each(|round| {
             let grants = vec![(&block, To::Ticket(Claims::Once)); ROUND];
             let tickets = session.share_many(&grants, After::Done, &ShareOptions::default());

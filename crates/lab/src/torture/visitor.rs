@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use gpu_ipc::backend::thread;
 use gpu_ipc::{Error, Gpu, Participant};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -264,11 +265,14 @@ impl Visitor {
         };
         let link = PathBuf::from(format!("/proc/self/fd/{}", socket.as_raw_fd()));
         // A thread's user is its own.
-        let dialled = std::thread::spawn(move || {
+        let dialled = thread::start("gpu-ipc-nobody", move || {
             rustix::thread::set_thread_res_uid(None, Uid::from_raw(NOBODY), None)?;
             dial(&link)
         });
-        let dialled = dialled.join().map_err(|_| "a thread panicked".to_owned())?;
+        let dialled = dialled
+            .map_err(|e| explain(&e))?
+            .join()
+            .map_err(|_| "a thread panicked".to_owned())?;
         let Ok(connection) = dialled else {
             return Ok(is_there(&self.path));
         };

@@ -3,18 +3,27 @@
 import atexit
 import logging
 import os
+import signal
 import threading
 
 from gpu_ipc import _gpu_ipc
 
 _running: list[threading.Thread] = []
 
+# What an instruction of the thread itself raises, as in `gpu_api::thread`.
+_FAULTS = {signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP}
+
 
 def start() -> None:
     """Start the thread. Called by the native half, once in a process."""
     thread = threading.Thread(target=_gpu_ipc._keep, name="gpu-ipc", daemon=True)
     _running.append(thread)
-    thread.start()
+    # A thread inherits its starter's mask. The program's signals are not for this one.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def prepare() -> None:

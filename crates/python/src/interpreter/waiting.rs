@@ -4,10 +4,9 @@
 //! A wait ends early when what it waits for comes, so the slices cost nothing but their end.
 
 use std::sync::{Mutex, PoisonError, mpsc};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use gpu_ipc::Error;
+use gpu_ipc::backend::thread;
 use pyo3::call::PyCallArgs;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -110,17 +109,8 @@ pub(crate) fn aside<T: Send + 'static>(
     call: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
     let (sender, receiver) = mpsc::sync_channel(1);
-    thread::Builder::new()
-        .name("gpu-ipc-wait".into())
-        // Nobody listens any more after an exception.
-        .spawn(move || drop(sender.send(call())))
-        .map_err(|error| {
-            raise(Error::system(
-                "clone",
-                "raise the limit of threads (ulimit -u)",
-                error,
-            ))
-        })?;
+    // Nothing listens any more after an exception.
+    thread::start("gpu-ipc-wait", move || drop(sender.send(call()))).map_err(raise)?;
     let done = for_ever(py, move |slice| match receiver.recv_timeout(slice) {
         Ok(done) => Some(Some(done)),
         Err(mpsc::RecvTimeoutError::Timeout) => None,

@@ -58,10 +58,7 @@ impl Blocking {
                     }
                 }
             };
-            match std::thread::Builder::new()
-                .name("gpu-ipc-blocking".into())
-                .spawn(run)
-            {
+            match gpu_api::thread::start("gpu-ipc-blocking", run) {
                 Ok(_) => self.jobs = Some(sender),
                 Err(error) => {
                     tracing::debug!(%error, "no thread for blocking calls at this moment")

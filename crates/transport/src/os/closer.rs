@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
+
+use gpu_api::thread;
 
 /// Closes under way at once, at most. A descriptor's number is free when its close begins.
 const MOST_THREADS: usize = 64;
@@ -66,10 +67,8 @@ impl Closer {
         state.threads += 1;
         drop(state);
         let shared = self.0.clone();
-        let thread = thread::Builder::new()
-            .name("gpu-ipc-closer".into())
-            .stack_size(STACK);
-        if let Err(error) = thread.spawn(move || shared.run()) {
+        let started = thread::start_with_stack("gpu-ipc-closer", STACK, move || shared.run());
+        if let Err(error) = started {
             // It stays open until the next is closed: too late is safe.
             tracing::warn!(%error, "no thread to close a descriptor");
             self.0.state().threads -= 1;
@@ -176,7 +175,7 @@ mod tests {
             drop(closer.guard(writer.into()));
         }
         while closer.0.state().threads > 0 {
-            thread::yield_now();
+            std::thread::yield_now();
         }
         assert!(closer.0.state().waiting.is_empty() && !closer.is_crowded());
     }

@@ -7,5 +7,4 @@ pub mod closer;
 pub mod poller;
 pub mod process;
 pub mod socket;
-pub mod thread;
 pub mod waker;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpu_api::{Reclaim, Result};
+use gpu_api::{Reclaim, Result, thread};
 
 use crate::producer::blocks::block::keep_for_ever;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
@@ -21,7 +21,6 @@ use crate::producer::notice::SessionNotice;
 use crate::producer::service::state::{POLL, Service, Watch};
 use transport::os::clock::Tick;
 use transport::os::socket::{self, Listener};
-use transport::os::thread;
 use transport::wire::message::ToParticipant;
 
 /// The least time between two looks at times to live, as a multiple of what a look takes.
@@ -34,7 +33,7 @@ const REST: u32 = 20;
 /// What the kernel refuses.
 pub(crate) fn start(core: Arc<Core>, listener: Listener, allowed: Vec<u32>) -> Result<()> {
     let service = Service::new(core, listener, allowed)?;
-    thread::start("gpu-ipc-session", move || service.run())
+    thread::start("gpu-ipc-session", move || service.run()).map(drop)
 }
 
 impl Service {
