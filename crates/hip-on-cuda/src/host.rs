@@ -357,11 +357,11 @@ impl Machine for Host {
     }
 
     fn import(&self, fd: i32) -> Outcome<u64> {
-        // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller vouches for it, and -1 is
-        // sorted out first.
         let fd = if fd < 0 {
             return Err(INVALID_VALUE);
         } else {
+            // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller gave it, and what is
+            // below 0 is sorted out above.
             unsafe { BorrowedFd::borrow_raw(fd) }
         };
         self.tables().files.import(fd, DEVICE.get())
@@ -385,10 +385,11 @@ impl Machine for Host {
     }
 
     fn import_plain(&self, number: i32, fd: i32, len: usize) -> Outcome<u64> {
-        // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller gave it.
         let borrowed = if fd < 0 {
             return Err(INVALID_VALUE);
         } else {
+            // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller gave it, and what is
+            // below 0 is sorted out above.
             unsafe { BorrowedFd::borrow_raw(fd) }
         };
         Ok(self
