@@ -42,71 +42,77 @@ fn sources() -> Vec<PathBuf> {
     found
 }
 
-/// Leaves out comments and white space, and what stands behind `#[cfg(test)] mod name {`.
-fn code_of(text: &str) -> String {
-    let lines = text
-        .lines()
-        .map(|line| line.split("//").next().unwrap_or_default());
-    let code: String = lines
-        .flat_map(str::chars)
-        .filter(|c| !c.is_whitespace())
-        .collect();
-    let tests = ["#[cfg(test)]mod", "#[cfg(all(test"]
-        .iter()
-        .filter_map(|head| {
-            code.match_indices(head).map(|(at, _)| at).find(|&at| {
-                let rest = &code[at..];
-                rest.find('{').unwrap_or(usize::MAX) < rest.find(';').unwrap_or(usize::MAX)
-            })
-        })
-        .min();
-    code[..tests.unwrap_or(code.len())].to_owned()
-}
-
-/// Names the files of modules that only tests have.
-fn modules_of_tests(path: &Path, text: &str) -> Vec<PathBuf> {
-    let folder = match path.file_name().and_then(|name| name.to_str()) {
-        Some("mod.rs" | "lib.rs" | "main.rs") => path.parent().expect("a folder").to_owned(),
+/// What a file has for programs: its code without comments and white space up to the module of its
+/// tests, and the paths of modules that only tests have.
+fn parse(path: &Path, text: &str) -> (String, Vec<PathBuf>) {
+    let folder = path.parent().expect("a folder");
+    let below = match path.file_name().and_then(|name| name.to_str()) {
+        Some("mod.rs" | "lib.rs" | "main.rs") => folder.to_owned(),
         _ => path.with_extension(""),
     };
-    let lines: Vec<&str> = text.lines().map(str::trim).collect();
-    let declared = lines
-        .windows(2)
-        .filter(|two| two[0].starts_with("#[cfg(") && two[0].contains("test"));
-    declared
-        .filter_map(|two| two[1].strip_prefix("mod ")?.strip_suffix(';'))
-        .flat_map(|name| [folder.join(format!("{name}.rs")), folder.join(name)])
-        .collect()
+    let mut of_tests = Vec::new();
+    let mut code = String::new();
+    let mut lines = text.lines().map(str::trim).peekable();
+    while let Some(line) = lines.next() {
+        if line.starts_with("#[cfg(") && line.contains("test") && !line.contains("not(test") {
+            let mut named = None;
+            while let Some(attribute) = lines.next_if(|next| next.starts_with("#[")) {
+                let quoted = attribute.strip_prefix("#[path = \"");
+                named = named.or(quoted.and_then(|rest| rest.strip_suffix("\"]")));
+            }
+            let module = lines.peek().and_then(|next| next.strip_prefix("mod "));
+            match (module.and_then(|module| module.strip_suffix(';')), named) {
+                (Some(_), Some(named)) => of_tests.push(folder.join(named)),
+                (Some(name), None) => of_tests.push(below.join(format!("{name}.rs"))),
+                // The tests are the last of a file.
+                (None, _) if module.is_some() => break,
+                (None, _) => {}
+            }
+        }
+        let line = line.split("//").next().unwrap_or_default();
+        code.extend(line.chars().filter(|c| !c.is_whitespace()));
+    }
+    // A module has its own folder too.
+    let folders = of_tests.iter().map(|file| match file.ends_with("mod.rs") {
+        true => file.parent().expect("a folder").to_owned(),
+        false => file.with_extension(""),
+    });
+    let folders: Vec<PathBuf> = folders.collect();
+    of_tests.extend(folders);
+    (code, of_tests)
+}
+
+fn starts(code: &str) -> Vec<&'static str> {
+    let found = STARTS.iter().filter(|start| code.contains(**start));
+    found.copied().collect()
 }
 
 #[test]
 fn threads_are_started_in_one_place() {
-    let files: Vec<(PathBuf, String)> = sources()
+    let files: Vec<(PathBuf, (String, Vec<PathBuf>))> = sources()
         .into_iter()
         .map(|path| {
             let text = std::fs::read_to_string(&path).expect("text");
-            (path, text)
+            let parsed = parse(&path, &text);
+            (path, parsed)
         })
         .collect();
     assert!(files.len() > 400, "only {} files", files.len());
-    let of_tests: BTreeSet<PathBuf> = files
+    let of_tests: BTreeSet<&PathBuf> = files
         .iter()
-        .flat_map(|(path, text)| modules_of_tests(path, text))
+        .flat_map(|(_, (_, of_tests))| of_tests)
         .collect();
+    let is_of_tests = |path: &Path| {
+        path.ancestors()
+            .any(|above| of_tests.contains(&above.to_owned()))
+    };
     let found: Vec<String> = files
         .iter()
-        .filter(|(path, _)| !path.ends_with("gpu-api/src/thread.rs"))
-        .filter(|(path, _)| !path.ancestors().any(|above| of_tests.contains(above)))
-        .flat_map(|(path, text)| {
-            let code = code_of(text);
-            let starts: Vec<&&str> = STARTS
-                .iter()
-                .filter(|start| code.contains(**start))
-                .collect();
-            starts
+        .filter(|(path, _)| !path.ends_with("gpu-api/src/thread.rs") && !is_of_tests(path))
+        .flat_map(|(path, (code, _))| {
+            starts(code)
                 .into_iter()
-                .map(|start| format!("{}: {start}", path.display()))
-                .collect::<Vec<_>>()
+                .map(move |start| format!("{}: {start}", path.display()))
         })
         .collect();
     assert!(
@@ -117,16 +123,16 @@ fn threads_are_started_in_one_place() {
 
 #[test]
 fn a_thread_that_is_started_elsewhere_is_found() {
-    let code = code_of(
-        "fn f() {\n    std::thread::Builder::new()\n        .spawn(g);\n    // scope.spawn(\n}\n",
+    let text =
+        "fn f() {\n    std::thread::Builder::new()\n        .spawn(g);\n    // scope.spawn(\n}\n";
+    assert_eq!(
+        starts(&parse(Path::new("a/b.rs"), text).0),
+        ["thread::Builder"]
     );
-    let found: Vec<&&str> = STARTS
-        .iter()
-        .filter(|start| code.contains(**start))
-        .collect();
-    assert_eq!(found, [&"thread::Builder"]);
-    let tests = "#[cfg(test)]\nmod below;\nfn f() {}\n#[cfg(test)]\nmod tests {\n    std::thread::spawn(g);\n}";
-    assert!(!code_of(tests).contains("spawn") && code_of(tests).contains("fnf()"));
-    let below = modules_of_tests(Path::new("a/b.rs"), tests);
-    assert_eq!(below, [Path::new("a/b/below.rs"), Path::new("a/b/below")]);
+    let tests = "#[cfg(test)]\n#[path = \"c/mod.rs\"]\nmod c;\n#[cfg(test)]\nmod d;\nfn f() {}\n\
+                 #[cfg(test)]\n#[cfg(not(loom))]\nmod tests {\n    std::thread::spawn(g);\n}";
+    let (code, of_tests) = parse(Path::new("a/b.rs"), tests);
+    assert!(starts(&code).is_empty() && code.contains("fnf()"));
+    let paths = ["a/c/mod.rs", "a/b/d.rs", "a/c", "a/b/d"];
+    assert_eq!(of_tests, paths.map(PathBuf::from));
 }

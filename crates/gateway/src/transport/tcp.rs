@@ -97,7 +97,11 @@ impl Tcp {
                 }
             }
         };
-        thread::start("gateway-accepts", accept).map_err(unavailable)?;
+        thread::start("gateway-accepts", accept).map_err(|e| Error::Unavailable {
+            what: "a thread".into(),
+            why: e.to_string(),
+            remedy: "raise RLIMIT_NPROC",
+        })?;
         Ok(Tcp {
             at,
             key,
