@@ -148,8 +148,8 @@ pub unsafe extern "C" fn gpu_ipc_object_create(
         let layout = unsafe { layout_of(parts, count, given.groups, given.user, given.user_len) }?;
         // SAFETY: `array` asks for what this function asks for.
         let unchanged = unsafe { array(given.unchanged, given.unchanged_count, "unchanged") }?;
-        // SAFETY: `text` asks for what this function asks for.
         let name_of = |&name: &*const c_char| {
+            // SAFETY: `text` asks for what this function asks for.
             unsafe { text(name, "the name of an unchanged part") }.map(str::to_owned)
         };
         // SAFETY: `array` asks for what this function asks for.
