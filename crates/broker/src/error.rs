@@ -1,7 +1,7 @@
 //! Errors of objects, by what the caller can do.
 
 use crate::object::identity::{Epoch, Identity};
-use crate::wire::Refusal;
+use crate::wire::RefusalCode;
 
 /// An error of an object.
 ///
@@ -36,7 +36,7 @@ pub enum ObjectError {
     #[error("the broker refused: {why}; {remedy}")]
     Refused {
         /// The reason as a number that stays the same in every version.
-        refusal: Refusal,
+        refusal: RefusalCode,
         /// The reason.
         why: String,
         /// What to do.
@@ -120,9 +120,9 @@ mod tests {
         let identity = Identity([0xab; 16]);
         let (epoch, difference) = (Epoch(3), "p0 here, p1 there".to_owned());
         let refused = ObjectError::Refused {
-            refusal: Refusal::Keeper,
+            refusal: RefusalCode::Keeper,
             why: why(),
-            remedy: Refusal::Keeper.remedy(),
+            remedy: RefusalCode::Keeper.remedy(),
         };
         let cases = [
             (

@@ -10,10 +10,11 @@ use rustix::event::PollFlags;
 use transport::os::process::{descendants_holding, own_pidfd};
 use transport::os::socket::{self, ReceiveOutcome, connect_within};
 use transport::shared::counter_file::CounterFile;
+use transport::wire::table::{self, Versions};
 
 use crate::error::{ObjectError, Result};
 use crate::server::broker::SOCKET;
-use crate::wire::{self, MOST_BYTES, Refusal, ToBroker, ToClient};
+use crate::wire::{MOST_BYTES, RefusalCode, ToBroker, ToClient, VERSIONS};
 
 /// The counter file of a connection, registered with the driver.
 #[derive(Debug)]
@@ -72,9 +73,10 @@ impl Connection {
         let pidfd = own_pidfd()?;
         let descendants = descendants_holding(gpu.backend().device_files())?;
         let hello = ToBroker::Hello {
-            lowest: wire::LOWEST,
-            highest: wire::HIGHEST,
+            lowest: VERSIONS.lowest,
+            highest: VERSIONS.highest,
             shared_context: gpu.caps().shared_context,
+            descendants: descendants.len() as u16,
             name: name.into(),
         };
         let mut bytes = [0; MOST_BYTES];
@@ -82,7 +84,7 @@ impl Connection {
             .chain(&descendants)
             .map(AsFd::as_fd)
             .collect();
-        let len = hello.encode(&mut bytes, wire::LOWEST, fds.len());
+        let len = hello.encode(&mut bytes);
         match socket::send(&socket, &bytes[..len], &fds) {
             Ok(socket::SendOutcome::Sent) => {}
             Ok(_) => return Err(gone(dir)),
@@ -122,10 +124,9 @@ impl Connection {
         bytes: &[u8],
         mut fds: Vec<OwnedFd>,
     ) -> Result<Connection> {
-        match ToClient::decode(bytes, fds.len()).map_err(Error::from)? {
+        let (message, version) = table::decode(bytes, fds.len()).map_err(Error::from)?;
+        match message {
             ToClient::Welcome { slots, .. } => {
-                // Decoded: it has a header.
-                let version = u16::from_le_bytes([bytes[2], bytes[3]]);
                 let file = CounterFile::open(fds.swap_remove(1), slots)?;
                 Ok(Connection {
                     socket,
@@ -139,11 +140,9 @@ impl Connection {
                 highest,
                 why,
             } => {
-                let why = if refusal == Refusal::Version {
-                    let (l, h) = (wire::LOWEST, wire::HIGHEST);
-                    format!(
-                        "the broker speaks versions {lowest} to {highest}, this side {l} to {h}"
-                    )
+                let why = if refusal == RefusalCode::Version {
+                    let theirs = Versions { lowest, highest };
+                    format!("the broker speaks versions {theirs}, this side {VERSIONS}")
                 } else {
                     why
                 };

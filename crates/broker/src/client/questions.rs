@@ -18,12 +18,13 @@ use std::time::{Duration, Instant};
 
 use gpu_api::Error;
 use transport::os::socket;
+use transport::wire::table::{self, Message};
 
 use super::commit::CommitCell;
 use super::connection::{Connection, nonsense};
 use crate::error::{ObjectError, Result};
 use crate::object::identity::Identity;
-use crate::wire::{MOST_BYTES, Refusal, Standing, ToBroker, ToClient};
+use crate::wire::{MOST_BYTES, RefusalCode, Standing, ToBroker, ToClient};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -101,9 +102,7 @@ impl Questions {
         };
         let mut bytes = [0; MOST_BYTES];
         let fds: Vec<BorrowedFd<'_>> = row.fds.iter().map(AsFd::as_fd).collect();
-        let len = row
-            .message
-            .encode(&mut bytes, connection.version, fds.len());
+        let len = table::encode(&row.message, &mut bytes, connection.version);
         // What does not fit is repeated; a hang-up is found by the thread.
         let _ = socket::send(&connection.socket, &bytes[..len], &fds);
     }
@@ -240,9 +239,9 @@ fn refused(answer: Answer, question: &ToBroker) -> Result<Answer> {
     }
 }
 
-fn declined(refusal: Refusal, why: String, question: &ToBroker) -> ObjectError {
+fn declined(refusal: RefusalCode, why: String, question: &ToBroker) -> ObjectError {
     match refusal {
-        Refusal::NotFound => {
+        RefusalCode::NotFound => {
             let name = match question {
                 ToBroker::Open { selector, .. } => selector.to_string(),
                 ToBroker::Remove { name, .. } | ToBroker::Watch { name, .. } => name.clone(),
@@ -250,8 +249,8 @@ fn declined(refusal: Refusal, why: String, question: &ToBroker) -> ObjectError {
             };
             ObjectError::NotFound { name, why }
         }
-        Refusal::Conflict => ObjectError::Conflict { why },
-        Refusal::OutOfMemory => ObjectError::OutOfMemory { why },
+        RefusalCode::Conflict => ObjectError::Conflict { why },
+        RefusalCode::OutOfMemory => ObjectError::OutOfMemory { why },
         refusal => ObjectError::Refused {
             refusal,
             why,

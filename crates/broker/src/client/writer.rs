@@ -20,7 +20,7 @@ use crate::object::identity::{Epoch, Identity};
 use crate::object::layout::Layout;
 use crate::object::manifest::{Manifest, Readers, round_up};
 use crate::object::part::Part;
-use crate::wire::{LeaseSlot, ToBroker, ToClient};
+use crate::wire::{LeaseSlot, ToBroker, ToClient, Wanted};
 
 /// How an object is made.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -95,14 +95,16 @@ impl Writer {
         let draft = sealed::create("gpu-ipc-draft", &manifest.encode()?)?;
         let lost = || ObjectError::WriterLost { identity };
         let connection = link.connection().ok_or_else(lost)?;
-        let (replace, expect) = (options.replace, options.expect);
+        let wanted = Wanted {
+            scratch,
+            replace: options.replace,
+            expect: options.expect,
+            taken,
+        };
         let question = |request| ToBroker::Create {
             request,
             identity,
-            scratch,
-            replace,
-            expect,
-            taken,
+            wanted,
         };
         let asked = link.ask_here(question, vec![draft]);
         // Given up on every way out until the writer is there, which gives it up itself. Who was
@@ -156,7 +158,7 @@ impl Writer {
             link: link.clone(),
             manifest,
             words,
-            leases,
+            leases: leases.to_vec(),
             range: Some(range),
             base,
             taken,

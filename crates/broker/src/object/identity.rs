@@ -4,6 +4,7 @@ use std::fmt;
 
 use gpu_api::{Error, Result};
 use rustix::rand::{GetRandomFlags, getrandom};
+use transport::wrappers;
 
 /// The most bytes of a name.
 pub const MOST_NAME: usize = 255;
@@ -68,6 +69,8 @@ impl std::str::FromStr for Identity {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 #[repr(transparent)]
 pub struct Epoch(pub u64);
+
+wrappers!(Identity Epoch);
 
 impl Epoch {
     /// Returns the one after.

@@ -5,7 +5,7 @@ use gpu_api::{BackendKind, DeviceUuid};
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
 use crate::server::bequest::Tombs;
-use crate::wire::{LeaseSlot, Refusal, Standing, ToClient};
+use crate::wire::{LeaseSlot, RefusalCode, Standing, ToClient};
 
 /// Numbers a participant of this broker.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -22,21 +22,8 @@ pub struct Asker {
     pub shared_context: bool,
 }
 
-/// What a create asks for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Wanted {
-    /// It is never committed, and goes with its writer.
-    pub scratch: bool,
-    /// The name's epochs are given up before memory is made.
-    pub replace: bool,
-    /// The epoch that the name must have, at the create and at the commit.
-    pub expect: Option<Epoch>,
-    /// The regions to take over from the name's newest epoch, one bit each.
-    pub taken: u16,
-}
-
 /// Why a broker says no: for programs, and for people.
-pub type Refused = (Refusal, String);
+pub type Refused = (RefusalCode, String);
 
 /// A device that regions are made on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,7 +61,7 @@ pub enum Answer<F> {
     /// The name or epoch is gone; the last epoch of the name.
     Removed(Epoch),
     /// No.
-    Declined(Refusal, String),
+    Declined(RefusalCode, String),
 }
 
 impl<F> Answer<F> {
@@ -90,7 +77,7 @@ impl<F> Answer<F> {
                     ToClient::Created {
                         request,
                         granularity,
-                        leases,
+                        leases: leases.into_iter().collect(),
                     },
                     regions,
                 );
@@ -101,15 +88,13 @@ impl<F> Answer<F> {
                 manifest,
                 regions,
             } => {
-                let files = std::iter::once(manifest).chain(regions).collect();
-                return (
-                    ToClient::Opened {
-                        request,
-                        identity,
-                        epoch,
-                    },
-                    files,
-                );
+                let message = ToClient::Opened {
+                    request,
+                    identity,
+                    epoch,
+                    regions: regions.len() as u32,
+                };
+                return (message, std::iter::once(manifest).chain(regions).collect());
             }
             Answer::Committed(epoch) => ToClient::Committed { request, epoch },
             Answer::Outcome(standing) => ToClient::Outcome { request, standing },

@@ -4,10 +4,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use gpu_api::{Error, Result, explain};
 use transport::os::socket;
+use transport::wire::table::{self, Versions};
 
 use crate::server::action::{Asker, Participant, Refused};
 use crate::server::peer::{Peer, Proof, Slots, identify};
-use crate::wire::{self, MOST_BYTES, Refusal, ToBroker, ToClient, version_of_hello};
+use crate::wire::{MOST_BYTES, RefusalCode, ToBroker, ToClient, VERSIONS};
 
 /// A process that said a good hello.
 pub(super) struct Newcomer {
@@ -29,34 +30,32 @@ impl Newcomer {
         fds: &mut Vec<OwnedFd>,
         allowed: &[u32],
     ) -> Result<Newcomer, Refused> {
-        let protocol = |why: &str| (Refusal::Protocol, why.to_owned());
+        let protocol = |why: &str| (RefusalCode::Protocol, why.to_owned());
         let uid = socket::credentials(socket.as_fd())
-            .map_err(|e| (Refusal::Failed, e.to_string()))?
+            .map_err(|e| (RefusalCode::Failed, e.to_string()))?
             .uid;
         if uid != rustix::process::geteuid().as_raw() && !allowed.contains(&uid) {
             return Err((
-                Refusal::User,
+                RefusalCode::User,
                 format!("uid {uid} may not connect to this broker"),
             ));
         }
-        let Some((lowest, highest)) = version_of_hello(bytes) else {
-            return Err(protocol("the first message must be a hello"));
-        };
-        let Some(version) = wire::agree(lowest, highest) else {
-            let ours = format!("{} to {}", wire::LOWEST, wire::HIGHEST);
-            let why =
-                format!("the participant speaks versions {lowest} to {highest}, the broker {ours}");
-            return Err((Refusal::Version, why));
-        };
         let hello =
             ToBroker::decode(bytes, fds.len()).map_err(|error| protocol(&error.to_string()))?;
         let ToBroker::Hello {
+            lowest,
+            highest,
             shared_context,
             name,
             ..
         } = hello
         else {
             return Err(protocol("the first message must be a hello"));
+        };
+        let theirs = Versions { lowest, highest };
+        let Some(version) = VERSIONS.agree(theirs) else {
+            let why = format!("the participant speaks versions {theirs}, the broker {VERSIONS}");
+            return Err((RefusalCode::Version, why));
         };
         let Some((pid, command)) = identify(fds).map_err(failed)? else {
             return Err(protocol("a descriptor of the hello is not a pidfd"));
@@ -112,7 +111,7 @@ pub(super) fn welcome(peer: &Peer, incarnation: [u8; 16], own_pidfd: BorrowedFd<
         slots: file.slot_count(),
     };
     let mut bytes = [0; MOST_BYTES];
-    let len = welcome.encode(&mut bytes, peer.version, 2);
+    let len = table::encode(&welcome, &mut bytes, peer.version);
     match socket::send(peer.socket.as_fd(), &bytes[..len], &[own_pidfd, file.fd()]) {
         Ok(socket::SendOutcome::Sent) => Ok(()),
         Ok(_) => Err(Error::Closing),
@@ -121,19 +120,19 @@ pub(super) fn welcome(peer: &Peer, incarnation: [u8; 16], own_pidfd: BorrowedFd<
 }
 
 /// Refuses a connection. The message is the last: it goes with the socket.
-pub(super) fn refuse(socket: &OwnedFd, refusal: Refusal, why: String) {
+pub(super) fn refuse(socket: &OwnedFd, refusal: RefusalCode, why: String) {
     let mut bytes = [0; MOST_BYTES];
     let refused = ToClient::Refused {
         refusal,
-        lowest: wire::LOWEST,
-        highest: wire::HIGHEST,
+        lowest: VERSIONS.lowest,
+        highest: VERSIONS.highest,
         why,
     };
-    let len = refused.encode(&mut bytes, wire::HIGHEST, 0);
+    let len = refused.encode(&mut bytes);
     let _ = socket::send(socket.as_fd(), &bytes[..len], &[]);
 }
 
 /// A refusal because something failed at the broker.
 pub(super) fn failed(error: Error) -> Refused {
-    (Refusal::Failed, explain(&error))
+    (RefusalCode::Failed, explain(&error))
 }

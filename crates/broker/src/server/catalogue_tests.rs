@@ -7,7 +7,7 @@ use gpu_api::{BackendKind, DeviceUuid};
 use proptest::prelude::*;
 use transport::shared::slot::Generation;
 
-use super::action::{Action, Answer, Asker, KeepError, Participant, Wanted};
+use super::action::{Action, Answer, Asker, KeepError, Participant};
 use super::bequest::{Inherited, Label, Tombs, sort};
 use super::catalogue::Catalogue;
 use super::limits::Limits;
@@ -15,7 +15,7 @@ use crate::object::identity::{Epoch, Identity};
 use crate::object::layout::Layout;
 use crate::object::manifest::{Manifest, Readers};
 use crate::object::part::PartSpec;
-use crate::wire::{LeaseSlot, Refusal, Selector, Standing};
+use crate::wire::{LeaseSlot, RefusalCode, Selector, Standing, Wanted};
 
 /// A descriptor: a region by object and number, or a manifest.
 #[derive(Clone, PartialEq, Debug)]
@@ -689,7 +689,7 @@ fn a_create_that_comes_again_after_a_refused_commit_is_declined() {
         .create(asker(1), 1, identity, Wanted::default())
         .expect_err("it is there");
     assert!(
-        matches!(answer, Some(Answer::Declined(Refusal::Exists, _))),
+        matches!(answer, Some(Answer::Declined(RefusalCode::Exists, _))),
         "no leases are left to hand out: {answer:?}"
     );
     world.step(&Step::Commit { who: 1, draw: 0 });
@@ -786,12 +786,12 @@ fn names_belong_to_the_user_who_committed_them_first() {
     };
     let answer = world.catalogue.open(other, &Selector::Latest("n0".into()));
     assert!(
-        matches!(answer, Answer::Declined(Refusal::User, _)),
+        matches!(answer, Answer::Declined(RefusalCode::User, _)),
         "{answer:?}"
     );
     let answer = world.catalogue.open(other, &Selector::Identity(identity));
     assert!(
-        matches!(answer, Answer::Declined(Refusal::User, _)),
+        matches!(answer, Answer::Declined(RefusalCode::User, _)),
         "{answer:?}"
     );
     for epoch in [Epoch(0), Epoch(1)] {
@@ -814,7 +814,7 @@ fn names_belong_to_the_user_who_committed_them_first() {
     assert!(
         matches!(
             &actions[..],
-            [Action::Answer(_, 6, Answer::Declined(Refusal::User, _))]
+            [Action::Answer(_, 6, Answer::Declined(RefusalCode::User, _))]
         ),
         "{actions:?}"
     );

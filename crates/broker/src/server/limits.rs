@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::server::action::Refused;
-use crate::wire::Refusal;
+use crate::wire::RefusalCode;
 
 /// What a broker allows.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl Limits {
         for region in asked.filter(is_first) {
             more = more.saturating_add(region.bytes);
         }
-        let refuse = |why| Err((Refusal::Limit, why));
+        let refuse = |why| Err((RefusalCode::Limit, why));
         if all.saturating_add(more) > self.bytes {
             let limit = self.bytes;
             return refuse(format!(

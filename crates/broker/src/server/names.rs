@@ -6,7 +6,7 @@ use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
 use crate::server::action::Refused;
 use crate::server::bequest::{Tomb, Tombs};
-use crate::wire::Refusal;
+use crate::wire::RefusalCode;
 
 /// Names, with those that were removed.
 const MOST_NAMES: usize = 65_536;
@@ -60,7 +60,7 @@ impl Names {
     pub(super) fn check_owner(&self, name: &str, uid: u32) -> Result<(), Refused> {
         match self.0.get(name) {
             Some(row) if row.owner != uid => Err((
-                Refusal::User,
+                RefusalCode::User,
                 format!("{name} belongs to uid {}, not {uid}", row.owner),
             )),
             _ => Ok(()),
@@ -80,7 +80,7 @@ impl Names {
                     here(row.home.as_deref()),
                     here(home)
                 );
-                Err((Refusal::Home, why))
+                Err((RefusalCode::Home, why))
             }
             _ => Ok(()),
         }
@@ -97,7 +97,7 @@ impl Names {
         let Some(row) = self.0.get(name) else {
             return Ok(());
         };
-        let conflict = |why| Err((Refusal::Conflict, why));
+        let conflict = |why| Err((RefusalCode::Conflict, why));
         if row.visible.contains_key(&epoch) {
             return conflict(format!("another object is epoch {epoch} of {name} already"));
         }
@@ -119,7 +119,7 @@ impl Names {
     pub(super) fn check_room(&self, name: &str) -> Result<(), Refused> {
         if self.0.len() >= MOST_NAMES && !self.0.contains_key(name) {
             return Err((
-                Refusal::Limit,
+                RefusalCode::Limit,
                 format!("the broker has {MOST_NAMES} names already"),
             ));
         }
@@ -132,7 +132,7 @@ impl Names {
         let is = self.latest(name).map_or(Epoch(0), |(epoch, _)| epoch);
         match expect {
             Some(expected) if expected != is => Err((
-                Refusal::Conflict,
+                RefusalCode::Conflict,
                 format!("{name} is at epoch {is}, not at {expected} as was expected"),
             )),
             _ => Ok(()),
@@ -297,7 +297,7 @@ mod tests {
         let (refusal, why) = next.check_owner("model", 8).expect_err("another user's");
         assert_eq!(
             (refusal, why.as_str()),
-            (Refusal::User, "model belongs to uid 7, not 8")
+            (RefusalCode::User, "model belongs to uid 7, not 8")
         );
         assert!(next.check_owner("other", 8).is_ok(), "nobody's yet");
     }
@@ -315,7 +315,7 @@ mod tests {
         let (refusal, why) = names.check_room("one more").expect_err("full");
         assert_eq!(
             (refusal, why.as_str()),
-            (Refusal::Limit, "the broker has 65536 names already")
+            (RefusalCode::Limit, "the broker has 65536 names already")
         );
     }
 
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(
             (refusal, text.as_str()),
             (
-                Refusal::Home,
+                RefusalCode::Home,
                 "model is written on host a, and not on this host"
             )
         );
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(
             (refusal, text.as_str()),
             (
-                Refusal::Conflict,
+                RefusalCode::Conflict,
                 "another object is epoch 5 of model already"
             )
         );

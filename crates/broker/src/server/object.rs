@@ -2,8 +2,8 @@
 
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
-use crate::server::action::{Asker, Participant, Wanted};
-use crate::wire::LeaseSlot;
+use crate::server::action::{Asker, Participant};
+use crate::wire::{LeaseSlot, Wanted};
 
 /// How far an object has come; the table of `catalogue` says what leads from one stage to the next.
 #[derive(Clone, PartialEq, Eq, Debug)]

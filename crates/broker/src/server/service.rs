@@ -15,10 +15,11 @@ use transport::os::process;
 use transport::os::socket::{self, Listener, ReceiveOutcome};
 use transport::os::waker::Waker;
 use transport::trace_point;
+use transport::wire::table;
 
 use crate::memory::sealed;
 use crate::object::identity::Epoch;
-use crate::server::action::{Action, Answer, KeepError, Participant, Refused, Wanted};
+use crate::server::action::{Action, Answer, KeepError, Participant, Refused};
 use crate::server::admission::{self, Newcomer, failed};
 use crate::server::bequest::Tomb;
 use crate::server::catalogue::Catalogue;
@@ -28,7 +29,7 @@ use crate::server::listing::{Listing, Process, Removed, Row};
 use crate::server::peer::{Peer, Proof};
 use crate::server::watches::{Watch, Watches};
 use crate::server::{deposit, workshop};
-use crate::wire::{MOST_BYTES, Refusal, ToBroker, ToClient};
+use crate::wire::{MOST_BYTES, RefusalCode, ToBroker, ToClient};
 
 /// Connections that have not said hello yet, at most: of more, the one that has been silent for
 /// longest goes.
@@ -370,7 +371,7 @@ impl Service {
         let most = self.parts.limits.participants;
         if self.peers.len() >= most {
             return Err((
-                Refusal::Limit,
+                RefusalCode::Limit,
                 format!("the broker has {most} participants already"),
             ));
         }
@@ -454,23 +455,10 @@ impl Service {
             ToBroker::Create {
                 request,
                 identity,
-                scratch,
-                replace,
-                expect,
-                taken,
+                wanted,
             } => {
                 match (
-                    catalogue.create(
-                        asker,
-                        request,
-                        identity,
-                        Wanted {
-                            scratch,
-                            replace,
-                            expect,
-                            taken,
-                        },
-                    ),
+                    catalogue.create(asker, request, identity, wanted),
                     fds.pop(),
                 ) {
                     (Ok(()), Some(draft)) => {
@@ -693,7 +681,7 @@ impl Service {
 
 fn say(peer: &Peer, message: &ToClient, fds: &[BorrowedFd<'_>]) {
     let mut bytes = [0; MOST_BYTES];
-    let len = message.encode(&mut bytes, peer.version, fds.len());
+    let len = table::encode(message, &mut bytes, peer.version);
     match socket::send(peer.socket.as_fd(), &bytes[..len], fds) {
         Ok(socket::SendOutcome::Sent) => {}
         outcome => tracing::debug!(

@@ -6,9 +6,9 @@
 
 use crate::object::manifest::Manifest;
 use crate::object::part::Part;
-use crate::server::action::{Refused, Wanted};
+use crate::server::action::Refused;
 use crate::server::object::Object;
-use crate::wire::Refusal;
+use crate::wire::{RefusalCode, Wanted};
 
 /// A region that is taken over, and its number; `None` for one that is made.
 pub(super) type Former<F> = Option<(F, u64)>;
@@ -25,7 +25,7 @@ pub(super) fn regions<F: Clone>(
     }
     if wanted.scratch {
         return Err((
-            Refusal::Protocol,
+            RefusalCode::Protocol,
             "a scratch object has no epoch before it".into(),
         ));
     }
@@ -50,12 +50,12 @@ fn check(former: Option<&Manifest>, draft: &Manifest, taken: u16) -> Result<(), 
     let name = &draft.name;
     let Some(former) = former else {
         return Err((
-            Refusal::NotFound,
+            RefusalCode::NotFound,
             format!("{name} has no epoch to take parts over from"),
         ));
     };
     let epoch = former.epoch;
-    let layout = |why: String| Err((Refusal::Layout, why));
+    let layout = |why: String| Err((RefusalCode::Layout, why));
     if (former.backend, former.device, former.granularity)
         != (draft.backend, draft.device, draft.granularity)
     {
@@ -63,7 +63,7 @@ fn check(former: Option<&Manifest>, draft: &Manifest, taken: u16) -> Result<(), 
     }
     if former.readers != draft.readers {
         return Err((
-            Refusal::User,
+            RefusalCode::User,
             format!("epoch {epoch} of {name} is open to other users than the draft"),
         ));
     }

@@ -14,7 +14,7 @@ use crate::object::identity::Identity;
 use crate::object::manifest::{MOST_MANIFEST, Manifest};
 use crate::server::action::{Device, Refused};
 use crate::server::happened::{File, Happened, Teller};
-use crate::wire::Refusal;
+use crate::wire::RefusalCode;
 
 /// What the workshop is to do.
 pub(super) enum Job {
@@ -74,7 +74,8 @@ impl Workshop {
 
     fn gpus(&mut self) -> Result<&[Gpu], Refused> {
         if self.gpus.is_none() {
-            self.gpus = Some((self.find)().map_err(|error| (Refusal::Device, explain(&error)))?);
+            self.gpus =
+                Some((self.find)().map_err(|error| (RefusalCode::Device, explain(&error)))?);
         }
         Ok(self.gpus.as_deref().unwrap_or(&[]))
     }
@@ -87,7 +88,7 @@ impl Workshop {
         let Device { backend, uuid } = device;
         found.ok_or_else(|| {
             (
-                Refusal::Device,
+                RefusalCode::Device,
                 format!("this broker does not serve {backend} device {uuid}"),
             )
         })
@@ -97,7 +98,7 @@ impl Workshop {
         let bytes = sealed::read(file.as_fd(), MOST_MANIFEST);
         let draft = bytes
             .and_then(|bytes| Manifest::decode(&bytes))
-            .map_err(|e| (Refusal::Layout, explain(&e)))?;
+            .map_err(|e| (RefusalCode::Layout, explain(&e)))?;
         let gpu = self.gpu(Device {
             backend: draft.backend,
             uuid: draft.device,
@@ -113,8 +114,8 @@ impl Workshop {
             .map(|&bytes| make_region(gpu, bytes).map(Arc::new))
             .collect();
         made.map_err(|error| match error {
-            Error::OutOfMemory { .. } => (Refusal::OutOfMemory, explain(&error)),
-            error => (Refusal::Failed, explain(&error)),
+            Error::OutOfMemory { .. } => (RefusalCode::OutOfMemory, explain(&error)),
+            error => (RefusalCode::Failed, explain(&error)),
         })
     }
 }

@@ -5,7 +5,7 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 2 | magic `GO` |
-//! | 2 | 2 | version: in `Hello` the lowest that the sender speaks, else the one agreed on |
+//! | 2 | 2 | version: in `Hello` and `Refused` the highest that the sender speaks, else the one agreed on |
 //! | 4 | 2 | type |
 //! | 6 | 2 | file descriptors that come with the packet |
 //! | 8 | 8 | request, which the answer repeats; 0 where there is none |
@@ -15,7 +15,7 @@
 //!
 //! | type | message | body from byte 16 on | file descriptors |
 //! |---|---|---|---|
-//! | 1 | `Hello` | highest version u16, flags u16 (1: shares a context, as under MPS), name text | own pidfd, descendants' pidfds |
+//! | 1 | `Hello` | lowest version u16, highest u16, shares a context, as under MPS u8, 0 u8, descendants u16, name text | own pidfd, descendants' pidfds |
 //! | 2 | `Create` | identity 16, flags u32 (1 scratch, 2 replace, 4 expect), regions taken over u32 (bit `i`: region `i`), expected epoch u64 | draft of the manifest |
 //! | 3 | `Commit` | identity 16 | |
 //! | 4 | `AskOutcome` | identity 16 | |
@@ -31,7 +31,7 @@
 //! | 132 | `Committed` | epoch u64 | |
 //! | 133 | `Outcome` | state u32 (1 committed, 2 unfinished, 3 unknown), 0 u32, epoch u64 | |
 //! | 134 | `Noted` | | |
-//! | 135 | `Opened` | identity 16, epoch u64 | the manifest, then the regions |
+//! | 135 | `Opened` | identity 16, epoch u64, regions u32, 0 u32 | the manifest, then the regions |
 //! | 136 | `Newer` | identity 16, epoch u64 | |
 //! | 137 | `Removed` | epoch u64 | |
 //! | 138 | `Listing` | bytes u64 | sealed memfd with that many bytes of JSON |
@@ -47,35 +47,20 @@
 
 mod packet;
 #[cfg(test)]
+mod property;
+#[cfg(test)]
 mod recorded_tests;
-mod refusal;
 mod to_broker;
 mod to_client;
 
-pub use packet::{DecodeError, version_of_hello};
-pub use refusal::Refusal;
-pub use to_broker::{Selector, ToBroker};
+pub use packet::VERSIONS;
+pub use to_broker::{Selector, ToBroker, Wanted};
 pub use to_client::{LeaseSlot, Standing, ToClient};
 pub use transport::wire::packet::MOST_BYTES;
-
-/// The lowest version that this crate speaks.
-pub const LOWEST: u16 = 1;
-/// The highest.
-pub const HIGHEST: u16 = 1;
-
-/// Picks the highest version that both sides speak, if there is one.
-pub fn agree(lowest: u16, highest: u16) -> Option<u16> {
-    agree_between((LOWEST, HIGHEST), (lowest, highest))
-}
-
-fn agree_between(ours: (u16, u16), theirs: (u16, u16)) -> Option<u16> {
-    let version = ours.1.min(theirs.1);
-    (version >= ours.0 && version >= theirs.0 && theirs.0 <= theirs.1).then_some(version)
-}
+pub use transport::wire::refusal::RefusalCode;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
 
     /// Each row of a table in the documentation of a module that encodes is in the document.
     #[test]
@@ -100,14 +85,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn two_sides_agree_on_the_highest_that_both_speak() {
-        assert_eq!(agree_between((1, 3), (2, 5)), Some(3));
-        assert_eq!(agree_between((1, 3), (1, 1)), Some(1));
-        assert_eq!(agree_between((2, 3), (1, 1)), None);
-        assert_eq!(agree_between((1, 1), (2, 2)), None);
-        assert_eq!(agree_between((1, 3), (3, 2)), None, "a range that is none");
     }
 }

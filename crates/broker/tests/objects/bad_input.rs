@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use backend_host::{HostBackend, HostConfig};
 use broker::memory::sealed;
-use broker::wire::{Refusal, Standing, ToBroker, ToClient};
+use broker::wire::{RefusalCode, Standing, ToBroker, ToClient, Wanted};
 use broker::{
     Client, CreateOptions, Epoch, Identity, Layout, Manifest, ObjectError, PartSpec, Readers,
     Selector,
@@ -96,10 +96,7 @@ pub fn create(request: u64, identity: Identity) -> ToBroker {
     ToBroker::Create {
         request,
         identity,
-        scratch: false,
-        replace: false,
-        expect: None,
-        taken: 0,
+        wanted: Wanted::default(),
     }
 }
 
@@ -133,7 +130,7 @@ fn a_draft_that_is_no_sealed_manifest_is_refused() {
         let (answer, _) = raw.hear().expect("an answer");
         let ToClient::Declined {
             request: 7,
-            refusal: Refusal::Layout,
+            refusal: RefusalCode::Layout,
             why: text,
         } = answer
         else {
@@ -233,7 +230,7 @@ fn nobody_commits_or_aborts_anothers_object() {
         matches!(
             answer,
             ToClient::Declined {
-                refusal: Refusal::NotWriter,
+                refusal: RefusalCode::NotWriter,
                 ..
             }
         ),
@@ -259,7 +256,7 @@ fn nobody_commits_or_aborts_anothers_object() {
         matches!(
             answer,
             ToClient::Declined {
-                refusal: Refusal::Exists,
+                refusal: RefusalCode::Exists,
                 ..
             }
         ),
@@ -282,7 +279,7 @@ fn versions_that_do_not_meet_are_both_named() {
     raw.say(&hello(7, 9), &[pidfd.as_fd()]);
     let (answer, _) = raw.hear().expect("an answer");
     let ToClient::Refused {
-        refusal: Refusal::Version,
+        refusal: RefusalCode::Version,
         lowest: 1,
         highest: 1,
         why,
@@ -290,10 +287,7 @@ fn versions_that_do_not_meet_are_both_named() {
     else {
         panic!("{answer:?}");
     };
-    assert_eq!(
-        why,
-        "the participant speaks versions 7 to 9, the broker 1 to 1"
-    );
+    assert_eq!(why, "the participant speaks versions 7 to 9, the broker 1");
     let raw = Raw::connect(&dir);
     raw.say(&hello(1, 9), &[pidfd.as_fd()]);
     assert!(
@@ -311,7 +305,7 @@ fn nonsense_is_passed_over() {
         matches!(
             answer,
             ToClient::Refused {
-                refusal: Refusal::Protocol,
+                refusal: RefusalCode::Protocol,
                 ..
             }
         ),
@@ -325,7 +319,7 @@ fn nonsense_is_passed_over() {
         matches!(
             answer,
             ToClient::Refused {
-                refusal: Refusal::Protocol,
+                refusal: RefusalCode::Protocol,
                 ..
             }
         ),
@@ -384,7 +378,7 @@ fn another_device_is_refused_by_name() {
     raw.say(&create(1, identity), &[file_of(&elsewhere).as_fd()]);
     let (answer, _) = raw.hear().expect("an answer");
     let ToClient::Declined {
-        refusal: Refusal::Device,
+        refusal: RefusalCode::Device,
         why,
         ..
     } = answer
@@ -533,7 +527,7 @@ fn questions_may_come_twice() {
             Some((
                 ToClient::Declined {
                     request: 2,
-                    refusal: Refusal::Exists,
+                    refusal: RefusalCode::Exists,
                     why,
                 },
                 _,
@@ -643,7 +637,7 @@ fn an_identity_is_created_once() {
         matches!(
             error,
             ObjectError::Refused {
-                refusal: Refusal::Keeper,
+                refusal: RefusalCode::Keeper,
                 ..
             }
         ),

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use broker::memory::sealed;
-use broker::wire::{Refusal, Selector, Standing, ToBroker, ToClient};
+use broker::wire::{RefusalCode, Selector, Standing, ToBroker, ToClient};
 use broker::{CreateOptions, Epoch, Identity, Layout, PartSpec};
 
 use crate::agent::{Agent, Dir, client, layout, put, seed_of, started};
@@ -59,7 +59,7 @@ fn refused(raw: &Raw, bytes: &[u8]) -> String {
         Some((
             ToClient::Declined {
                 request: 7,
-                refusal: Refusal::Layout,
+                refusal: RefusalCode::Layout,
                 why,
             },
             _,
@@ -218,7 +218,7 @@ fn texts_are_at_most_512_bytes() {
     let Some((
         ToClient::Declined {
             request: 4,
-            refusal: Refusal::NotFound,
+            refusal: RefusalCode::NotFound,
             why,
         },
         _,
@@ -231,7 +231,7 @@ fn texts_are_at_most_512_bytes() {
     let bad = Raw::connect(&dir);
     let name = [&600u16.to_le_bytes()[..], &[b'n'; 600]].concat();
     let hello = [
-        &b"GO\x01\0\x01\0\x01\0\0\0\0\0\0\0\0\0\x01\0\0\0"[..],
+        &b"GO\x01\0\x01\0\x01\0\0\0\0\0\0\0\0\0\x01\0\x01\0\0\0\0\0"[..],
         &name,
     ]
     .concat();
@@ -243,7 +243,7 @@ fn texts_are_at_most_512_bytes() {
     );
     let Some((
         ToClient::Refused {
-            refusal: Refusal::Protocol,
+            refusal: RefusalCode::Protocol,
             why,
             ..
         },
@@ -307,7 +307,7 @@ fn a_participant_has_at_most_64_unfinished_objects() {
         );
     }
     let ToClient::Declined {
-        refusal: Refusal::Limit,
+        refusal: RefusalCode::Limit,
         why,
         ..
     } = ask(64)
@@ -366,7 +366,7 @@ fn participants_beyond_the_most_are_refused() {
     );
     let Some((
         ToClient::Refused {
-            refusal: Refusal::Limit,
+            refusal: RefusalCode::Limit,
             why,
             ..
         },
@@ -418,15 +418,19 @@ fn a_flood_of_one_keeps_no_other_waiting() {
 
 fn many_descriptors_harm_nobody() {
     let (dir, _keeper) = started();
-    let files: Vec<OwnedFd> = (0..253)
+    let files: Vec<OwnedFd> = (0..201)
         .map(|_| std::io::pipe().expect("a pipe").0.into())
         .collect();
     let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     let stranger = Raw::connect(&dir);
-    stranger.say(&hello(1, 1), &fds);
+    let mut hello = hello(1, 1);
+    if let ToBroker::Hello { descendants, .. } = &mut hello {
+        *descendants = 200;
+    }
+    stranger.say(&hello, &fds);
     let Some((
         ToClient::Refused {
-            refusal: Refusal::Protocol,
+            refusal: RefusalCode::Protocol,
             why,
             ..
         },

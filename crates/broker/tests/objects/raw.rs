@@ -31,7 +31,7 @@ impl Raw {
 
     pub fn say(&self, message: &ToBroker, fds: &[BorrowedFd<'_>]) {
         let mut bytes = [0; MOST_BYTES];
-        let len = message.encode(&mut bytes, 1, fds.len());
+        let len = message.encode(&mut bytes);
         self.say_bytes(&bytes[..len], fds);
     }
 
@@ -81,6 +81,7 @@ pub fn hello(lowest: u16, highest: u16) -> ToBroker {
         lowest,
         highest,
         shared_context: false,
+        descendants: 0,
         name: "raw".into(),
     }
 }

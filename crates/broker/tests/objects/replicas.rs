@@ -1,7 +1,7 @@
 //! Copies of what another host committed: they keep identity and epoch, their name has one home,
 //! and what is removed stays so.
 
-use broker::wire::Refusal;
+use broker::wire::RefusalCode;
 use broker::{CreateOptions, Epoch, Identity, ObjectError, Selector};
 
 use crate::agent::{fill, layout, put, seed_of, serving};
@@ -31,10 +31,10 @@ fn replica(identity: u8, epoch: u64, home: &str) -> CreateOptions {
     }
 }
 
-fn refusal(result: broker::Result<Epoch>) -> Refusal {
+fn refusal(result: broker::Result<Epoch>) -> RefusalCode {
     match result {
         Err(ObjectError::Refused { refusal, .. }) => refusal,
-        Err(ObjectError::Conflict { .. }) => Refusal::Conflict,
+        Err(ObjectError::Conflict { .. }) => RefusalCode::Conflict,
         other => panic!("refused, and not {other:?}"),
     }
 }
@@ -48,7 +48,7 @@ fn keeps_identity_and_epoch() {
     // Again while it is there, and while another is being filled.
     assert_eq!(
         refusal(put(&client, "model", 7, &replica(5, 41, "a"))),
-        Refusal::Exists
+        RefusalCode::Exists
     );
     let mut filling = client
         .create_with("model", layout(8), &replica(6, 42, "a"))
@@ -60,7 +60,7 @@ fn keeps_identity_and_epoch() {
             8,
             &replica(6, 42, "a")
         )),
-        Refusal::Exists
+        RefusalCode::Exists
     );
     fill(&mut filling, 8).expect("filled");
     assert_eq!(
@@ -103,15 +103,18 @@ fn written_on_its_home_alone() {
     let (_dir, _keeper, client) = serving();
     let plain = CreateOptions::default();
     put(&client, "theirs", 1, &replica(1, 3, "a")).expect("a replica");
-    assert_eq!(refusal(put(&client, "theirs", 2, &plain)), Refusal::Home);
+    assert_eq!(
+        refusal(put(&client, "theirs", 2, &plain)),
+        RefusalCode::Home
+    );
     assert_eq!(
         refusal(put(&client, "theirs", 2, &replica(2, 4, "b"))),
-        Refusal::Home
+        RefusalCode::Home
     );
     put(&client, "ours", 1, &plain).expect("an object");
     assert_eq!(
         refusal(put(&client, "ours", 2, &replica(3, 4, "a"))),
-        Refusal::Home
+        RefusalCode::Home
     );
     // Both began before either had a name.
     let first = client
@@ -130,7 +133,7 @@ fn written_on_its_home_alone() {
     );
     assert_eq!(
         refusal(first.commit(&[]).expect("a commit").wait()),
-        Refusal::Home
+        RefusalCode::Home
     );
     // What makes no sense of a replica.
     let expecting = CreateOptions {
@@ -139,11 +142,11 @@ fn written_on_its_home_alone() {
     };
     assert_eq!(
         refusal(put(&client, "theirs", 2, &expecting)),
-        Refusal::Protocol
+        RefusalCode::Protocol
     );
     assert_eq!(
         refusal(put(&client, "theirs", 2, &replica(6, 0, "a"))),
-        Refusal::Layout
+        RefusalCode::Layout
     );
     let error = put(&client, "theirs", 2, &plain)
         .expect_err("written elsewhere")
@@ -164,11 +167,11 @@ fn removed_does_not_come_back() {
     let look = || {
         assert_eq!(
             refusal(put(&client, "model", 1, &replica(1, 3, "a"))),
-            Refusal::Conflict
+            RefusalCode::Conflict
         );
         assert_eq!(
             refusal(put(&client, "model", 2, &replica(2, 5, "a"))),
-            Refusal::Conflict
+            RefusalCode::Conflict
         );
         let removed = client.list().expect("a listing").removed;
         let [name] = &removed[..] else {
@@ -188,7 +191,7 @@ fn removed_does_not_come_back() {
     look();
     assert_eq!(
         refusal(put(&client, "model", 3, &CreateOptions::default())),
-        Refusal::Home
+        RefusalCode::Home
     );
     assert_eq!(
         put(&client, "model", 3, &replica(3, 6, "a")).expect("a later epoch"),

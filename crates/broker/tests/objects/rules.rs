@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use broker::wire::Refusal;
+use broker::wire::RefusalCode;
 use broker::{CreateOptions, Epoch, ObjectError, Readers, Standing};
 use harness::surroundings::{NOBODY, as_user, contained, has_users};
 
@@ -165,7 +165,7 @@ fn refused(dir: &Dir) -> (broker::Client, broker::Identity) {
         matches!(
             error,
             ObjectError::Refused {
-                refusal: Refusal::Keeper,
+                refusal: RefusalCode::Keeper,
                 ..
             }
         ),

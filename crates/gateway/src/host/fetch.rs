@@ -465,7 +465,7 @@ impl Fetch<'_> {
                         // Another process of this host began in the same moment: it is waited for
                         // from here on.
                         ObjectError::Refused {
-                            refusal: gpu_ipc::broker::wire::Refusal::Exists,
+                            refusal: gpu_ipc::broker::wire::RefusalCode::Exists,
                             ..
                         } => Again::Later,
                         ObjectError::Gpu(_)

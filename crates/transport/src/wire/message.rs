@@ -68,7 +68,6 @@
 
 mod field;
 mod packet;
-mod refusal;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -77,8 +76,8 @@ mod to_participant;
 mod to_producer;
 
 pub use crate::wire::packet::MOST_BYTES;
-pub use packet::DecodeError;
-pub use refusal::RefusalCode;
+pub use crate::wire::refusal::RefusalCode;
+pub use crate::wire::table::DecodeError;
 pub use report::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, shown};
 pub use ticket::{Granted, MOST_TICKETS, Outcome, TicketAnswer, TicketId};
 pub use to_participant::{MOST_SNAPSHOT, RegionPlace, ToParticipant};

@@ -3,6 +3,9 @@
 
 pub mod checksum;
 pub mod descriptor;
+pub mod field;
 pub mod lease_address;
 pub mod message;
 pub mod packet;
+pub mod refusal;
+pub mod table;

@@ -12,23 +12,43 @@
 //! | 6 | 2 | file descriptors that come with the packet |
 //! | 8 | 8 | request, which the answer repeats; 0 where there is none |
 
+use std::ops::RangeInclusive;
+
+use super::table::Versions;
+
 /// The most bytes of a packet, in every version of every protocol.
 pub const MOST_BYTES: usize = 4096;
 
 const HEADER: usize = 16;
 
-/// What tells the packets of one protocol from those of another.
-#[derive(Debug)]
+/// What a protocol is, beside its tables of messages.
+#[derive(PartialEq, Eq, Debug)]
 pub struct Protocol {
     /// The first two bytes.
     pub magic: [u8; 2],
     /// The magic as an error says it.
     pub magic_is: &'static str,
+    /// The versions that this side speaks.
+    pub versions: Versions,
+    /// The types of messages that look the same in all versions, so that sides of any two can agree
+    /// on one, or name both.
+    pub in_all_versions: &'static [u16],
     /// The most bytes of a text; a longer one is cut when it is written, and refused when it is
     /// read.
     pub most_text: usize,
     /// The same as an error says it.
     pub most_text_is: &'static str,
+    /// Its own refusals.
+    pub refusals: RangeInclusive<u16>,
+    /// All that it has, as an error says it.
+    pub refusals_are: &'static str,
+}
+
+impl Protocol {
+    /// Says whether the number of a refusal may come: its own, or one of every protocol.
+    pub fn refuses(&self, number: u16) -> bool {
+        self.refusals.contains(&number) || matches!(number, 1 | 2 | 4 | 5 | 6 | 10)
+    }
 }
 
 /// Why bytes are not a packet of a protocol.
@@ -184,6 +204,11 @@ pub struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Returns the packet's protocol.
+    pub fn protocol(&self) -> &'static Protocol {
+        self.protocol
+    }
+
     /// Takes bytes.
     ///
     /// # Errors
@@ -300,8 +325,15 @@ mod tests {
     static PROTOCOL: Protocol = Protocol {
         magic: *b"XX",
         magic_is: "22616, the bytes XX",
+        versions: Versions {
+            lowest: 1,
+            highest: 1,
+        },
+        in_all_versions: &[],
         most_text: 256,
         most_text_is: "at most 256",
+        refusals: 1..=63,
+        refusals_are: "1 to 63",
     };
 
     fn reader(rest: &[u8]) -> Reader<'_> {

@@ -2,9 +2,9 @@
 
 use super::{Catalogue, declined};
 use crate::object::identity::{Epoch, Identity};
-use crate::server::action::{Action, Answer, Asker, KeepError, Participant, Wanted};
+use crate::server::action::{Action, Answer, Asker, KeepError, Participant};
 use crate::server::object::{Object, Stage};
-use crate::wire::{LeaseSlot, Refusal, Standing};
+use crate::wire::{LeaseSlot, RefusalCode, Standing, Wanted};
 
 impl<F: Clone> Catalogue<F> {
     /// Commits an object whose write leases have all ended, as `released` reads in their slots.
@@ -38,13 +38,13 @@ impl<F: Clone> Catalogue<F> {
             });
         let Some(object) = self.objects.get_mut(&identity) else {
             return answer(declined(
-                Refusal::NotWriter,
+                RefusalCode::NotWriter,
                 "no unfinished object has this identity",
             ));
         };
         if !object.is_written_by(asker.participant) {
             return answer(declined(
-                Refusal::NotWriter,
+                RefusalCode::NotWriter,
                 "another participant writes this object",
             ));
         }
@@ -53,11 +53,16 @@ impl<F: Clone> Catalogue<F> {
             Stage::Filling { leases } => leases.as_slice(),
             Stage::Written => &[],
             Stage::Keeping { .. } => return Vec::new(),
-            _ => return answer(declined(Refusal::Protocol, "the object has no regions yet")),
+            _ => {
+                return answer(declined(
+                    RefusalCode::Protocol,
+                    "the object has no regions yet",
+                ));
+            }
         };
         if object.wanted.scratch {
             return answer(declined(
-                Refusal::Protocol,
+                RefusalCode::Protocol,
                 "a scratch object is never committed",
             ));
         }
@@ -121,7 +126,7 @@ impl<F: Clone> Catalogue<F> {
             }
             Err(KeepError::Refused(why)) => {
                 object.stage = Stage::Written;
-                let answer = Answer::Declined(Refusal::Keeper, why);
+                let answer = Answer::Declined(RefusalCode::Keeper, why);
                 return object
                     .writer
                     .map(|w| Action::Answer(w.participant, object.request, answer))

@@ -3,12 +3,12 @@
 use super::{Catalogue, declined};
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
-use crate::server::action::{Action, Answer, Asker, Device, Participant, Refused, Wanted};
+use crate::server::action::{Action, Answer, Asker, Device, Participant, Refused};
 use crate::server::leaving::Leaving;
 use crate::server::limits::Region;
 use crate::server::object::{Object, Stage};
 use crate::server::takeover::{self, Former};
-use crate::wire::{LeaseSlot, Refusal};
+use crate::wire::{LeaseSlot, RefusalCode, Wanted};
 
 /// Unfinished objects of one participant.
 const MOST_UNFINISHED: usize = 64;
@@ -29,7 +29,7 @@ impl<F: Clone> Catalogue<F> {
         if let Some(object) = self.objects.get(&identity) {
             if object.writer != Some(asker) {
                 return Err(Some(declined(
-                    Refusal::Exists,
+                    RefusalCode::Exists,
                     "the identity belongs to another object",
                 )));
             }
@@ -39,7 +39,7 @@ impl<F: Clone> Catalogue<F> {
                     if object.request != request =>
                 {
                     Some(declined(
-                        Refusal::Exists,
+                        RefusalCode::Exists,
                         "the participant is filling an object of this identity",
                     ))
                 }
@@ -53,14 +53,14 @@ impl<F: Clone> Catalogue<F> {
                     regions: object.files(),
                 }),
                 Stage::Keeping { .. } | Stage::Written | Stage::Visible { .. } => Some(declined(
-                    Refusal::Exists,
+                    RefusalCode::Exists,
                     "the object was committed already",
                 )),
             });
         }
         if asker.shared_context {
             let why = "the participant is a client of MPS, so its death would not prove that its writes have ended";
-            return Err(Some(declined(Refusal::SharedContext, why)));
+            return Err(Some(declined(RefusalCode::SharedContext, why)));
         }
         let unfinished = self
             .objects
@@ -68,7 +68,7 @@ impl<F: Clone> Catalogue<F> {
             .filter(|object| object.is_written_by(asker.participant));
         if unfinished.count() >= MOST_UNFINISHED {
             let why = format!("the participant has {MOST_UNFINISHED} unfinished objects already");
-            return Err(Some(Answer::Declined(Refusal::Limit, why)));
+            return Err(Some(Answer::Declined(RefusalCode::Limit, why)));
         }
         let object = Object {
             seq: self.next_seq,
@@ -143,13 +143,16 @@ impl<F: Clone> Catalogue<F> {
             draft.granularity == 0 && draft.owner == 0 && (draft.epoch != Epoch(0)) == is_replica;
         if draft.identity != identity || !is_draft {
             return Err((
-                Refusal::Layout,
+                RefusalCode::Layout,
                 "the draft is of another identity, or no draft".into(),
             ));
         }
         // A replica that went may be pulled again: it has no other contents.
         if !is_replica && self.outcomes.of(identity).is_some() {
-            return Err((Refusal::Exists, "the object was committed already".into()));
+            return Err((
+                RefusalCode::Exists,
+                "the object was committed already".into(),
+            ));
         }
         let Wanted {
             scratch,
@@ -159,7 +162,7 @@ impl<F: Clone> Catalogue<F> {
         } = object.wanted;
         if is_replica && (scratch || expect.is_some() || taken != 0) {
             return Err((
-                Refusal::Protocol,
+                RefusalCode::Protocol,
                 "a replica is neither scratch nor taken over, and expects no epoch".into(),
             ));
         }
@@ -230,7 +233,7 @@ impl<F: Clone> Catalogue<F> {
                 "{name} had epoch {} already, and {epoch} cannot replace it",
                 self.names.last(name)
             );
-            return Err((Refusal::Conflict, why));
+            return Err((RefusalCode::Conflict, why));
         }
         self.names
             .check_replica(name, *epoch, self.limits.epochs.max(1))
@@ -261,7 +264,7 @@ impl<F: Clone> Catalogue<F> {
         let Some(leases) = grant(writer.participant, regions.len()) else {
             return self.fail(
                 identity,
-                Refusal::Limit,
+                RefusalCode::Limit,
                 "the participant has no free slot for a write lease".into(),
             );
         };
@@ -284,7 +287,7 @@ impl<F: Clone> Catalogue<F> {
     pub(super) fn fail(
         &mut self,
         identity: Identity,
-        refusal: Refusal,
+        refusal: RefusalCode,
         why: String,
     ) -> Vec<Action<F>> {
         let Some(object) = self.objects.remove(&identity) else {

@@ -36,14 +36,14 @@ mod removal;
 use std::collections::{BTreeMap, HashMap};
 
 use crate::object::identity::{Epoch, Identity};
-use crate::server::action::{Action, Answer, Asker, Participant, Wanted};
+use crate::server::action::{Action, Answer, Asker, Participant};
 use crate::server::bequest::{Inherited, Tombs};
 use crate::server::leaving::{Leaving, LeavingTable};
 use crate::server::limits::Limits;
 use crate::server::names::Names;
 use crate::server::object::{Object, Row, Stage};
 use crate::server::outcomes::Outcomes;
-use crate::wire::Refusal;
+use crate::wire::{RefusalCode, Wanted};
 
 /// The objects of a broker.
 #[derive(Debug)]
@@ -199,6 +199,6 @@ impl<F: Clone> Catalogue<F> {
     }
 }
 
-fn declined<F>(refusal: Refusal, why: &str) -> Answer<F> {
+fn declined<F>(refusal: RefusalCode, why: &str) -> Answer<F> {
     Answer::Declined(refusal, why.into())
 }

@@ -4,7 +4,7 @@ use super::Catalogue;
 use crate::object::identity::{Epoch, Identity};
 use crate::server::action::{Action, Answer, Asker, Participant};
 use crate::server::object::Stage;
-use crate::wire::{Refusal, Selector};
+use crate::wire::{RefusalCode, Selector};
 
 impl<F: Clone> Catalogue<F> {
     /// Leases an object for reading.
@@ -20,18 +20,21 @@ impl<F: Clone> Catalogue<F> {
                 .map(|object| (identity, object))
         });
         let Some((identity, object)) = object else {
-            return Answer::Declined(Refusal::NotFound, self.why_not_found(selector));
+            return Answer::Declined(RefusalCode::NotFound, self.why_not_found(selector));
         };
         let (Stage::Visible { manifest: file }, Some(manifest)) = (&object.stage, &object.manifest)
         else {
-            return Answer::Declined(Refusal::NotFound, "the object is not visible yet".into());
+            return Answer::Declined(
+                RefusalCode::NotFound,
+                "the object is not visible yet".into(),
+            );
         };
         if !manifest.readers.admit(manifest.owner, asker.uid) {
             let why = format!(
                 "the object is for uid {}, and not for uid {}",
                 manifest.owner, asker.uid
             );
-            return Answer::Declined(Refusal::User, why);
+            return Answer::Declined(RefusalCode::User, why);
         }
         if !object.readers.contains(&asker.participant) {
             object.readers.push(asker.participant);

@@ -6,7 +6,7 @@ use crate::object::identity::{Epoch, Identity};
 use crate::server::action::{Action, Answer, Asker, KeepError};
 use crate::server::leaving::Leaving;
 use crate::server::object::Stage;
-use crate::wire::Refusal;
+use crate::wire::RefusalCode;
 
 impl<F: Clone> Catalogue<F> {
     /// Removes one epoch of a name, or all of it.
@@ -19,7 +19,7 @@ impl<F: Clone> Catalogue<F> {
     ) -> Vec<Action<F>> {
         let answer = |answer| vec![Action::Answer(asker.participant, request, answer)];
         if !self.names.is_known(name) {
-            return answer(declined(Refusal::NotFound, "it was never committed"));
+            return answer(declined(RefusalCode::NotFound, "it was never committed"));
         }
         if let Err((refusal, why)) = self.names.check_owner(name, asker.uid) {
             return answer(Answer::Declined(refusal, why));
@@ -57,7 +57,7 @@ impl<F: Clone> Catalogue<F> {
                     Ok(()) => Answer::Removed(last),
                     // It is gone here; a keeper that comes later is not given it.
                     Err(KeepError::Absent) => Answer::Removed(last),
-                    Err(KeepError::Refused(why)) => Answer::Declined(Refusal::Keeper, why),
+                    Err(KeepError::Refused(why)) => Answer::Declined(RefusalCode::Keeper, why),
                 };
                 vec![Action::Answer(participant, request, answer)]
             }

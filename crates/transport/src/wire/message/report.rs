@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use gpu_api::{BackendKind, DeviceUuid, ParticipantId};
 
-use super::field::{Field, record};
+use crate::record;
 use crate::wire::descriptor::SessionId;
+use crate::wire::field::Field;
 use crate::wire::packet::{MOST_BYTES, Malformed, Reader, Writer, malformed};
 
 /// Numbers in a report: the fields of `Stats` and of the source's usage.

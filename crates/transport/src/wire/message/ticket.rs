@@ -1,10 +1,9 @@
 //! Tickets in messages: which are claimed, and what became of each.
 
-use arrayvec::ArrayVec;
-
-use super::field::{Field, record};
+use crate::record;
 use crate::shared::slot::Generation;
 use crate::wire::descriptor::{Fence, LIMIT, NO_FENCE};
+use crate::wire::field::Field;
 use crate::wire::lease_address::LeaseAddress;
 use crate::wire::packet::{Malformed, Reader, Writer, malformed};
 
@@ -21,23 +20,6 @@ pub struct TicketId {
 }
 
 record!(TicketId { number [4], generation });
-
-impl<T: Field> Field for ArrayVec<T, MOST_TICKETS> {
-    fn write(&self, w: &mut Writer<'_>) {
-        w.u32(self.len() as u32);
-        w.put(&[0; 4]);
-        self.iter().for_each(|ticket| ticket.write(w));
-    }
-
-    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let count = r.u32()?;
-        r.zeros::<4>()?;
-        if count == 0 || count as usize > MOST_TICKETS {
-            return Err(malformed("the number of tickets", count, "1 to 64"));
-        }
-        (0..count).map(|_| T::read(r)).collect()
-    }
-}
 
 /// The lease that a ticket gave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

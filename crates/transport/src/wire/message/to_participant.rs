@@ -3,14 +3,14 @@
 use arrayvec::ArrayVec;
 use gpu_api::{Access, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot};
 
-use super::field::{Field, messages};
-use super::packet::{self, DecodeError};
-use super::refusal::RefusalCode;
 use super::report::ReportPage;
 use super::ticket::{MOST_TICKETS, TicketAnswer};
+use crate::messages;
 use crate::wire::descriptor::{Descriptor, SessionId};
+use crate::wire::field::Field;
 use crate::wire::lease_address::LeaseAddress;
-use crate::wire::packet::{MOST_BYTES, Malformed, Reader, Writer, malformed};
+use crate::wire::packet::{Malformed, Reader, Writer, malformed};
+use crate::wire::refusal::RefusalCode;
 
 messages! {
     /// What a producer says to a participant.
@@ -19,7 +19,7 @@ messages! {
         clippy::large_enum_variant,
         reason = "it lives for one call on the stack; a box would be an allocation a message"
     )]
-    pub enum ToParticipant, "that of a message to a participant" {
+    pub enum ToParticipant of super::packet::PROTOCOL, "that of a message to a participant" {
         /// The answer to `Hello`. The producer's pidfd and the participant's first counter file
         /// come with it.
         129 Welcome {
@@ -134,6 +134,9 @@ impl ToParticipant {
         match self {
             ToParticipant::Region { len: 0, .. } => {
                 Err(malformed("the region's length", 0u64, "at least 1"))
+            }
+            ToParticipant::Tickets { answers, .. } if answers.is_empty() => {
+                Err(malformed("the number of tickets", 0u64, "1 to 64"))
             }
             ToParticipant::Region {
                 len,

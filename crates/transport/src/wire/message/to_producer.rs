@@ -5,12 +5,12 @@ use std::num::NonZeroU32;
 use arrayvec::ArrayVec;
 use gpu_api::{Access, BackendKind, DeviceUuid, ParticipantId, RegionId};
 
-use super::field::{Field, messages};
-use super::packet::{self, DecodeError};
 use super::ticket::{MOST_TICKETS, TicketId};
+use crate::messages;
 use crate::os::process::MOST_DESCENDANTS;
+use crate::wire::field::Field;
 use crate::wire::lease_address::LeaseAddress;
-use crate::wire::packet::{MOST_BYTES, Malformed, Reader, Writer, malformed};
+use crate::wire::packet::{Malformed, Reader, Writer, malformed};
 
 messages! {
     /// What a participant says to its producer.
@@ -19,7 +19,7 @@ messages! {
         clippy::large_enum_variant,
         reason = "it lives for one call on the stack; a box would be an allocation a message"
     )]
-    pub enum ToProducer, "that of a message to a producer" {
+    pub enum ToProducer of super::packet::PROTOCOL, "that of a message to a producer" {
         /// The first message. A pidfd that the participant opened of itself comes with it, then one
         /// for each descendant that keeps the device's files open.
         1 Hello {
@@ -100,6 +100,9 @@ impl ToProducer {
                     *descendants,
                     "at most 200",
                 ))
+            }
+            ToProducer::ClaimTickets { tickets, .. } if tickets.is_empty() => {
+                Err(malformed("the number of tickets", 0u64, "1 to 64"))
             }
             _ => Ok(()),
         }
