@@ -10,7 +10,8 @@ use rustix::event::PollFlags;
 use transport::os::process::{descendants_holding, own_pidfd};
 use transport::os::socket::{self, ReceiveOutcome, connect_within};
 use transport::shared::counter_file::CounterFile;
-use transport::wire::table::{self, Versions};
+use transport::wire::packet::Versions;
+use transport::wire::table;
 
 use crate::error::{ObjectError, Result};
 use crate::server::broker::SOCKET;

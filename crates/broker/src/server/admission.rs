@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use gpu_api::{Error, Result, explain};
 use transport::os::socket;
-use transport::wire::table::{self, Versions};
+use transport::wire::packet::Versions;
+use transport::wire::table;
 
 use crate::server::action::{Asker, Participant, Refused};
 use crate::server::peer::{Peer, Proof, Slots, identify};

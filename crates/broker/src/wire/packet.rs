@@ -1,7 +1,6 @@
 //! What tells the messages of brokers from those of other protocols.
 
-use transport::wire::packet::Protocol;
-use transport::wire::table::Versions;
+use transport::wire::packet::{Protocol, Versions};
 
 /// The versions that this crate speaks.
 pub const VERSIONS: Versions = Versions {

@@ -12,14 +12,41 @@
 //! | 6 | 2 | file descriptors that come with the packet |
 //! | 8 | 8 | request, which the answer repeats; 0 where there is none |
 
+use std::fmt;
 use std::ops::RangeInclusive;
-
-use super::table::Versions;
 
 /// The most bytes of a packet, in every version of every protocol.
 pub const MOST_BYTES: usize = 4096;
 
 const HEADER: usize = 16;
+
+/// The versions that a side speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Versions {
+    /// The lowest.
+    pub lowest: u16,
+    /// The highest.
+    pub highest: u16,
+}
+
+impl Versions {
+    /// Picks the highest version that both sides speak, if there is one.
+    pub fn agree(self, theirs: Versions) -> Option<u16> {
+        let version = self.highest.min(theirs.highest);
+        (version >= self.lowest && version >= theirs.lowest && theirs.lowest <= theirs.highest)
+            .then_some(version)
+    }
+}
+
+impl fmt::Display for Versions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.lowest == self.highest {
+            write!(f, "{}", self.lowest)
+        } else {
+            write!(f, "{} to {}", self.lowest, self.highest)
+        }
+    }
+}
 
 /// What a protocol is, beside its tables of messages.
 #[derive(PartialEq, Eq, Debug)]
@@ -364,6 +391,20 @@ mod tests {
             .expect_err("another magic")
             .to_string();
         assert_eq!(error, "the magic is 22617, but must be 22616, the bytes XX");
+    }
+
+    #[test]
+    fn two_sides_agree_on_the_highest_that_both_speak() {
+        let agree = |ours: (u16, u16), theirs: (u16, u16)| {
+            let [ours, theirs] =
+                [ours, theirs].map(|(lowest, highest)| Versions { lowest, highest });
+            ours.agree(theirs)
+        };
+        assert_eq!(agree((1, 3), (2, 5)), Some(3));
+        assert_eq!(agree((1, 3), (1, 1)), Some(1));
+        assert_eq!(agree((2, 3), (1, 1)), None);
+        assert_eq!(agree((1, 1), (2, 2)), None);
+        assert_eq!(agree((1, 3), (3, 2)), None, "a range that is none");
     }
 
     #[test]

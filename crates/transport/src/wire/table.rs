@@ -4,11 +4,9 @@
 //! `encode` and `decode`. Every byte string that decodes has exactly one meaning, and every meaning
 //! one byte string in each version.
 
-use std::fmt;
-
 use gpu_api::Error;
 
-use super::packet::{Header, MOST_BYTES, Malformed, Protocol, Reader, Writer, malformed};
+use super::packet::{Header, MOST_BYTES, Malformed, Protocol, Reader, Versions, Writer, malformed};
 use super::refusal::RefusalCode;
 
 /// The messages of one direction. Implemented by [`messages!`](crate::messages).
@@ -34,34 +32,6 @@ pub trait Message: Sized {
     ///
     /// [`Malformed`] for a type that there is not, and for bytes that are not its fields.
     fn read(header: &Header, r: &mut Reader<'_>) -> Result<Self, Malformed>;
-}
-
-/// The versions that a side speaks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Versions {
-    /// The lowest.
-    pub lowest: u16,
-    /// The highest.
-    pub highest: u16,
-}
-
-impl Versions {
-    /// Picks the highest version that both sides speak, if there is one.
-    pub fn agree(self, theirs: Versions) -> Option<u16> {
-        let version = self.highest.min(theirs.highest);
-        (version >= self.lowest && version >= theirs.lowest && theirs.lowest <= theirs.highest)
-            .then_some(version)
-    }
-}
-
-impl fmt::Display for Versions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.lowest == self.highest {
-            write!(f, "{}", self.lowest)
-        } else {
-            write!(f, "{} to {}", self.lowest, self.highest)
-        }
-    }
 }
 
 /// Why bytes are not a message.
@@ -267,20 +237,6 @@ macro_rules! messages {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn two_sides_agree_on_the_highest_that_both_speak() {
-        let agree = |ours: (u16, u16), theirs: (u16, u16)| {
-            let [ours, theirs] =
-                [ours, theirs].map(|(lowest, highest)| Versions { lowest, highest });
-            ours.agree(theirs)
-        };
-        assert_eq!(agree((1, 3), (2, 5)), Some(3));
-        assert_eq!(agree((1, 3), (1, 1)), Some(1));
-        assert_eq!(agree((2, 3), (1, 1)), None);
-        assert_eq!(agree((1, 1), (2, 2)), None);
-        assert_eq!(agree((1, 3), (3, 2)), None, "a range that is none");
-    }
 
     #[test]
     fn both_errors_name_both_sides() {

@@ -1,8 +1,7 @@
 //! What tells the messages of sessions from those of other protocols.
 
 use crate::wire::descriptor::VERSION;
-use crate::wire::packet::Protocol;
-use crate::wire::table::Versions;
+use crate::wire::packet::{Protocol, Versions};
 
 pub(super) static PROTOCOL: Protocol = Protocol {
     magic: *b"GI",

@@ -3,7 +3,8 @@ use crate::os::process::MOST_DESCENDANTS;
 use crate::shared::slot::Generation;
 use crate::wire::descriptor::{Descriptor, Fence, SessionId};
 use crate::wire::lease_address::LeaseAddress;
-use crate::wire::table::{DecodeError, Versions};
+use crate::wire::packet::Versions;
+use crate::wire::table::DecodeError;
 use gpu_api::{
     Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot,
 };
