@@ -44,8 +44,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Of tests alone: it knows of no GPU.
     ("gpu-ipc-harness", &[]),
     ("gpu-ipc-conformance", &["gpu-ipc"]),
-    ("gpu-ipc-lab", &["gpu-ipc"]),
-    ("gpu-ipc-cli", &["gpu-ipc", "gpu-ipc-lab"]),
+    ("gpu-ipc-cli", &["gpu-ipc"]),
+    (
+        "gpu-ipc-torture",
+        &["gpu-ipc", "gpu-ipc-cli", "gpu-ipc-harness"],
+    ),
+    (
+        "gpu-ipc-steady",
+        &["gpu-ipc", "gpu-ipc-cli", "gpu-ipc-harness"],
+    ),
     ("gpu-ipc-python", &["gpu-ipc"]),
     ("gpu-ipc-capi", &["gpu-ipc"]),
     // The gateway's workspace.

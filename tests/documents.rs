@@ -192,7 +192,8 @@ fn the_mutants_name_tests_that_exist_and_the_table_names_both() {
         rows.extend(names.map(|name| (finder.trim().trim_matches('`').to_owned(), name)));
     }
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let sources = sources(&top.join("tests")) + &sources(&top.join("crates"));
+    let folders = ["tests", "crates", "testing"];
+    let sources: String = folders.map(|name| sources(&top.join(name))).concat();
     let words: BTreeSet<&str> = sources
         .split(|c: char| !c.is_alphanumeric() && c != '_')
         .collect();

@@ -2,16 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as Arguments, Parser, Subcommand};
-use lab::args::{
-    BackendChoice, BenchConsumerOptions, BenchMemoryOptions, BenchObjectOptions, BenchOptions,
-    ConsumerOptions, Vendor,
-};
-use lab::size;
-use lab::steady::{SteadyLenderOptions, SteadyOptions};
-use lab::torture::objects::ObjectMemberOptions;
-use lab::torture::{MemberOptions, TortureOptions};
-
+use crate::bench::options::{BenchOptions, BenchProcess};
+use crate::choice::{BackendChoice, ConsumerOptions, Vendor};
 use crate::gateway::HandedOn;
 use crate::objects::get::GetOptions;
 use crate::objects::keep::KeepOptions;
@@ -19,6 +11,8 @@ use crate::objects::list::ObjectsOptions;
 use crate::objects::put::PutOptions;
 use crate::objects::remove::RmOptions;
 use crate::objects::serve::BrokerOptions;
+use crate::size;
+use clap::{Args as Arguments, Parser, Subcommand};
 
 /// Share GPU memory between processes, and free it when the last process is done.
 #[derive(Parser, Debug)]
@@ -38,8 +32,6 @@ Examples:
   gpu-ipc rm model                                 remove it; processes that have it mapped keep it
   gpu-ipc gateway --listen tcp/10.0.0.1:7447       serve the objects to other hosts
   gpu-ipc pull model                               get an object from another host
-  gpu-ipc torture --seconds 60                     is anything lost while processes die at random?
-  gpu-ipc steady                                   does anything grow over ten million cycles in one process?
   gpu-ipc bench                                    what does sharing cost, compared with the driver's own calls?
   gpu-ipc help demo                                everything about one command
 
@@ -258,92 +250,43 @@ Exit status:
   1  a required backend has no working device, or a kernel feature is missing that all backends need
   2  wrong usage")]
     Doctor(DoctorOptions),
-    /// Kill, stop and fork producers and consumers at random, and check that nothing is lost or
-    /// freed early
-    #[command(after_help = "\
-Examples:
-  gpu-ipc torture                                  a minute on shared memory, six consumers at a time
-  gpu-ipc torture --seconds 28800 --backend cuda   a night on a GPU
-  gpu-ipc torture --seed 7 --json                  one JSON object on standard output, for programs
-  gpu-ipc torture --seconds 10 --control counter   a method known to be wrong: exit status 1 means that it was found
-  gpu-ipc torture --broker                         writers and readers of objects, their broker and its keeper
-
-The seed fixes the actions, not their timing: reproducing a finding may take several runs.
-docs/TESTING.md lists the actions and explains the fields of --json.
-
-Exit status:
-  0  nothing was reused early, ended twice, leaked or hung
-  1  something did, or a process crashed; with --control: the defect was found
-  2  wrong usage
-  3  the requested backend has no device here
-  130  a signal ended it: nothing can be said of the run, and its folder is removed")]
-    Torture(TortureOptions),
-    /// Do everything millions of times in one process, and find out whether anything grows
-    #[command(after_help = "\
-Examples:
-  gpu-ipc steady                                   ten million cycles
-  gpu-ipc steady --seconds 3600 --seed 7           an hour, with these random numbers
-  gpu-ipc steady --seconds 10 --control descriptor a leak on purpose, which must be found
-
-Memory, descriptors, threads, mappings, the device's memory and the time of a cycle are read at 30 quiet moments, while
-streams, participants, sessions, objects and regions of another process come and go. docs/TESTING.md says how it judges.
-
-Exit status:
-  0  nothing grew, and everything was done
-  1  something grew, was not done, or the run stopped early
-  2  wrong usage
-  3  the requested backend has no device here")]
-    Steady(SteadyOptions),
     /// Measure what sharing costs, each call beside the raw driver calls that it needs
     #[command(after_help = "\
 Examples:
   gpu-ipc bench                                    everything, on the first GPU, else on shared memory
   gpu-ipc bench --backend host --only protocol limbo
-  gpu-ipc bench --backend cuda --json --svg speed.svg
-  gpu-ipc bench --jobs --svg jobs.svg              a camera, weights, a KV cache, beside copies through host memory
+  gpu-ipc bench --backend cuda --json
+  gpu-ipc bench --jobs                             a camera, weights, a KV cache, beside copies through host memory
   gpu-ipc bench --replay trace.csv                 replay an allocator's log on this allocator
 
 Compare ratios between machines, not medians. docs/SPEED.md explains each row and its floor.
 
 Exit status:
   0  every row was measured, whether it reaches its goal or not
-  1  a row could not be measured, or a file cannot be read or written
+  1  a row could not be measured, or a file cannot be read
   2  wrong usage
   3  the requested backend has no device here")]
     Bench(BenchOptions),
-    /// A consumer of the benchmark (started by it)
-    #[command(hide = true)]
-    BenchConsumer(BenchConsumerOptions),
-    /// The other end of a job of the benchmark (started by it)
-    #[command(hide = true)]
-    BenchWorker(BenchConsumerOptions),
-    /// A process that measures the memory of leases (started by the benchmark)
-    #[command(hide = true)]
-    BenchMemory(BenchMemoryOptions),
-    /// A reader of an object for the benchmark (started by it)
-    #[command(hide = true)]
-    BenchObject(BenchObjectOptions),
+    /// A process of the benchmark (started by it)
+    #[command(hide = true, subcommand)]
+    BenchProcess(BenchProcess),
     /// A consumer of the demo (started by it)
     #[command(hide = true)]
     DemoConsumer(ConsumerOptions),
-    /// A process that tries one driver for the doctor (started by it)
-    #[command(hide = true)]
-    DoctorBackend(BackendOptions),
-    /// A consumer of the doctor (started by it)
-    #[command(hide = true)]
-    DoctorConsumer(ConsumerOptions),
-    /// A process that tries to make namespaces for the doctor (started by it)
-    #[command(hide = true)]
-    DoctorNamespaces,
-    /// A session whose regions the steady state maps (started by it)
-    #[command(hide = true)]
-    SteadyLender(SteadyLenderOptions),
-    /// A process of the torture (started by it)
-    #[command(hide = true)]
-    TortureMember(MemberOptions),
-    /// A writer or a reader of the torture of objects (started by it)
-    #[command(hide = true)]
-    TortureObject(ObjectMemberOptions),
+    /// A process of the doctor (started by it)
+    #[command(hide = true, subcommand)]
+    DoctorProcess(DoctorProcess),
+}
+
+/// A process of the doctor.
+#[derive(Subcommand, Debug)]
+pub enum DoctorProcess {
+    /// Tries one driver
+    Backend(BackendOptions),
+    /// A consumer
+    Consumer(ConsumerOptions),
+    /// Tries to make namespaces
+    Namespaces,
 }
 
 /// Options of `demo`.

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use clap::Args as Arguments;
 
-use lab::{Outcome, output};
+use crate::{Outcome, output};
 
 /// The program's name.
 const PROGRAM: &str = "gpu-ipc-gateway";

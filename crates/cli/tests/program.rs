@@ -153,8 +153,8 @@ fn help_has_examples_and_exit_statuses() {
         "{all}"
     );
     assert!(
-        !all.contains("doctor-consumer"),
-        "what nobody should type is hidden"
+        commands.len() <= 15 && !all.contains("-process"),
+        "what no user types is hidden: {all}"
     );
     for command in commands {
         let text = help(&[command, "--help"]);
@@ -332,7 +332,7 @@ fn what_is_not_here_ends_with_3_and_says_why() {
 /// A number out of its range is told from an option that does not exist.
 #[test]
 fn a_number_out_of_range_is_wrong_usage_and_is_named() {
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 7] = [
         (&["demo", "--blocks", "-1"], "-1 is not in 1..=1000000"),
         (&["demo", "--consumers", "0"], "0 is not in 1..=256"),
         (&["demo", "--size", "-8"], "\"-8\" is not a number of bytes"),
@@ -349,8 +349,6 @@ fn a_number_out_of_range_is_wrong_usage_and_is_named() {
             "\"nan\" is not a number of seconds from 0.01 to 3600",
         ),
         (&["doctor", "--timeout", "-1"], "-1 is not in 1..=86400"),
-        (&["torture", "--seconds", "0"], "0 is not in 1..=604800"),
-        (&["torture", "--consumers", "-3"], "-3 is not in 1..=256"),
     ];
     for (args, why) in cases {
         let output = run(args);

@@ -1,5 +1,5 @@
 //! What only a real driver can show of this backend, beyond what every backend must do
-//! (`crates/conformance`).
+//! (`testing/conformance`).
 //!
 //! Every case runs in a process of its own, this program started again: several break their context
 //! on purpose. Without a device they are ignored and say so; with `REQUIRE_GPU=1` they fail.

@@ -11,9 +11,9 @@ use gpu_ipc::{
 use serde::{Deserialize, Serialize};
 
 use super::watchdog::PATIENCE;
-use lab::args::ConsumerOptions;
-use lab::copier::Copier;
-use lab::{Outcome, child, device, pattern};
+use crate::choice::ConsumerOptions;
+use crate::copier::Copier;
+use crate::{Outcome, child, device, pattern};
 
 /// What a consumer writes all over what it holds before it is killed, and its child after.
 const SCRIBBLE: u8 = 0xa5;

@@ -27,10 +27,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 
 use crate::args::DemoOptions;
+use crate::child::{self, Child};
+use crate::copier::Copier;
+use crate::{Outcome, device, output, pattern};
 use consumer::Told;
-use lab::child::{self, Child};
-use lab::copier::Copier;
-use lab::{Outcome, device, output, pattern};
 use report::{HELD_AT_DEATH, Report};
 use watchdog::{PATIENCE, Watchdog};
 

@@ -4,7 +4,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
 use serde::Serialize;
 
-use lab::output;
+use crate::output;
 
 /// Blocks that each of the two consumers holds when it is killed.
 pub const HELD_AT_DEATH: u32 = 4;

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::{Outcome, output};
 use gpu_ipc::backend::thread;
-use lab::{Outcome, output};
 
 /// How long a step may take. More than anything that has a limit of its own and can say more.
 const LIMIT: Duration = Duration::from_secs(300);

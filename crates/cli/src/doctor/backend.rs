@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::{Check, CheckState};
 use super::{device_files, mps};
-use lab::child::{self, Child};
+use crate::child::{self, Child};
 
 /// A backend and what was found of it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -103,7 +103,7 @@ impl Backend {
 ///
 /// A process that is silent for longer than `patience` hangs.
 pub fn ask(kind: BackendKind, patience: Duration, tell: &dyn Fn(String)) -> Backend {
-    let args = ["doctor-backend", "--backend", kind.name()];
+    let args = ["doctor-process", "backend", "--backend", kind.name()];
     let mut backend = match Child::start(args, patience) {
         Ok(child) => listen(kind, child, tell),
         Err(why) => {

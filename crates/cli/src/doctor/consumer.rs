@@ -10,9 +10,9 @@ use std::time::Duration;
 use gpu_ipc::{Participant, Wait};
 use serde::{Deserialize, Serialize};
 
-use lab::args::ConsumerOptions;
-use lab::copier::Copier;
-use lab::{Outcome, child, device, pattern};
+use crate::choice::ConsumerOptions;
+use crate::copier::Copier;
+use crate::{Outcome, child, device, pattern};
 
 /// What it is told.
 #[derive(Debug, Serialize, Deserialize)]

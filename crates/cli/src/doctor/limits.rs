@@ -11,7 +11,7 @@ use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::check::Check;
 use crate::sessions::brokers::{BrokerState, SeenBroker, look, summary};
-use lab::size;
+use crate::size;
 
 /// Descriptors below which no session can be opened beside what a program has open.
 const TOO_FEW_DESCRIPTORS: u64 = 64;

@@ -28,8 +28,8 @@ use std::time::Duration;
 use gpu_ipc::BackendKind;
 use indicatif::ProgressBar;
 
-use crate::args::DoctorOptions;
-use lab::{Outcome, output};
+use crate::args::{DoctorOptions, DoctorProcess};
+use crate::{Outcome, output};
 use report::Report;
 
 /// The backends in the order of the report.
@@ -77,4 +77,13 @@ pub fn run(options: &DoctorOptions) -> Outcome {
 fn width() -> Option<u16> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(size.ws_col)
+}
+
+/// Lives as a process of a run.
+pub fn run_process(process: &DoctorProcess) -> Outcome {
+    match process {
+        DoctorProcess::Backend(options) => probe::run(options.backend),
+        DoctorProcess::Consumer(options) => consumer::run(options),
+        DoctorProcess::Namespaces => namespaces::run(),
+    }
 }

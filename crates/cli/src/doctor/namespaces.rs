@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::thread::UnshareFlags;
 
 use super::check::Check;
-use lab::Outcome;
-use lab::child::{self, Child};
+use crate::Outcome;
+use crate::child::{self, Child};
 
 const KINDS: [(&str, UnshareFlags); 3] = [
     ("user", UnshareFlags::NEWUSER),
@@ -35,7 +35,7 @@ pub fn check() -> Check {
 
 /// Returns what was refused.
 fn ask() -> Result<Option<String>, String> {
-    Child::<()>::start(["doctor-namespaces"], PATIENCE)?.answer()
+    Child::<()>::start(["doctor-process", "namespaces"], PATIENCE)?.answer()
 }
 
 /// The child: says nothing, or what was refused first.

@@ -10,8 +10,8 @@ use gpu_ipc::{BackendKind, Error, Gpu};
 use super::backend::{Backend, Caps, Device, Progress};
 use super::check::{Check, CheckState};
 use super::trial;
-use lab::args::Vendor;
-use lab::{Outcome, child, device, size};
+use crate::choice::Vendor;
+use crate::{Outcome, child, device, size};
 
 /// What is tried on a device that can: how memory is handed over, and how it is mapped.
 const TRIALS: [(Sharing, Access); 3] = [

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::backend::{Backend, Device};
 use super::check::{Check, CheckState};
-use lab::size;
+use crate::size;
 
 /// The number of the shape of the JSON object. Fields are added under the same number, and changed
 /// under the next.

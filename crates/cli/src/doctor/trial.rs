@@ -8,9 +8,9 @@ use gpu_ipc::{After, Error, Gpu, ParticipantId, Session, To};
 
 use super::check::Check;
 use super::consumer::Told;
-use lab::child::Child;
-use lab::copier::Copier;
-use lab::{device, pattern};
+use crate::child::Child;
+use crate::copier::Copier;
+use crate::{device, pattern};
 
 /// Bytes of the block: less than a page of any device, and more than one of the host.
 const BYTES: u64 = 64 << 10;
@@ -123,7 +123,8 @@ fn try_it(gpu: &Gpu, sharing: Sharing, access: Access, start: Instant) -> Result
 
 fn start_consumer(gpu: &Gpu, session: &Session, access: Access) -> Result<Child<Told>, String> {
     let mut args: Vec<OsString> = [
-        "doctor-consumer",
+        "doctor-process",
+        "consumer",
         "--backend",
         gpu.kind().name(),
         "--device",

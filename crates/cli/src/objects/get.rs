@@ -6,9 +6,9 @@ use clap::Args as Arguments;
 use gpu_ipc::broker::{Epoch, Reader, Selector};
 
 use super::BrokerDir;
-use lab::args::BackendChoice;
-use lab::device::{choose, explain};
-use lab::{Outcome, output};
+use crate::choice::BackendChoice;
+use crate::device::{choose, explain};
+use crate::{Outcome, output};
 
 /// Bytes copied from the device at a time.
 const PIECE: u64 = 16 << 20;

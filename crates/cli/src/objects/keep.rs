@@ -6,8 +6,8 @@ use clap::Args as Arguments;
 use gpu_ipc::broker::keeper::process::Keeper;
 
 use super::BrokerDir;
-use lab::device::explain;
-use lab::{Outcome, output};
+use crate::device::explain;
+use crate::{Outcome, output};
 
 /// Options of a keeper.
 #[derive(Arguments, Debug)]

@@ -6,9 +6,9 @@ use clap::Args as Arguments;
 use gpu_ipc::broker::server::listing::{Listing, Process};
 
 use super::{BrokerDir, any_gpu};
+use crate::device::explain;
 use crate::gateway;
-use lab::device::explain;
-use lab::{Outcome, output, size};
+use crate::{Outcome, output, size};
 
 /// Options of `objects`.
 #[derive(Arguments, Debug)]

@@ -17,7 +17,7 @@ use gpu_ipc::Gpu;
 use gpu_ipc::broker::client::broker_dir;
 use gpu_ipc::broker::{Client, ObjectError};
 
-use lab::device::explain;
+use crate::device::explain;
 
 /// Which broker.
 #[derive(Arguments, Debug)]
@@ -48,5 +48,5 @@ impl BrokerDir {
 
 /// Returns a device for questions that are about no memory.
 fn any_gpu() -> Result<Gpu, String> {
-    lab::device::choose(lab::args::BackendChoice::Host)
+    crate::device::choose(crate::choice::BackendChoice::Host)
 }

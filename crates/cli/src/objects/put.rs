@@ -11,9 +11,9 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
 use super::BrokerDir;
-use lab::args::BackendChoice;
-use lab::device::{choose, explain};
-use lab::{Outcome, output};
+use crate::choice::BackendChoice;
+use crate::device::{choose, explain};
+use crate::{Outcome, output};
 
 /// Bytes copied to the device at a time.
 const PIECE: u64 = 16 << 20;

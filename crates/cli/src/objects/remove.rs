@@ -4,8 +4,8 @@ use clap::Args as Arguments;
 use gpu_ipc::broker::Epoch;
 
 use super::{BrokerDir, any_gpu};
-use lab::device::explain;
-use lab::{Outcome, output};
+use crate::device::explain;
+use crate::{Outcome, output};
 
 /// Options of `rm`.
 #[derive(Arguments, Debug)]

@@ -9,8 +9,8 @@ use gpu_ipc::broker::{Broker, Limits, Options};
 use gpu_ipc::{BackendKind, Error, Gpu};
 
 use super::BrokerDir;
-use lab::device::explain;
-use lab::{Outcome, output, size};
+use crate::device::explain;
+use crate::{Outcome, output, size};
 
 /// Options of a broker.
 #[derive(Arguments, Debug)]

@@ -11,7 +11,7 @@ use gpu_ipc::broker::{Client, ObjectError};
 use gpu_ipc::{BackendKind, Error};
 
 use super::text::{bytes, cut, time};
-use lab::device::explain;
+use crate::device::explain;
 
 /// A broker's directory, and what came of asking there.
 #[derive(Clone, Debug)]

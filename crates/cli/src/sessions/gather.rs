@@ -12,7 +12,7 @@ use rustix::net::{
 };
 
 use crate::args::Where;
-use lab::device::explain;
+use crate::device::explain;
 
 /// A session's socket and what came of asking there.
 #[derive(Clone, Debug)]

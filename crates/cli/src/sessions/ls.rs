@@ -11,7 +11,7 @@ use super::columns::{HOLDER_COLUMNS, Shown, holder_cells};
 use super::gather::{Answer, Seen, gather};
 use super::text::{bytes, cut, flow, time};
 use crate::args::LsOptions;
-use lab::{Outcome, output};
+use crate::{Outcome, output};
 
 /// The columns of what is no terminal.
 const WIDTH: u16 = 80;

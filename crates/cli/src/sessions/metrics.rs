@@ -12,7 +12,7 @@ use gpu_ipc::broker::server::listing::Listing;
 use super::brokers::{BrokerState, SeenBroker, look};
 use super::gather::{Answer, Seen, gather};
 use crate::args::MetricsOptions;
-use lab::{Outcome, output};
+use crate::{Outcome, output};
 
 /// Prints the metrics.
 pub fn run(options: &MetricsOptions) -> Outcome {

@@ -11,8 +11,8 @@ use serde_json::json;
 use super::gather;
 use super::text::{bytes, cut, time};
 use crate::args::SnapshotOptions;
-use lab::device::explain;
-use lab::{Outcome, output};
+use crate::device::explain;
+use crate::{Outcome, output};
 
 /// Prints a session's snapshot, and draws it if asked.
 pub fn run(options: &SnapshotOptions) -> Outcome {

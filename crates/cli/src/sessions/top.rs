@@ -14,7 +14,7 @@ use super::columns::{Column, HOLDER_COLUMNS, Shown, digits, holder_cells, words}
 use super::gather::{Answer, Seen, gather};
 use super::text::{bytes, cut, fitting, time, wrapped};
 use crate::args::TopOptions;
-use lab::{Outcome, output};
+use crate::{Outcome, output};
 
 const SESSION_COLUMNS: [Column; 9] = [
     digits("PID", 8, 0),

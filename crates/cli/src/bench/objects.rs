@@ -1,0 +1,546 @@
+//! Rows of objects: what a broker's memory costs to map, to swap, and to have.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use gpu_ipc::backend::{Access, DevicePtr, HostMemory, RawMemory, Sharing};
+use gpu_ipc::broker::{Client, Epoch, Layout, PartSpec, Reader, Selector};
+use gpu_ipc::{BackendKind, Gpu, Stream};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
+
+use super::fixture::{PATIENCE, Stage, until, within};
+use super::row::{Goal, Row};
+use super::sample::{Figures, Pairs};
+use crate::bench::options::BenchObjectOptions;
+use crate::child::{self, Child};
+use crate::device::explain;
+use crate::owner::{Owner, connect};
+use crate::{Outcome, device, size};
+
+const GIB: u64 = 1 << 30;
+/// What open and advance may take beyond one and a half times the raw calls.
+const BEYOND: f64 = 300_000.0;
+/// What a broker may take of the device beyond its objects.
+const BROKER: f64 = (16 << 20) as f64;
+/// What a broker that was killed may take until it serves, beyond its death.
+const RESTART: f64 = 300_000_000.0;
+/// Objects that a broker has when it is killed.
+const OBJECTS: u64 = 100;
+/// How long the driver may take to give back what a process had that was killed.
+const SOON: Duration = Duration::from_secs(10);
+/// Readers of one object.
+const READERS: usize = 64;
+
+/// All rows of objects.
+pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
+    let is_host = stage.gpu.kind() == BackendKind::Host;
+    let taken = taken(&stage.gpu)?;
+    let dir = std::env::temp_dir().join(format!("gpu-ipc-bench-objects-{}", std::process::id()));
+    let owner = Owner::start(&stage.gpu, dir, &["--keep-epochs", "2"])?;
+    let client = owner.connect(&stage.gpu, "bench")?;
+    let mut rows = Vec::new();
+    let bytes = if is_host { 64 << 20 } else { 8 * GIB };
+    rows.extend(open(stage, &client, bytes)?);
+    rows.extend(advance(stage, &client, bytes)?);
+    give_back(&client)?;
+    let large = largest(stage, taken)?;
+    put(&client, "large", large, 200)?;
+    rows.push(successor(stage, &owner, large)?);
+    rows.push(broker_memory(stage, &owner, &client, taken)?);
+    rows.extend(readers(stage, &owner)?);
+    give_back(&client)?;
+    rows.push(restart(stage, &owner, &client)?);
+    // What the host backend does is no driver's work.
+    Ok(if is_host {
+        rows.into_iter().map(Row::without_goal).collect()
+    } else {
+        rows
+    })
+}
+
+/// Returns the bytes that are taken of the device, by everybody.
+fn taken(gpu: &Gpu) -> Result<u64, String> {
+    let memory = gpu
+        .backend()
+        .memory_info(gpu.device())
+        .map_err(|e| explain(&e))?;
+    Ok(memory.total_bytes - memory.free_bytes)
+}
+
+/// Chooses the largest object that fits with room for contexts and a copy's target.
+fn largest(stage: &Stage, before: u64) -> Result<u64, String> {
+    if stage.gpu.kind() == BackendKind::Host {
+        return Ok(128 << 20);
+    }
+    // What the last rows gave back is free when the driver says so. What is not back by then is not
+    // counted on.
+    let _ = within(SOON, "the memory of removed objects", || {
+        taken(&stage.gpu).is_ok_and(|taken| taken <= before + (256 << 20))
+    });
+    let free = stage
+        .gpu
+        .backend()
+        .memory_info(stage.gpu.device())
+        .map_err(|e| explain(&e))?
+        .free_bytes;
+    [64, 40, 16, 8, 1]
+        .map(|gib| gib * GIB)
+        .into_iter()
+        .find(|bytes| bytes + 4 * GIB <= free)
+        .ok_or_else(|| {
+            format!("{free} bytes of the device are free: too few for an object of 1 GiB")
+        })
+}
+
+/// Puts an object of this many parts. Its contents do not matter here.
+fn put(client: &Client, name: &str, bytes: u64, parts: u64) -> Result<Epoch, String> {
+    let specs = (0..parts).map(|number| PartSpec::bytes(format!("p{number:06}"), bytes / parts));
+    let specs = specs
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|e| explain(&e))?;
+    let layout = Layout::pack(specs, b"").map_err(|e| explain(&e))?;
+    let writer = client.create(name, layout).map_err(|e| explain(&e))?;
+    writer
+        .commit(&[])
+        .and_then(|commit| commit.wait())
+        .map_err(|e| explain(&e))
+}
+
+/// Removes everything.
+fn give_back(client: &Client) -> Result<(), String> {
+    let listing = client.list().map_err(|e| explain(&e))?;
+    let mut names: Vec<&str> = listing
+        .objects
+        .iter()
+        .map(|row| row.name.as_str())
+        .collect();
+    names.dedup();
+    for name in names {
+        client.remove(name).map_err(|e| explain(&e))?;
+    }
+    Ok(())
+}
+
+/// Regions of the bare program: as long as an object's, in descriptors of its own.
+struct Bare {
+    gpu: Gpu,
+    regions: Vec<(OwnedFd, u64)>,
+    base: DevicePtr,
+    mapped: Vec<(DevicePtr, RawMemory)>,
+}
+
+impl Bare {
+    fn new(gpu: &Gpu, lens: &[u64]) -> Result<Bare, String> {
+        let backend = gpu.backend();
+        let mut regions = Vec::new();
+        for &len in lens {
+            let memory = backend
+                .create_memory(gpu.device(), len)
+                .map_err(|e| explain(&e))?;
+            // SAFETY: `export_memory` asks for memory that is not yet released: just made.
+            let fd = unsafe { backend.export_memory(memory) };
+            // SAFETY: `release_memory` asks for the same, and this is the only release.
+            unsafe { backend.release_memory(memory) }.map_err(|e| explain(&e))?;
+            regions.push((fd.map_err(|e| explain(&e))?, memory.len));
+        }
+        let bytes = regions.iter().map(|(_, len)| len).sum();
+        let base = backend
+            .reserve_range(gpu.device(), bytes, None)
+            .map_err(|e| explain(&e))?
+            .base;
+        Ok(Bare {
+            gpu: gpu.clone(),
+            regions,
+            base,
+            mapped: Vec::new(),
+        })
+    }
+
+    fn map(&mut self) -> Result<(), String> {
+        use std::os::fd::AsFd;
+        let mut at = self.base;
+        for (fd, len) in &self.regions {
+            let backend = self.gpu.backend();
+            let memory = backend
+                .import_memory(self.gpu.device(), fd.as_fd(), *len)
+                .map_err(|e| explain(&e))?;
+            // SAFETY: `map_memory` asks for memory that is not released and for reserved addresses
+            // with nothing on them: the range has room for all regions in order, and `unmap` takes
+            // them off.
+            unsafe { backend.map_memory(at, memory, Access::ReadWrite) }
+                .map_err(|e| explain(&e))?;
+            self.mapped.push((at, memory));
+            at = at.offset(*len);
+        }
+        Ok(())
+    }
+
+    fn unmap(&mut self) -> Result<(), String> {
+        for (at, memory) in self.mapped.drain(..) {
+            // SAFETY: `unmap_memory` asks for what was mapped there and that no work touches it:
+            // `map` did, and every copy was waited for.
+            unsafe { self.gpu.backend().unmap_memory(at) }.map_err(|e| explain(&e))?;
+            // SAFETY: `release_memory` asks for memory that was imported and is not released: once
+            // for each.
+            unsafe { self.gpu.backend().release_memory(memory) }.map_err(|e| explain(&e))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        // What fails here has failed before; the range is left to the process' end.
+        let _ = self.unmap();
+    }
+}
+
+/// Waits until the link's thread has given back what was dropped, so that it does not do so under
+/// the next sample.
+fn settle() {
+    std::thread::sleep(Duration::from_millis(5));
+}
+
+fn lens(reader: &Reader) -> Vec<u64> {
+    reader.layout().regions().to_vec()
+}
+
+/// Opening an object of 1,000 parts, broker and process warm.
+fn open(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>, String> {
+    put(client, "many", bytes, 1_000)?;
+    let first = client.open("many").map_err(|e| explain(&e))?;
+    let mut bare = Bare::new(&stage.gpu, &lens(&first))?;
+    drop(first);
+    let mut pairs = Pairs::new(1);
+    for round in 0..=stage.choose(20, 3) {
+        let mut opened = None;
+        let ours = || {
+            opened = Some(client.open("many").map_err(|e| explain(&e))?);
+            Ok(())
+        };
+        pairs.sample(ours, || bare.map())?;
+        drop(opened);
+        bare.unmap()?;
+        settle();
+        // The first round warms the ways.
+        if round == 0 {
+            pairs = Pairs::new(1);
+        }
+    }
+    let what = "open of an object of 1,000 parts, broker and process warm";
+    let row = Row::new("object-open", what, "raw import and map of as many regions")
+        .at(bytes, &shown(bytes));
+    Ok(vec![row.measured(pairs).goal(Goal::Times(1.5, BEYOND))])
+}
+
+/// Going from one epoch to another at the same addresses.
+fn advance(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>, String> {
+    put(client, "many", bytes, 1_000)?;
+    let mut reader = client.open("many").map_err(|e| explain(&e))?;
+    let newest = reader.epoch();
+    let mut bare = Bare::new(&stage.gpu, &lens(&reader))?;
+    bare.map()?;
+    let stream = Stream::create(&stage.gpu).map_err(|e| explain(&e))?;
+    let at = reader
+        .device_ptr("p000000")
+        .ok_or("a part without an address")?;
+    let (mut raw, mut copy, mut prepared) = (Pairs::new(1), Pairs::new(1), Pairs::new(1));
+    let other = |seen| {
+        Selector::Epoch(
+            "many".into(),
+            if seen == newest {
+                Epoch(newest.0 - 1)
+            } else {
+                newest
+            },
+        )
+    };
+    for round in 0..=stage.choose(20, 3) {
+        let mut swap = || {
+            reader
+                .advance_to(&other(reader.epoch()))
+                .map(drop)
+                .map_err(|e| explain(&e))
+        };
+        raw.sample(&mut swap, || bare.unmap().and_then(|()| bare.map()))?;
+        settle();
+        let to = bare.base;
+        let copied = || {
+            // SAFETY: `copy` asks for a live stream and two ranges that are valid until the copy is
+            // done: all regions of both are mapped in a row, and it is waited for.
+            unsafe { stage.gpu.backend().copy(stream.raw(), to, at, bytes) }
+                .map_err(|e| explain(&e))?;
+            stream.synchronize().map_err(|e| explain(&e))
+        };
+        copy.sample(&mut swap, copied)?;
+        settle();
+        let mut next = reader
+            .prepare(&other(reader.epoch()))
+            .map_err(|e| explain(&e))?;
+        let switch = || {
+            reader
+                .switch(next.take().ok_or("nothing to switch to")?)
+                .map_err(|e| explain(&e))
+        };
+        prepared.sample(switch, copied)?;
+        settle();
+        if round == 0 {
+            (raw, copy, prepared) = (Pairs::new(1), Pairs::new(1), Pairs::new(1));
+        }
+    }
+    let what = "advance to another epoch at the same addresses";
+    let beside_raw = Row::new(
+        "object-advance",
+        what,
+        "raw unmap, import and map of as many regions",
+    );
+    let copied = "a copy of as many bytes on the device";
+    let beside_copy = Row::new("object-advance-copy", what, copied);
+    let what = "the switch of an advance that was prepared";
+    let switched = Row::new("object-switch-copy", what, copied);
+    Ok(vec![
+        beside_raw
+            .at(bytes, &shown(bytes))
+            .measured(raw)
+            .goal(Goal::Times(1.5, BEYOND)),
+        beside_copy
+            .at(bytes, &shown(bytes))
+            .measured(copy)
+            .goal(Goal::Times(0.1, 0.0)),
+        switched
+            .at(bytes, &shown(bytes))
+            .measured(prepared)
+            .goal(Goal::Times(0.1, 0.0)),
+    ])
+}
+
+/// The open of a process that has just been started, beside the copy that it would need without a
+/// broker.
+fn successor(stage: &Stage, owner: &Owner, bytes: u64) -> Result<Row, String> {
+    let stream = Stream::create(&stage.gpu).map_err(|e| explain(&e))?;
+    let piece = bytes.min(GIB);
+    let pinned = HostMemory {
+        pinned: true,
+        numa_node: None,
+    };
+    let backend = stage.gpu.backend();
+    let from = backend
+        .host_alloc(stage.gpu.device(), piece as usize, pinned)
+        .map_err(|e| explain(&e))?;
+    let to = backend
+        .alloc(stage.gpu.device(), piece, Sharing::Fd)
+        .map_err(|e| explain(&e))?
+        .base;
+    let mut pairs = Pairs::new(1);
+    let copied = |bytes: u64| {
+        for _ in 0..bytes.div_ceil(piece) {
+            let from = std::ptr::with_exposed_provenance(from.0);
+            // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until
+            // the copy is done: both have `piece` bytes, and it is waited for below.
+            unsafe { backend.copy_to_device(stream.raw(), to, from, piece as usize) }
+                .map_err(|e| explain(&e))?;
+        }
+        stream.synchronize().map_err(|e| explain(&e))
+    };
+    copied(piece)?;
+    for _ in 0..stage.choose(3, 1) {
+        let device = stage.gpu.uuid().to_string();
+        let dir = owner.dir().to_string_lossy().into_owned();
+        let args = [
+            "bench-process",
+            "object",
+            "--backend",
+            stage.gpu.kind().name(),
+            "--device",
+            &device,
+            "--dir",
+            &dir,
+        ];
+        let mut child = Child::<()>::start(args.into_iter().chain(["--name", "large"]), PATIENCE)?;
+        let opened = child.answer()?;
+        child.kill()?;
+        let start = Instant::now();
+        copied(bytes)?;
+        pairs.add(&[opened, start.elapsed().as_nanos() as u64]);
+    }
+    // SAFETY: `free` asks for memory that came from `alloc`, once, and that nothing uses: every
+    // copy was waited for.
+    unsafe { backend.free(to) }.map_err(|e| explain(&e))?;
+    // SAFETY: `host_free` asks the same of what `host_alloc` gave.
+    unsafe { backend.host_free(from) }.map_err(|e| explain(&e))?;
+    let what = "the first open of a process that replaces a killed one";
+    let row = Row::new(
+        "object-successor",
+        what,
+        "a copy of as many bytes from pinned host memory, 1 GiB at a time",
+    );
+    Ok(row
+        .at(bytes, &shown(bytes))
+        .measured(pairs)
+        .goal(Goal::Times(1.0 / 200.0, 0.0)))
+}
+
+/// Lives as the successor: answers with the nanoseconds of its first open, and waits to be killed.
+pub fn run_reader(options: &BenchObjectOptions) -> Outcome {
+    child::live(|| {
+        let gpu = device::find(options.backend.kind(), &options.device)?;
+        // The driver's context is nobody's choice: it is there before the clock starts.
+        drop(Stream::create(&gpu).map_err(|e| explain(&e))?);
+        let client = connect(&gpu, &options.dir, "bench successor")?;
+        let start = Instant::now();
+        let reader = client.open(&options.name).map_err(|e| explain(&e))?;
+        child::reply(&(start.elapsed().as_nanos() as u64))?;
+        child::next::<()>()?;
+        drop(reader);
+        Ok(())
+    })
+}
+
+/// What a broker takes of the device beyond its objects.
+fn broker_memory(
+    stage: &Stage,
+    owner: &Owner,
+    client: &Client,
+    before: u64,
+) -> Result<Row, String> {
+    let objects = client.list().map_err(|e| explain(&e))?.bytes;
+    let resident = owner
+        .broker()
+        .map_or(Ok(0), |broker| resident(broker.as_raw_nonzero().get()))?;
+    let row = Row::new(
+        "object-broker-memory",
+        "device memory that a broker takes beyond its objects",
+        "the objects",
+    );
+    let row = row.at(objects, &shown(objects)).bytes();
+    let note = format!(
+        "the broker's own memory on the host: {}",
+        size::show(resident)
+    );
+    if stage.gpu.kind() == BackendKind::Host {
+        // Without a device there is nothing but the process.
+        return Ok(row
+            .figures(
+                Figures::of(vec![resident as f64], 1),
+                Figures::of(vec![objects as f64], 1),
+            )
+            .note(note));
+    }
+    let beyond =
+        || taken(&stage.gpu).map(|taken| taken.saturating_sub(before).saturating_sub(objects));
+    // The readers before were killed, and their contexts may not be back yet.
+    let _ = within(SOON, "the contexts of the dead", || {
+        beyond().is_ok_and(|beyond| beyond as f64 <= BROKER)
+    });
+    let beyond = beyond()?;
+    let met = Some(beyond as f64 <= BROKER);
+    let row = row.figures(
+        Figures::of(vec![beyond.max(1) as f64], 1),
+        Figures::of(vec![objects as f64], 1),
+    );
+    Ok(row.judged("at most 16 MiB", met).note(note))
+}
+
+/// Returns the bytes that a process has for itself.
+fn resident(pid: i32) -> Result<u64, String> {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let text = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("Pss:"))
+        .ok_or_else(|| format!("{path} has no Pss"))?;
+    let kib: Option<u64> = line
+        .split_whitespace()
+        .nth(1)
+        .and_then(|word| word.parse().ok());
+    kib.map(|kib| kib << 10)
+        .ok_or_else(|| format!("{path}: {line}"))
+}
+
+/// Many readers of one object, each a participant of its own: the last beside the first.
+fn readers(stage: &Stage, owner: &Owner) -> Result<Vec<Row>, String> {
+    let mut pairs = Pairs::new(1);
+    let mut grown = 0;
+    let count = stage.choose(READERS, 8);
+    let clients: Vec<Client> = (0..count)
+        .map(|_| owner.connect(&stage.gpu, "bench reader"))
+        .collect::<Result<_, _>>()?;
+    for round in 0..=stage.choose(8, 1) {
+        let before = taken(&stage.gpu)?;
+        let mut opened = Vec::new();
+        let mut times = Vec::new();
+        for client in &clients {
+            let start = Instant::now();
+            opened.push(client.open("large").map_err(|e| explain(&e))?);
+            times.push(start.elapsed().as_nanos() as u64);
+        }
+        // On the host backend a mapping counts for its process, whatever it shares.
+        if stage.gpu.kind() != BackendKind::Host {
+            grown = grown.max(taken(&stage.gpu)?.saturating_sub(before));
+        }
+        drop(opened);
+        settle();
+        // The first round warms the ways of each connection.
+        if round > 0 {
+            pairs.add(&[times[count - 1], times[0]]);
+        }
+    }
+    let what = "open by the last of N readers, each connected for itself";
+    let row = Row::new("object-readers", what, "the open by the first of them")
+        .at(count as u64, &count.to_string());
+    let row = row.measured(pairs);
+    let as_fast = row.ratio.is_some_and(|ratio| ratio <= 1.25);
+    let note = format!("device memory that all of them took: {}", size::show(grown));
+    let goal = "at most 1.25 x floor, and 16 MiB of device memory for all";
+    Ok(vec![
+        row.judged(goal, Some(as_fast && grown as f64 <= BROKER))
+            .note(note),
+    ])
+}
+
+/// From a broker's death until an open is answered by the next.
+fn restart(stage: &Stage, owner: &Owner, client: &Client) -> Result<Row, String> {
+    let objects = stage.choose(OBJECTS, 5);
+    for number in 0..objects {
+        put(client, &format!("small{number}"), 4096, 1)?;
+    }
+    let mut pairs = Pairs::new(1);
+    for _ in 0..stage.choose(5, 1) {
+        let broker = owner.broker().ok_or("no broker holds the lock")?;
+        let pidfd =
+            pidfd_open(broker, PidfdFlags::empty()).map_err(|e| format!("pidfd_open: {e}"))?;
+        let killed = Instant::now();
+        kill_process(broker, Signal::KILL).map_err(|e| format!("kill: {e}"))?;
+        let limit = Timespec {
+            tv_sec: PATIENCE.as_secs().cast_signed(),
+            tv_nsec: 0,
+        };
+        poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit))
+            .map_err(|e| format!("poll: {e}"))?;
+        let dead = Instant::now();
+        let next = owner.connect(&stage.gpu, "bench after a restart")?;
+        let served = next
+            .open(&format!("small{}", objects - 1))
+            .map_err(|e| explain(&e))?;
+        pairs.ours.push(dead.elapsed().as_nanos() as f64);
+        pairs.floor.push((dead - killed).as_nanos().max(1) as f64);
+        drop(served);
+        // The client that is to remove everything has found the next broker too.
+        until("the connection", || client.is_connected())?;
+    }
+    let what = "from a broker's death until its successor has answered an open";
+    let row = Row::new(
+        "object-restart",
+        what,
+        "its own death, from the kill to its pidfd",
+    );
+    Ok(row
+        .at(objects, &objects.to_string())
+        .measured(pairs)
+        .goal(Goal::AtMost(RESTART)))
+}
+
+fn shown(bytes: u64) -> String {
+    size::show(bytes).replace(' ', "")
+}

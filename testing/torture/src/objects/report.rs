@@ -1,0 +1,248 @@
+//! What a run found, for people and for programs.
+
+use serde::Serialize;
+
+use gpu_ipc_cli::output;
+
+/// What a run found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// How long it ran.
+    pub seconds: u64,
+    /// What it was made from.
+    pub seed: u64,
+    /// Commits that were answered with an epoch.
+    pub commits: u64,
+    /// Commits that were asked for before the writes had ended.
+    pub hasty: u64,
+    /// Commits of objects that took a part over from the epoch before.
+    pub taken: u64,
+    /// Objects that were opened and compared byte by byte.
+    pub opens: u64,
+    /// Advances to another epoch, compared byte by byte.
+    pub advances: u64,
+    /// Sleeps that woke, compared byte by byte.
+    pub wakes: u64,
+    /// Writers killed.
+    pub writer_kills: u64,
+    /// Readers killed.
+    pub reader_kills: u64,
+    /// Brokers killed.
+    pub broker_kills: u64,
+    /// Keepers killed.
+    pub keeper_kills: u64,
+    /// Processes of each kind stopped for a while: writers, readers, brokers, keepers.
+    pub stops: [u64; 4],
+    /// Objects with other contents than their stamp's: halves.
+    pub mixed: u64,
+    /// Committed epochs that were not there.
+    pub lost: u64,
+    /// Readers that advanced to an older epoch, or whose addresses moved.
+    pub backwards: u64,
+    /// Objects that were left at the end and that nobody should have any more.
+    pub leaked: u64,
+    /// Processes that did nothing any more.
+    pub hung: u64,
+    /// Processes that ended by themselves with an error; which, and why, is on standard error.
+    pub crashes: u64,
+    /// The broker published without reading the slots, which must be found.
+    pub control: bool,
+}
+
+impl Report {
+    /// Says whether nothing was found, no process crashed, and as much was done as makes that worth
+    /// something.
+    pub fn is_good(&self) -> bool {
+        !self.has_finding() && self.crashes == 0 && self.shortfalls().is_empty()
+    }
+
+    /// Says whether something was found that may never be.
+    pub fn has_finding(&self) -> bool {
+        self.mixed + self.lost + self.backwards + self.leaked + self.hung > 0
+    }
+
+    /// Lists what was done less often than its floor: a tenth or less of what a machine with two
+    /// busy cores does.
+    pub fn shortfalls(&self) -> Vec<String> {
+        if self.control {
+            return Vec::new();
+        }
+        let seconds = self.seconds;
+        let floors = [
+            ("commits", self.commits, seconds),
+            ("commits that came too early", self.hasty, seconds / 4),
+            ("parts taken over", self.taken, seconds / 4),
+            ("opens", self.opens, 2 * seconds),
+            ("advances", self.advances, seconds / 4),
+            ("wakes", self.wakes, seconds / 4),
+            ("writers killed", self.writer_kills, seconds / 10),
+            ("readers killed", self.reader_kills, seconds / 10),
+            ("brokers killed", self.broker_kills, seconds / 10),
+            ("keepers killed", self.keeper_kills, seconds / 20),
+            ("writers stopped", self.stops[0], seconds / 20),
+            ("readers stopped", self.stops[1], seconds / 20),
+            ("brokers stopped", self.stops[2], seconds / 20),
+            ("keepers stopped", self.stops[3], seconds / 20),
+        ];
+        output::below(floors)
+    }
+
+    /// Makes one JSON object: the fields, and `ok`.
+    pub fn json(&self) -> String {
+        output::judged_run(self.is_good(), self, self.shortfalls())
+    }
+
+    /// Makes what people read.
+    pub fn text(&self) -> String {
+        let Report {
+            seconds,
+            seed,
+            commits,
+            hasty,
+            taken,
+            opens,
+            advances,
+            wakes,
+            ..
+        } = self;
+        let Report {
+            writer_kills,
+            reader_kills,
+            broker_kills,
+            keeper_kills,
+            stops,
+            ..
+        } = self;
+        let Report {
+            mixed,
+            lost,
+            backwards,
+            leaked,
+            hung,
+            crashes,
+            ..
+        } = self;
+        let short = self.shortfalls().join("; ");
+        let last = match (self.control, self.has_finding()) {
+            (true, false) => "The control's fault was not found: run it for longer.".to_owned(),
+            (true, true) => "The control's fault was found, as it must be.".to_owned(),
+            (false, true) => "Something went wrong.".to_owned(),
+            (false, false) if *crashes > 0 => "A process crashed.".to_owned(),
+            (false, false) if !short.is_empty() => {
+                format!("Too little was done to say anything: {short}.")
+            }
+            (false, false) => "Every object was whole, and none was lost.".to_owned(),
+        };
+        format!(
+            "{seconds} s with seed {seed}: {commits} commits, {hasty} asked for too early, {taken} with a part taken \
+             over; {opens} opens, {advances} advances and {wakes} wakes compared\n\
+             killed: {writer_kills} writers, {reader_kills} readers, {broker_kills} brokers, {keeper_kills} keepers; \
+             stopped: {} writers, {} readers, {} brokers, {} keepers\n\
+             halves: {mixed}, lost: {lost}, backwards: {backwards}, leaked: {leaked}, hung: {hung}, \
+             crashed: {crashes}\n{last}",
+            stops[0], stops[1], stops[2], stops[3],
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Report {
+        let (seconds, kills) = (20, 2);
+        Report {
+            seconds,
+            commits: 20,
+            hasty: 5,
+            taken: 5,
+            opens: 40,
+            advances: 5,
+            wakes: 5,
+            writer_kills: kills,
+            reader_kills: kills,
+            broker_kills: kills,
+            keeper_kills: 1,
+            stops: [1; 4],
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn a_run_is_good_when_enough_was_done_and_nothing_was_found() {
+        assert!(
+            good().is_good() && good().json().starts_with("{\"ok\":true,"),
+            "{}",
+            good().text()
+        );
+        assert!(
+            good()
+                .text()
+                .ends_with("Every object was whole, and none was lost.")
+        );
+        for found in [
+            Report { mixed: 1, ..good() },
+            Report { lost: 1, ..good() },
+            Report {
+                backwards: 1,
+                ..good()
+            },
+            Report {
+                leaked: 1,
+                ..good()
+            },
+            Report { hung: 1, ..good() },
+        ] {
+            assert!(!found.is_good() && found.has_finding(), "{found:?}");
+            assert!(
+                Report {
+                    control: true,
+                    ..found
+                }
+                .text()
+                .ends_with("as it must be.")
+            );
+        }
+        assert!(
+            !Report {
+                crashes: 1,
+                ..good()
+            }
+            .is_good()
+        );
+        for idle in [
+            Report {
+                commits: 19,
+                ..good()
+            },
+            Report {
+                opens: 39,
+                ..good()
+            },
+            Report {
+                broker_kills: 1,
+                ..good()
+            },
+            Report {
+                keeper_kills: 0,
+                ..good()
+            },
+            Report {
+                stops: [1, 1, 1, 0],
+                ..good()
+            },
+        ] {
+            assert!(!idle.is_good() && !idle.has_finding(), "{idle:?}");
+            assert!(
+                idle.text().contains("Too little was done"),
+                "{}",
+                idle.text()
+            );
+        }
+        let control = Report {
+            control: true,
+            ..Report::default()
+        };
+        assert!(!control.has_finding() && control.text().ends_with("run it for longer."));
+    }
+}

@@ -1,0 +1,79 @@
+//! A process of a run: which one it is, and what it is told.
+
+use std::path::PathBuf;
+
+use clap::{Args as Group, ValueEnum};
+use gpu_ipc::Gpu;
+use gpu_ipc::broker::ObjectError;
+
+use super::tally::Tally;
+use crate::told::Told;
+use gpu_ipc_cli::device::{self, explain};
+
+/// What a process of a run does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Role {
+    /// Puts objects.
+    Writer,
+    /// Opens them.
+    Reader,
+}
+
+/// What a process of a run is told.
+#[derive(Group, Debug)]
+pub struct ObjectMemberOptions {
+    /// What it does
+    #[arg(long, value_enum)]
+    pub role: Role,
+    /// What every process of a run is told.
+    #[command(flatten)]
+    pub told: Told,
+}
+
+/// The identity of a process of a run, and what it works with.
+pub struct Seat {
+    pub gpu: Gpu,
+    /// The broker's directory.
+    pub broker: PathBuf,
+    pub tally: &'static Tally,
+    pub slot: usize,
+    pub serial: u64,
+    pub seed: u64,
+}
+
+impl Seat {
+    /// Takes the one that a process is told.
+    pub fn take(options: &ObjectMemberOptions) -> Result<Seat, String> {
+        let told = &options.told;
+        let gpu = device::find(told.backend.kind(), &told.device)?;
+        let tally = Tally::open(&told.dir.join("tally")).map_err(|e| format!("no tally: {e}"))?;
+        let broker = told.dir.join("broker");
+        Ok(Seat {
+            gpu,
+            broker,
+            tally,
+            slot: told.slot,
+            serial: told.serial,
+            seed: told.seed,
+        })
+    }
+}
+
+/// Passes over what may happen to anybody whose broker or keeper dies, and gives everything else.
+pub fn forgive<T>(result: Result<T, ObjectError>) -> Result<Option<T>, String> {
+    use gpu_ipc::Error;
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(
+            ObjectError::WriterLost { .. }
+            | ObjectError::Aborted { .. }
+            | ObjectError::Gpu(
+                Error::Connect { .. }
+                | Error::Deadline { .. }
+                | Error::ProducerGone { .. }
+                | Error::Closing,
+            ),
+        ) => Ok(None),
+        Err(error) => Err(explain(&error)),
+    }
+}

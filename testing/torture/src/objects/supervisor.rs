@@ -1,0 +1,415 @@
+//! The supervisor: starts the other processes, kills them, stops them, and waits for the end.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use gpu_ipc::Gpu;
+use gpu_ipc::broker::Client;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::contents::NAMES;
+use super::report::Report;
+use super::seat::Role;
+use super::tally::{Count, Tally};
+use crate::directory::Dir;
+use crate::options::{Control, PATIENCE, TortureOptions};
+use gpu_ipc_cli::output;
+use gpu_ipc_cli::owner::Owner;
+use harness::rng::{Dice, chosen_seed};
+
+const WRITERS: usize = 2;
+const READERS: usize = 4;
+/// Epochs of a name that the broker keeps.
+const EPOCHS: usize = 2;
+/// Between two looks.
+const TICK: Duration = Duration::from_millis(5);
+/// A process that does nothing for this long hangs: a commit may meet a stopped broker and a new
+/// keeper.
+const SILENCE: Duration = Duration::from_secs(45);
+
+/// Runs until the time is over, or until the control's fault shows, and says what was found and
+/// which process crashed.
+pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>), String> {
+    let seed = options.seed.unwrap_or_else(chosen_seed);
+    if !options.json {
+        output::print(&format!("seed {seed}"))?;
+    }
+    let dir = Dir::new()?;
+    let tally =
+        Tally::open(&dir.0.join("tally")).map_err(|e| format!("memory cannot be shared: {e}"))?;
+    let control = options.control == Some(Control::BlindBroker);
+    let epochs = EPOCHS.to_string();
+    let mut more = vec!["--keep-epochs", &epochs];
+    if control {
+        more.push("--publish-blindly");
+    }
+    let owner = Owner::start(gpu, dir.0.join("broker"), &more)?;
+    let watcher = owner.connect(gpu, "torture")?;
+    let mut torment = Torment {
+        gpu,
+        dir: &dir.0,
+        owner,
+        watcher,
+        tally,
+        dice: Dice::new(seed, 0),
+        seed,
+        serial: 0,
+        members: Vec::new(),
+        owners: [None; 2],
+        whole: false,
+        crashes: Vec::new(),
+        report: Report {
+            seconds: options.seconds,
+            seed,
+            control,
+            ..Report::default()
+        },
+    };
+    let end = Instant::now() + Duration::from_secs(options.seconds);
+    while Instant::now() < end && !(control && tally.counted(Count::Mixed) > 0) {
+        torment.refill()?;
+        torment.hurt()?;
+        torment.look_after()?;
+        std::thread::sleep(TICK);
+    }
+    torment.end()?;
+    Ok((torment.finished(), std::mem::take(&mut torment.crashes)))
+}
+
+/// A writer or a reader.
+struct Member {
+    child: std::process::Child,
+    role: Role,
+    serial: u64,
+    slot: usize,
+    /// When it goes on.
+    stopped: Option<Instant>,
+    /// It was killed by us.
+    killed: bool,
+    /// The last beat that was seen, and when.
+    seen: (u64, Instant),
+}
+
+impl Member {
+    fn signal(&self, signal: Signal) {
+        // One that has just ended needs none.
+        let _ = kill_process(Pid::from_child(&self.child), signal);
+    }
+}
+
+struct Torment<'a> {
+    gpu: &'a Gpu,
+    dir: &'a Path,
+    owner: Owner,
+    watcher: Client,
+    tally: &'static Tally,
+    dice: Dice,
+    seed: u64,
+    serial: u64,
+    members: Vec<Member>,
+    /// Broker and keeper that are stopped, and when they go on.
+    owners: [Option<(Pid, Instant)>; 2],
+    /// The broker that has the lock serves, and its keeper has everything: one of them may die.
+    whole: bool,
+    crashes: Vec<String>,
+    report: Report,
+}
+
+impl Torment<'_> {
+    fn refill(&mut self) -> Result<(), String> {
+        for (role, count) in [(Role::Writer, WRITERS), (Role::Reader, READERS)] {
+            for _ in self
+                .members
+                .iter()
+                .filter(|member| member.role == role)
+                .count()..count
+            {
+                self.start(role)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, role: Role) -> Result<(), String> {
+        self.serial += 1;
+        let taken = |slot: &usize| self.members.iter().any(|member| member.slot == *slot);
+        let slot = (0..super::tally::MOST_MEMBERS)
+            .find(|slot| !taken(slot))
+            .ok_or("too many processes")?;
+        let program =
+            std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
+        let mut command = Command::new(program);
+        let role_name = if role == Role::Writer {
+            "writer"
+        } else {
+            "reader"
+        };
+        let device = self.gpu.uuid().to_string();
+        command.args([
+            "object",
+            "--role",
+            role_name,
+            "--backend",
+            self.gpu.kind().name(),
+            "--device",
+            &device,
+        ]);
+        for (name, number) in [
+            ("--serial", self.serial),
+            ("--seed", self.seed),
+            ("--slot", slot as u64),
+        ] {
+            command.args([name, &number.to_string()]);
+        }
+        command
+            .arg("--dir")
+            .arg::<&OsStr>(self.dir.as_ref())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let child = command
+            .spawn()
+            .map_err(|e| format!("a process cannot be started: {e}; raise RLIMIT_NPROC"))?;
+        let seen = (self.tally.beats(slot), Instant::now());
+        self.members.push(Member {
+            child,
+            role,
+            serial: self.serial,
+            slot,
+            stopped: None,
+            killed: false,
+            seen,
+        });
+        Ok(())
+    }
+
+    /// Kills or stops somebody, or nobody. Two hundred times a second.
+    fn hurt(&mut self) -> Result<(), String> {
+        self.go_on(Instant::now());
+        self.look_whether_whole();
+        if self.dice.in_thousand(10) {
+            let role = if self.dice.in_thousand(500) {
+                Role::Writer
+            } else {
+                Role::Reader
+            };
+            // One that has not begun teaches nothing.
+            let working: Vec<usize> = (0..self.members.len())
+                .filter(|&at| {
+                    let member = &self.members[at];
+                    member.role == role
+                        && !member.killed
+                        && self.tally.beats(member.slot) != member.seen.0
+                })
+                .collect();
+            if let Some(&at) = self.dice.one_of(&working) {
+                self.members[at].killed = true;
+                self.members[at].signal(Signal::KILL);
+            }
+        }
+        if self.dice.in_thousand(20) {
+            self.stop();
+        }
+        if self.whole && self.dice.in_thousand(12) {
+            if let Some(broker) = self.owner.broker() {
+                let _ = kill_process(broker, Signal::KILL);
+                self.report.broker_kills += 1;
+                self.whole = false;
+            }
+        } else if self.whole && self.dice.in_thousand(5) {
+            self.owner.kill_keeper()?;
+            self.owners[1] = None;
+            self.owner.start_keeper()?;
+            self.report.keeper_kills += 1;
+            self.whole = false;
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        let until = Instant::now() + Duration::from_millis(5 + self.dice.below(400));
+        match self.dice.below(4) {
+            2 if self.owners[0].is_none() => self.stop_owner(0, self.owner.broker(), until),
+            3 if self.owners[1].is_none() => self.stop_owner(1, self.owner.keeper(), until),
+            which @ (0 | 1) => {
+                let role = if which == 0 {
+                    Role::Writer
+                } else {
+                    Role::Reader
+                };
+                let running: Vec<usize> = (0..self.members.len())
+                    .filter(|&at| {
+                        self.members[at].role == role && self.members[at].stopped.is_none()
+                    })
+                    .collect();
+                if let Some(&at) = self.dice.one_of(&running) {
+                    self.members[at].signal(Signal::STOP);
+                    self.members[at].stopped = Some(until);
+                    self.report.stops[which as usize] += 1;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn stop_owner(&mut self, which: usize, pid: Option<Pid>, until: Instant) {
+        if let Some(pid) = pid.filter(|pid| kill_process(*pid, Signal::STOP).is_ok()) {
+            self.owners[which] = Some((pid, until));
+            self.report.stops[2 + which] += 1;
+        }
+    }
+
+    fn go_on(&mut self, now: Instant) {
+        for member in &mut self.members {
+            if member.stopped.is_some_and(|until| until <= now) {
+                member.stopped = None;
+                member.signal(Signal::CONT);
+            }
+        }
+        for stopped in &mut self.owners {
+            if let Some((pid, until)) = *stopped
+                && until <= now
+            {
+                // It may have been killed meanwhile.
+                let _ = kill_process(pid, Signal::CONT);
+                *stopped = None;
+            }
+        }
+    }
+
+    /// Looks whether the broker that has the lock serves, with a keeper that has everything. Until
+    /// then neither may be killed: both at once lose what nobody has mapped, as they must.
+    fn look_whether_whole(&mut self) {
+        if self.whole || self.owners.iter().any(Option::is_some) {
+            return;
+        }
+        let Ok(listing) = self.watcher.list() else {
+            return;
+        };
+        let holder = self
+            .owner
+            .broker()
+            .map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
+        self.whole = listing.keeper == "fed" && holder == Some(listing.pid);
+    }
+
+    /// Waits for processes that ended, and finds those that hang.
+    fn look_after(&mut self) -> Result<(), String> {
+        let mut at = 0;
+        while at < self.members.len() {
+            let member = &mut self.members[at];
+            let ended = member
+                .child
+                .try_wait()
+                .map_err(|e| format!("a process cannot be waited for: {e}"))?;
+            if let Some(status) = ended {
+                let member = self.members.swap_remove(at);
+                match member.role {
+                    Role::Writer if member.killed => self.report.writer_kills += 1,
+                    Role::Reader if member.killed => self.report.reader_kills += 1,
+                    _ if status.success() => {}
+                    role => self.crashes.push(format!(
+                        "process {} ({role:?}) ended with {status}",
+                        member.serial
+                    )),
+                }
+                continue;
+            }
+            let (beats, now) = (self.tally.beats(member.slot), Instant::now());
+            if member.stopped.is_some()
+                || beats != member.seen.0 && now - member.seen.1 > SILENCE / 9
+            {
+                member.seen = (beats, now);
+            }
+            if !member.killed && now - member.seen.1 > SILENCE {
+                self.report.hung += 1;
+                output::complain(&format!(
+                    "process {} ({:?}) did nothing for {} s and is killed",
+                    member.serial,
+                    member.role,
+                    SILENCE.as_secs()
+                ));
+                member.killed = true;
+                member.signal(Signal::KILL);
+            }
+            at += 1;
+        }
+        Ok(())
+    }
+
+    /// Lets everybody come to an end, and looks what is left: visible objects, the last epochs of
+    /// each name.
+    fn end(&mut self) -> Result<(), String> {
+        self.go_on(Instant::now() + Duration::from_secs(3_600));
+        self.tally.end();
+        let start = Instant::now();
+        while !self.members.is_empty() {
+            if start.elapsed() > PATIENCE {
+                self.report.hung += self.members.len() as u64;
+                self.members
+                    .iter()
+                    .for_each(|member| member.signal(Signal::KILL));
+                return Ok(());
+            }
+            self.look_after()?;
+            std::thread::sleep(TICK);
+        }
+        let start = Instant::now();
+        loop {
+            let listing = self.watcher.list();
+            let left = listing.map(|listing| {
+                let unfinished = listing
+                    .objects
+                    .iter()
+                    .filter(|row| row.state != "visible")
+                    .count();
+                let read = listing
+                    .objects
+                    .iter()
+                    .filter(|row| !row.readers.is_empty())
+                    .count();
+                (unfinished + read + listing.objects.len().saturating_sub(NAMES * EPOCHS)) as u64
+            });
+            match left {
+                Ok(0) => return Ok(()),
+                Ok(left) if start.elapsed() > PATIENCE => {
+                    self.report.leaked = left;
+                    return Ok(());
+                }
+                Err(error) if start.elapsed() > PATIENCE => {
+                    return Err(gpu_ipc_cli::device::explain(&error));
+                }
+                _ => std::thread::sleep(TICK),
+            }
+        }
+    }
+
+    fn finished(&mut self) -> Report {
+        let counted = |what| self.tally.counted(what);
+        let report = &self.report;
+        Report {
+            commits: counted(Count::Commits),
+            hasty: counted(Count::Hasty),
+            taken: counted(Count::Taken),
+            opens: counted(Count::Opens),
+            advances: counted(Count::Advances),
+            wakes: counted(Count::Wakes),
+            mixed: counted(Count::Mixed),
+            lost: counted(Count::Lost),
+            backwards: counted(Count::Backwards),
+            crashes: self.crashes.len() as u64,
+            ..report.clone()
+        }
+    }
+}
+
+impl Drop for Torment<'_> {
+    fn drop(&mut self) {
+        self.go_on(Instant::now() + Duration::from_secs(3_600));
+        for member in &mut self.members {
+            let _ = member.child.kill();
+            let _ = member.child.wait();
+        }
+    }
+}
