@@ -348,7 +348,7 @@ fn what_is_withheld_goes_to_who_would_fail_for_it() {
             }
             let small = bfc
                 .alloc(Request::new(256))
-                .expect("free memory is never refused to who may not wait");
+                .expect("the first windows are broken for who may not wait");
             bfc.free(small.address).expect("in use");
             bfc.free(last).expect("in use");
             let whole = waiter.join().expect("no panic").expect("all of it is free");
@@ -356,6 +356,65 @@ fn what_is_withheld_goes_to_who_would_fail_for_it() {
         });
         assert_eq!(bfc.snapshot().chunks().count(), 1);
     });
+}
+
+#[test]
+fn a_large_request_is_not_starved_by_small_ones_that_do_not_wait() {
+    watched(|| {
+        // Each small block is taken again as soon as it is given back, by who does not wait: at no
+        // time are half of them free, unless they are kept together.
+        let bfc = Bfc::new(
+            BfcOptions::new("bfc").limit(8 * MIB).growth(Growth::Whole),
+            Simulated::new(),
+        );
+        let mut held: Vec<Option<u64>> = (0..8)
+            .map(|_| Some(bfc.alloc(Request::new(MIB)).expect("room").address))
+            .collect();
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| bfc.alloc(patient(4 * MIB)));
+            until_wanted(&bfc);
+            for turn in 0.. {
+                if waiter.is_finished() {
+                    break;
+                }
+                let at = turn % held.len();
+                if let Some(address) = held[at].take() {
+                    bfc.free(address).expect("in use");
+                }
+                held[at] = match bfc.alloc(Request::new(MIB)) {
+                    Ok(placed) => Some(placed.address),
+                    Err(Error::OutOfMemory { .. }) => None,
+                    Err(error) => panic!("{error}"),
+                };
+                thread::yield_now();
+            }
+            let large = waiter.join().expect("no panic").expect("it had its turn");
+            bfc.free(large.address).expect("in use");
+        });
+        held.into_iter()
+            .flatten()
+            .for_each(|address| bfc.free(address).expect("in use"));
+        assert_eq!(bfc.stats().bytes_in_use, 0);
+        assert_eq!(bfc.snapshot().chunks().count(), 1);
+    });
+}
+
+#[test]
+fn what_no_chunk_could_hold_is_told_how_much_is_free() {
+    let bfc = Bfc::new(
+        BfcOptions::new("bfc").growth(Growth::Fixed(MIB)),
+        Simulated::new(),
+    );
+    bfc.alloc(Request::new(MIB / 4)).expect("room");
+    for bytes in [1 << 40, 1 << 60, u64::MAX] {
+        let error = bfc
+            .alloc(Request::new(bytes))
+            .expect_err("no chunk is so large");
+        let Error::OutOfMemory { asked, free, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!((asked, free), (bytes, 3 * MIB / 4));
+    }
 }
 
 #[test]

@@ -198,13 +198,11 @@ impl<U: SubAllocator> Core<U> {
 
     #[cold]
     fn unfit(&self, request: &Request) -> Error {
+        let stats = self.stats();
         Error::OutOfMemory {
             device: self.options.device,
             asked: request.bytes,
-            free: self
-                .options
-                .limit
-                .saturating_sub(self.state().counters.in_use),
+            free: stats.bytes_reserved.saturating_sub(stats.bytes_in_use),
             hint: "no chunk is that large or so aligned, ask for less".into(),
         }
     }

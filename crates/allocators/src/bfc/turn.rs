@@ -60,6 +60,7 @@ impl<U: SubAllocator> Core<U> {
             began,
             vain: 0,
             had_window: false,
+            broken: 0,
             came: u64::MAX,
         }
     }
@@ -76,6 +77,8 @@ pub(crate) struct Turn<'a, U: SubAllocator> {
     /// How often it was woken in vain since it began or its window was broken.
     vain: u32,
     had_window: bool,
+    /// How many of its windows others broke since it began or gave one up.
+    broken: u32,
     /// The bytes of its window at the last look.
     came: u64,
 }
@@ -87,7 +90,8 @@ impl<U: SubAllocator> Turn<'_, U> {
     }
 
     /// Looks for work that has finished, and grows; the error has only the sums, for a caller that
-    /// tries again. A request that may not wait takes what is withheld for another.
+    /// tries again. A request that may not wait takes what is withheld for another, unless that
+    /// window is closed.
     pub(crate) fn try_harder(&mut self) -> Result<Placed<U::Token>> {
         let core = self.core;
         if core.settle() > 0
@@ -141,6 +145,7 @@ impl<U: SubAllocator> Turn<'_, U> {
         };
         if bytes == self.came {
             state.dissolve_window();
+            (self.had_window, self.vain, self.broken) = (false, 0, 0);
             self.core.wake(state);
         }
         self.came = bytes;
@@ -160,7 +165,10 @@ impl<U: SubAllocator> Turn<'_, U> {
                 state.dissolve_window();
                 self.had_window = false;
             }
-            None if self.had_window => (self.had_window, self.vain) = (false, 0),
+            None if self.had_window => {
+                (self.had_window, self.vain) = (false, 0);
+                self.broken += 1;
+            }
             None => {}
         }
         let placed = self.core.fit_in(state, &self.request, self.fit);
@@ -170,20 +178,24 @@ impl<U: SubAllocator> Turn<'_, U> {
                 && state.window.is_none()
                 && let Some(bytes) = self.fit.bytes_anywhere()
             {
-                state.window = Window::open(&mut state.heap, self.ticket, bytes / UNIT, self.began);
+                let units = bytes / UNIT;
+                let (ticket, began, broken) = (self.ticket, self.began, self.broken);
+                state.window = Window::open(&mut state.heap, ticket, units, began, broken);
                 self.had_window = state.window.is_some();
             }
         }
         placed
     }
 
-    /// Takes what is withheld for another, when nothing else is left.
+    /// Takes what is withheld for another, when nothing else is left and its window is not closed.
     pub(crate) fn break_window(&mut self) -> Option<Placed<U::Token>> {
         let mut guard = self.core.state();
         let state = &mut *guard;
-        if !state.dissolve_window() {
+        let breaks = |window: &Window| window.is_of(self.ticket) || !window.is_closed();
+        if !state.window.as_ref().is_some_and(breaks) {
             return None;
         }
+        state.dissolve_window();
         let placed = self.core.fit_in(state, &self.request, self.fit);
         self.core.wake(guard);
         placed
@@ -207,4 +219,99 @@ impl<U: SubAllocator> Drop for Turn<'_, U> {
 
 fn is_out_of_memory<T>(result: &Result<T>) -> bool {
     matches!(result, Err(Error::OutOfMemory { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::window::PASSERS;
+    use super::super::{Bfc, BfcOptions, Growth};
+    use super::*;
+    use crate::Simulated;
+
+    const BLOCK: u64 = 1 << 20;
+
+    /// A full heap of 8 blocks, and a request for 4 of them that waits.
+    fn full() -> (Bfc<Simulated>, Vec<u64>, Request) {
+        let options = BfcOptions::new("bfc")
+            .limit(8 * BLOCK)
+            .growth(Growth::Whole);
+        let bfc = Bfc::new(options, Simulated::new());
+        let held = (0..8)
+            .map(|_| bfc.alloc(Request::new(BLOCK)).expect("room").address)
+            .collect();
+        let far = Instant::now() + Duration::from_secs(3600);
+        (bfc, held, Request::new(4 * BLOCK).wait_until(far))
+    }
+
+    /// Tries in vain until a window is open, and returns whether it is closed.
+    fn open_window(turn: &mut Turn<'_, Simulated>) -> bool {
+        for _ in 0..=PATIENCE {
+            assert!(turn.try_fit().is_none(), "there is no room");
+        }
+        let state = turn.core.state();
+        let window = state
+            .window
+            .as_ref()
+            .expect("it was woken in vain so often");
+        window.is_closed()
+    }
+
+    #[test]
+    fn requests_that_may_not_wait_break_so_many_windows_and_then_leave_the_next_alone() {
+        let (bfc, mut held, large) = full();
+        let fit = bfc.core.fit(&large).expect("it could fit");
+        let mut turn = bfc.core.turn(&large, fit);
+        let (mut rounds, mut passed) = (0, 0);
+        while !open_window(&mut turn) {
+            // Whatever is freed, one that may not wait has it again: the half of the blocks that
+            // lies in the window by breaking it.
+            let at = rounds % held.len();
+            bfc.free(held[at]).expect("in use");
+            held[at] = bfc
+                .alloc(Request::new(BLOCK))
+                .expect("an open window is broken for who may not wait")
+                .address;
+            passed += u32::from(bfc.core.state().window.is_none());
+            rounds += 1;
+            assert!(rounds <= 4 * PASSERS as usize, "it starves");
+        }
+        assert_eq!(passed, PASSERS);
+        // What is freed in the closed window stays there, until it is whole.
+        let mut refused = 0;
+        let large = loop {
+            bfc.free(held.pop().expect("half of them are enough"))
+                .expect("in use");
+            if let Some(placed) = turn.try_fit() {
+                break placed;
+            }
+            match bfc.alloc(Request::new(BLOCK)) {
+                Ok(outside) => held.insert(0, outside.address),
+                Err(Error::OutOfMemory { .. }) => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+            assert!(refused <= 4, "half of the heap is withheld in vain");
+        };
+        assert_eq!(large.bytes, 4 * BLOCK);
+        assert!(refused > 0, "the window was not closed to who may not wait");
+        drop(turn);
+        let _ = bfc.free(large.address);
+        bfc.alloc(Request::new(BLOCK))
+            .expect("nothing is withheld any more");
+    }
+
+    #[test]
+    fn a_closed_window_that_nothing_comes_to_is_given_up_and_the_next_is_open() {
+        let (bfc, held, large) = full();
+        let fit = bfc.core.fit(&large).expect("it could fit");
+        let mut turn = bfc.core.turn(&large, fit);
+        turn.broken = PASSERS;
+        assert!(open_window(&mut turn), "closed");
+        bfc.free(held[0]).expect("in use");
+        // Two looks without a byte more.
+        turn.give_up_if_stuck();
+        turn.give_up_if_stuck();
+        bfc.alloc(Request::new(BLOCK))
+            .expect("what was withheld is free again");
+        assert!(!open_window(&mut turn), "others pass again");
+    }
 }

@@ -6,17 +6,27 @@
 //! is free of it, and what is freed in it, is withheld from others until all of it is there.
 //!
 //! There is one window at a time. One that nothing came to for a while is given up: the holders of
-//! the rest may wait for what is withheld. A request that may not wait, and one at its deadline,
-//! breaks it when nothing else is left: free memory is never withheld from a request that would
-//! fail without it.
+//! the rest may wait for what is withheld.
+//!
+//! A request that may not wait, and one at its deadline, *breaks* the window when nothing else is
+//! left: it takes free memory rather than fail. Requests that come often enough would so starve the
+//! one that waits for ever. After [`PASSERS`] broken windows the next window of the same request is
+//! *closed*: it is not broken, and a request that finds nothing else fails, as it would if the
+//! waiting request had its memory. A closed window ends as the others do: whole, given up, or with
+//! its request. One that was given up is followed by open ones again, up to the same number.
 
 use super::chunk::{Chunk, ChunkId, Standing, UNIT};
 use super::heap::Heap;
+
+/// How many windows of a request others break before the next is closed to them.
+pub(crate) const PASSERS: u32 = 16;
 
 /// A run of whole chunks of a region.
 pub(crate) struct Window {
     /// The ticket of the request it is for.
     ticket: u64,
+    /// No other request breaks it.
+    closed: bool,
     region: u16,
     /// The first unit, and the one after the last.
     start: u64,
@@ -29,17 +39,19 @@ pub(crate) struct Window {
 impl Window {
     /// Chooses the run of at least `units` units with the least in use, and withholds its free
     /// chunks; `None` when no region is large enough. Allocations up to the number `began` have
-    /// outlasted the wait so far.
+    /// outlasted the wait so far; others have `broken` so many windows of the request before.
     pub(crate) fn open<T>(
         heap: &mut Heap<T>,
         ticket: u64,
         units: u64,
         began: u64,
+        broken: u32,
     ) -> Option<Window> {
         let (region, start, end) = cheapest(heap, units, began)?;
         let (start, end) = narrow(heap, (region, start, end), units);
         let mut window = Window {
             ticket,
+            closed: broken >= PASSERS,
             region,
             start,
             end,
@@ -59,6 +71,11 @@ impl Window {
 
     pub(crate) fn is_of(&self, ticket: u64) -> bool {
         self.ticket == ticket
+    }
+
+    /// Says whether requests that may not wait leave it alone.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// Says whether a chunk lies in it. Chunks lie in it wholly or not at all: none merges across
