@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu_api::{BackendKind, DeviceId, DeviceUuid, Error, Gpu, GpuBackend, Result};
+use gpu_api::{BackendKind, DeviceId, DeviceUuid, Error, ForkGuard, Gpu, GpuBackend, Result};
 
 /// What [`detect`] or [`detect_only`] found.
 pub struct Detected {
@@ -12,6 +12,7 @@ pub struct Detected {
     gpus: Vec<Gpu>,
     failing: Vec<(BackendKind, DeviceId, Error)>,
     missing: Vec<(BackendKind, Error)>,
+    fork: ForkGuard,
 }
 
 impl fmt::Debug for Detected {
@@ -79,7 +80,7 @@ pub fn detect_only(kind: BackendKind) -> Result<Detected> {
 /// The backends of one process: each is loaded when it is first asked for. Sessions and
 /// participants that use the same one know each other's streams.
 ///
-/// A child must not use its parent's after a fork.
+/// A forked child is refused its parent's: it makes its own.
 ///
 /// # Examples
 ///
@@ -92,17 +93,32 @@ pub fn detect_only(kind: BackendKind) -> Result<Detected> {
 /// assert!(std::sync::Arc::ptr_eq(&one, &other));
 /// # Ok::<(), gpu_ipc::Error>(())
 /// ```
-#[derive(Default)]
-pub struct Backends(Mutex<Vec<Arc<dyn GpuBackend>>>);
+pub struct Backends {
+    loaded: Mutex<Vec<Arc<dyn GpuBackend>>>,
+    /// `None` where forked children cannot be told apart: each call says why.
+    fork: Option<ForkGuard>,
+}
+
+impl Default for Backends {
+    fn default() -> Backends {
+        Backends {
+            loaded: Mutex::default(),
+            fork: ForkGuard::new().ok(),
+        }
+    }
+}
 
 impl Backends {
     /// Returns the backend of a kind.
     ///
     /// # Errors
     ///
-    /// Why it cannot be used; the next call tries again.
+    /// Why it cannot be used; the next call tries again. [`Error::Forked`] in a forked child of the
+    /// process that made this.
     pub fn get(&self, kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
-        let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fork = self.fork.map_or_else(ForkGuard::new, Ok)?;
+        fork.check("this list of backends")?;
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(backend) = loaded.iter().find(|backend| backend.kind() == kind) {
             return Ok(backend.clone());
         }
@@ -119,11 +135,13 @@ impl fmt::Debug for Backends {
 }
 
 fn look_for(kinds: &[BackendKind]) -> Result<Detected> {
+    let fork = ForkGuard::new()?;
     let mut found = Detected {
         backends: Vec::new(),
         gpus: Vec::new(),
         failing: Vec::new(),
         missing: Vec::new(),
+        fork,
     };
     for &kind in kinds {
         match open(kind) {
@@ -267,8 +285,10 @@ impl Detected {
     ///
     /// # Errors
     ///
-    /// [`Error::NotCompiled`] or [`Error::Unavailable`], as [`missing`](Detected::missing) has it.
+    /// [`Error::NotCompiled`] or [`Error::Unavailable`], as [`missing`](Detected::missing) has it;
+    /// [`Error::Forked`] in a forked child of the process that detected.
     pub fn backend(&self, kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
+        self.fork.check("what was detected")?;
         match self.backends.iter().find(|backend| backend.kind() == kind) {
             Some(backend) => Ok(backend.clone()),
             None => open(kind),
@@ -291,6 +311,7 @@ impl Detected {
     /// As [`backend`](Detected::backend), [`Error::Unavailable`] when it has no device, and the
     /// first device's own error when none works.
     pub fn first(&self, kind: BackendKind) -> Result<Gpu> {
+        self.fork.check("what was detected")?;
         if let Some(gpu) = self.gpus.iter().find(|gpu| gpu.kind() == kind) {
             return Ok(gpu.clone());
         }

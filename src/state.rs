@@ -20,7 +20,8 @@ static STATE: OnceLock<ProcessState> = OnceLock::new();
 ///
 /// As [`detect`], and where this machine shows a GPU of which none can be used, the reason: the
 /// host backend does not take its place unless `GPU_IPC_HOST_DEVICES` asks for it. The next call
-/// tries again.
+/// tries again. [`Error::Forked`](gpu_api::Error::Forked) in a forked child of the process that
+/// called this first: it makes one with [`ProcessState::new`].
 ///
 /// # Examples
 ///
@@ -37,6 +38,7 @@ static STATE: OnceLock<ProcessState> = OnceLock::new();
 /// ```
 pub fn process_state() -> Result<&'static ProcessState> {
     let state = STATE.get_or_init(|| ProcessState::new([]));
+    state.check_fork()?;
     if state.gpus().is_empty() {
         // Of two threads that are here at once the second adds what is there already.
         state.add_devices(detect()?.into_gpus()?);

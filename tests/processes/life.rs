@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::HostBackend;
 use gpu_ipc::{
-    After, ClaimError, Claims, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session,
-    Stream, To, Wait,
+    After, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session, Stream, Wait,
 };
 use harness::{WATCHDOG, step};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::child::{self, Belongings};
 use crate::device::{is_host, open_gpu, open_host, read_stamp, write_stamp};
 use crate::gate::Gate;
 use crate::kernel::Kernels;
@@ -284,7 +284,11 @@ impl Life {
                 Ok(Done::Nothing)
             }
             Command::Fork => Ok(Done::Number(fork_that_lives_on().unsigned_abs().into())),
-            Command::ForkAndCall => Ok(Done::Number(self.call_in_a_child().unsigned_abs().into())),
+            Command::ForkAndCall { children } => {
+                child::call_in_children(self.belongings()?, children)
+                    .map_err(|why| Refusal::from(why.as_str()))?;
+                Ok(Done::Nothing)
+            }
             Command::DieAt(step) => {
                 step::die_at(step.name(), None);
                 Ok(Done::Nothing)
@@ -365,45 +369,21 @@ impl Life {
         }
     }
 
-    /// In a forked child every call gives `Forked` and every drop does nothing.
-    fn call_in_a_child(&mut self) -> i32 {
-        // SAFETY: `fork` asks that the child of a process with threads calls only what is safe
-        // there: it allocates with the C library's allocator, which glibc keeps usable in a child,
-        // and leaves with `_exit`.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            let mut good = true;
-            if let Some(participant) = self.participant.take() {
-                good &= matches!(
-                    participant.claim(&[], Wait::None, None),
-                    Err(ClaimError::Forked)
-                );
-                good &= matches!(participant.prefetch(&[[0u8; 192]]), Err(ClaimError::Forked));
-                participant.abandon(&[]);
-                good &= participant.next_notice().is_none();
-                good &= matches!(participant.close(None), Err(gpu_ipc::Error::Forked { .. }));
-            }
-            for block in self.received.values() {
-                good &= matches!(
-                    block.used_on(&self.stream),
-                    Err(gpu_ipc::Error::Forked { .. })
-                );
-                let to = To::Ticket(Claims::Once);
-                good &= matches!(block.forward(to, None), Err(ClaimError::Forked));
-            }
-            if let Some(session) = self.session.take() {
-                good &= matches!(session.alloc(1), Err(gpu_ipc::Error::Forked { .. }));
-                drop(session);
-            }
-            self.received.clear();
-            self.sent.clear();
-            // SAFETY: `_exit` has no conditions.
-            unsafe { libc::_exit(i32::from(!good)) };
-        }
-        let mut status = 0;
-        // SAFETY: `waitpid` asks for a valid place for the status.
-        unsafe { libc::waitpid(pid, &raw mut status, 0) };
-        status
+    /// Moves what it has out of its tables, for calls that need one of each.
+    fn belongings(&mut self) -> Result<Belongings, Refusal> {
+        Ok(Belongings {
+            gpu: self.gpu.clone(),
+            stream: self.stream.clone(),
+            session: self.session.clone().ok_or("no session")?,
+            participant: self.participant.clone().ok_or("not connected")?,
+            received: self.received.values().next().ok_or("no block")?.clone(),
+            sent: self
+                .sent
+                .drain()
+                .map(|(_, sent)| sent)
+                .next()
+                .ok_or("no block")?,
+        })
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod agent;
 mod bad_input;
+mod child;
 mod container;
 mod crowd;
 mod death;

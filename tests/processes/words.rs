@@ -122,8 +122,11 @@ pub enum Command {
     Crash,
     /// A child that lives until it is killed.
     Fork,
-    /// A child in which every call must say `Forked`.
-    ForkAndCall,
+    /// So many children, one after the other, in which every call must say `Forked`, while other
+    /// threads keep the locks busy.
+    ForkAndCall {
+        children: u32,
+    },
     DieAt(Step),
 }
 

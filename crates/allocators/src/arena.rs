@@ -215,8 +215,8 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on a device whose memory cannot be shared; [`Error::System`] when the
-    /// kernel has no page for the fork guard.
+    /// [`Error::Unsupported`] on a device whose memory cannot be shared; [`Error::Forked`] in a
+    /// forked child of the process that found the device.
     pub fn new(gpu: Gpu, options: ArenaOptions) -> Result<Arc<Arena>> {
         let name = if options.name.is_empty() {
             format!("arena of {}", gpu.device())

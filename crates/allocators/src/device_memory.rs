@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use gpu_api::{Allocation, DevicePtr, Error, Export, ForkGuard, Gpu, Result, Sharing};
+use gpu_api::{Allocation, DevicePtr, Error, Export, Gpu, Result, Sharing};
 
 use crate::{Budget, DeviceBytes, Extent, Memory, RoomListener, SubAllocator};
 
@@ -12,7 +12,6 @@ pub struct DeviceMemory {
     gpu: Gpu,
     sharing: Sharing,
     budget: Option<Arc<Budget>>,
-    fork: ForkGuard,
     bytes: OnceLock<Arc<DeviceBytes>>,
 }
 
@@ -23,14 +22,14 @@ impl DeviceMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::System`] when the kernel has no page for the fork guard.
+    /// [`Error::Forked`] in a forked child of the process that found the device.
     pub fn new(gpu: Gpu) -> Result<DeviceMemory> {
+        gpu.check_fork()?;
         let sharing = gpu.default_sharing().unwrap_or(Sharing::Handle);
         Ok(DeviceMemory {
             gpu,
             sharing,
             budget: None,
-            fork: ForkGuard::new()?,
             bytes: OnceLock::new(),
         })
     }
@@ -175,6 +174,6 @@ unsafe impl SubAllocator for DeviceMemory {
     }
 
     fn check_owner(&self) -> Result<()> {
-        self.fork.check("this allocator")
+        self.gpu.check_fork()
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use gpu_api::{Access, AddressRange, DevicePtr, Error, ForkGuard, Gpu, RawMemory, Result};
+use gpu_api::{Access, AddressRange, DevicePtr, Error, Gpu, RawMemory, Result};
 
 use crate::upstream::RoomListener;
 use crate::{Budget, DeviceBytes, Extent, Memory, SubAllocator};
@@ -46,7 +46,6 @@ pub struct GrowingMemory {
     gpu: Gpu,
     budget: Option<Arc<Budget>>,
     most: u64,
-    fork: ForkGuard,
     mapped: Mutex<Mapped>,
     bytes: OnceLock<Arc<DeviceBytes>>,
 }
@@ -72,8 +71,9 @@ impl GrowingMemory {
     /// # Errors
     ///
     /// [`Error::Unsupported`] on a device without [`Caps::ranges`](gpu_api::Caps::ranges);
-    /// [`Error::System`] when the kernel has no page for the fork guard.
+    /// [`Error::Forked`] in a forked child of the process that found the device.
     pub fn new(gpu: Gpu) -> Result<GrowingMemory> {
+        gpu.check_fork()?;
         if !gpu.caps().ranges {
             return Err(Error::Unsupported {
                 what: "device memory that grows in place",
@@ -81,12 +81,10 @@ impl GrowingMemory {
                 remedy: "use `DeviceMemory`",
             });
         }
-        let fork = ForkGuard::new()?;
         Ok(GrowingMemory {
             gpu,
             budget: None,
             most: u64::MAX,
-            fork,
             mapped: Mutex::default(),
             bytes: OnceLock::new(),
         })
@@ -323,13 +321,13 @@ unsafe impl SubAllocator for GrowingMemory {
     }
 
     fn check_owner(&self) -> Result<()> {
-        self.fork.check("this allocator")
+        self.gpu.check_fork()
     }
 }
 
 impl Drop for GrowingMemory {
     fn drop(&mut self) {
-        if self.fork.check("this allocator").is_err() {
+        if self.gpu.check_fork().is_err() {
             return;
         }
         let mapped = self

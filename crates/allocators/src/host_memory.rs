@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu_api::{Error, ForkGuard, Gpu, HostMemory, HostPtr, Result};
+use gpu_api::{Error, Gpu, HostMemory, HostPtr, Result};
 
 use crate::{Extent, HostBytes, Memory, SubAllocator};
 
@@ -13,7 +13,6 @@ use crate::{Extent, HostBytes, Memory, SubAllocator};
 pub struct HostPages {
     gpu: Gpu,
     kind: HostMemory,
-    fork: ForkGuard,
     bound: AtomicBool,
     /// Where the allocation of an extent starts, for those that were moved up to be aligned.
     starts: Mutex<HashMap<u64, usize>>,
@@ -27,13 +26,13 @@ impl HostPages {
     ///
     /// # Errors
     ///
-    /// [`Error::System`] when the kernel has no page for the fork guard.
+    /// [`Error::Forked`] in a forked child of the process that found the device.
     pub fn new(gpu: Gpu, kind: HostMemory) -> Result<HostPages> {
+        gpu.check_fork()?;
         let bound = AtomicBool::new(kind.numa_node.is_some());
         Ok(HostPages {
             gpu,
             kind,
-            fork: ForkGuard::new()?,
             bound,
             starts: Mutex::default(),
         })
@@ -144,6 +143,6 @@ unsafe impl SubAllocator for HostPages {
     }
 
     fn check_owner(&self) -> Result<()> {
-        self.fork.check("this allocator")
+        self.gpu.check_fork()
     }
 }

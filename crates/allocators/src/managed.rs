@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::{Arc, OnceLock, Weak};
 
-use gpu_api::{DevicePtr, Error, ForkGuard, Gpu, Result};
+use gpu_api::{DevicePtr, Error, Gpu, Result};
 
 use crate::{Budget, DeviceBytes, Extent, Memory, RoomListener, SubAllocator};
 
@@ -37,7 +37,6 @@ pub struct ManagedMemory {
     gpu: Gpu,
     /// What there is at most, and what somebody else allows.
     budgets: Vec<Arc<Budget>>,
-    fork: ForkGuard,
     bytes: OnceLock<Arc<DeviceBytes>>,
 }
 
@@ -47,8 +46,8 @@ impl ManagedMemory {
     /// # Errors
     ///
     /// [`Error::Unsupported`] on a device without [`Caps::managed`](gpu_api::Caps::managed); the
-    /// driver's error when it is asked what is free; [`Error::System`] when the kernel has no page
-    /// for the fork guard.
+    /// driver's error when it is asked what is free; [`Error::Forked`] in a forked child of the
+    /// process that found the device.
     pub fn new(gpu: Gpu) -> Result<ManagedMemory> {
         if !gpu.caps().managed {
             return Err(Error::Unsupported {
@@ -65,7 +64,6 @@ impl ManagedMemory {
         Ok(ManagedMemory {
             gpu,
             budgets: vec![most],
-            fork: ForkGuard::new()?,
             bytes: OnceLock::new(),
         })
     }
@@ -165,7 +163,7 @@ unsafe impl SubAllocator for ManagedMemory {
     }
 
     fn check_owner(&self) -> Result<()> {
-        self.fork.check("this allocator")
+        self.gpu.check_fork()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ptr;
 
-use gpu_api::{DevicePtr, ForkGuard, Gpu, RawStream, Result};
+use gpu_api::{DevicePtr, Gpu, RawStream, Result};
 
 /// How bytes behind addresses are read and written.
 ///
@@ -63,7 +63,6 @@ fn pointer(address: u64) -> *mut u8 {
 pub struct DeviceBytes {
     gpu: Gpu,
     stream: RawStream,
-    fork: ForkGuard,
 }
 
 impl DeviceBytes {
@@ -71,16 +70,14 @@ impl DeviceBytes {
     ///
     /// # Errors
     ///
-    /// What [`create_stream`](gpu_api::GpuStreams::create_stream) gives;
-    /// [`Error::System`](gpu_api::Error::System) when the kernel has no page for the fork guard.
+    /// What [`create_stream`](gpu_api::GpuStreams::create_stream) gives.
     pub fn new(gpu: Gpu) -> Result<DeviceBytes> {
-        let fork = ForkGuard::new()?;
         let stream = gpu.backend().create_stream(gpu.device())?;
-        Ok(DeviceBytes { gpu, stream, fork })
+        Ok(DeviceBytes { gpu, stream })
     }
 
     fn check(&self) -> Result<()> {
-        self.fork.check("this allocator")
+        self.gpu.check_fork()
     }
 
     fn finish(&self) -> Result<()> {

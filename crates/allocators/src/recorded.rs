@@ -3,9 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpu_api::{
-    CaptureStatus, Error, EventKind, ForkGuard, Gpu, RawEvent, RawStream, Result, StreamIdentity,
-};
+use gpu_api::{CaptureStatus, Error, EventKind, Gpu, RawEvent, RawStream, Result, StreamIdentity};
 
 use crate::{Allocator, Completion, Work};
 
@@ -31,7 +29,6 @@ pub struct Recorded {
     gpu: Gpu,
     event: RawEvent,
     done: AtomicBool,
-    fork: ForkGuard,
 }
 
 impl Recorded {
@@ -57,13 +54,11 @@ impl Recorded {
         }
         // SAFETY: `stream_info` asks as `capture_status`.
         let info = unsafe { backend.stream_info(stream) }?;
-        let fork = ForkGuard::new()?;
         let event = backend.create_event(gpu.device(), EventKind::Local)?;
         let recorded = Recorded {
             gpu: gpu.clone(),
             event,
             done: AtomicBool::new(false),
-            fork,
         };
         // SAFETY: `record_event` asks for a live event and stream of one device: the event was made
         // just now, and the caller vouches for the stream.
@@ -116,7 +111,7 @@ impl Completion for Recorded {
         if self.done.load(Ordering::Acquire) {
             return true;
         }
-        if self.fork.check("this event").is_err() {
+        if self.gpu.check_fork().is_err() {
             return false;
         }
         // SAFETY: `query_event` asks for a live event: it is destroyed by the drop alone.
@@ -137,7 +132,7 @@ impl Completion for Recorded {
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        if self.fork.check("this event").is_err() {
+        if self.gpu.check_fork().is_err() {
             return;
         }
         // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this is its

@@ -19,9 +19,10 @@ pub use words::GpuWords;
 
 #[cfg(doc)]
 use crate::RawStream;
+use crate::guarded::{DEVICE, Guarded};
 use crate::{
-    BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuPools, GpuRanges, GpuStore,
-    Result, Sharing,
+    BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, ForkGuard, GpuPools, GpuRanges,
+    GpuStore, Result, Sharing,
 };
 
 /// What one GPU vendor provides for sharing memory between processes.
@@ -120,6 +121,10 @@ const _: Option<&dyn GpuBackend> = None;
 ///
 /// Cheap to clone. `gpu_ipc::detect` finds those of a machine.
 ///
+/// It belongs to the process that made it. In a forked child every call of its
+/// [`backend`](Gpu::backend) that can fail gives [`Error::Forked`] before any lock, and so does all
+/// that is made with it.
+///
 /// # Examples
 ///
 /// ```
@@ -134,7 +139,10 @@ const _: Option<&dyn GpuBackend> = None;
 /// ```
 #[derive(Clone)]
 pub struct Gpu {
+    /// What [`key`](Gpu::key) points to, behind the guard.
     backend: Arc<dyn GpuBackend>,
+    key: usize,
+    fork: ForkGuard,
     info: Arc<DeviceInfo>,
     caps: Caps,
 }
@@ -154,7 +162,7 @@ impl fmt::Debug for Gpu {
 /// Equal if they are one device by one backend object: handles of one mean the same to the other.
 impl PartialEq for Gpu {
     fn eq(&self, other: &Gpu) -> bool {
-        Arc::ptr_eq(&self.backend, &other.backend) && self.info.device == other.info.device
+        self.key == other.key && self.info.device == other.info.device
     }
 }
 
@@ -165,12 +173,16 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// What [`GpuDevices::device_info`] and [`GpuDevices::caps`] give.
+    /// What [`GpuDevices::device_info`], [`GpuDevices::caps`] and [`ForkGuard::new`] give.
     pub fn new(backend: Arc<dyn GpuBackend>, device: DeviceId) -> Result<Gpu> {
+        let fork = ForkGuard::new()?;
         let info = Arc::new(backend.device_info(device)?);
         let caps = backend.caps(device)?;
+        let key = Arc::as_ptr(&backend).cast::<()>().addr();
         Ok(Gpu {
-            backend,
+            backend: Arc::new(Guarded { backend, fork }),
+            key,
+            fork,
             info,
             caps,
         })
@@ -193,7 +205,22 @@ impl Gpu {
         })
     }
 
-    /// Returns the backend.
+    /// Fails in a forked child of the process that made this.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`].
+    #[inline]
+    pub fn check_fork(&self) -> Result<()> {
+        self.fork.check(DEVICE)
+    }
+
+    /// Tells the backend object from every other that lives: all devices of one have the same.
+    pub fn key(&self) -> usize {
+        self.key
+    }
+
+    /// Returns the backend, which refuses the calls of a forked child.
     pub fn backend(&self) -> &Arc<dyn GpuBackend> {
         &self.backend
     }

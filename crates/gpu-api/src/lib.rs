@@ -12,7 +12,7 @@
 //! 6. [`id`]: the numbers of regions and participants. [`region`]: [`RegionSource`], where blocks
 //!    come from, and [`Reclaim`], which can give some back.
 //! 7. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a
-//!    forked child.
+//!    forked child; `guarded`: a backend that refuses one.
 //! 8. [`pages`]: [`KernelPages`], host memory from the kernel, for backends.
 //!
 //! # Glossary
@@ -47,6 +47,7 @@ pub mod backend;
 pub mod device;
 pub mod error;
 pub mod fork;
+mod guarded;
 pub mod id;
 mod locality;
 pub mod memory;

@@ -68,8 +68,10 @@ impl SentBlock {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a range that is empty or does not lie in the block.
+    /// [`Error::Invalid`] for a range that is empty or does not lie in the block,
+    /// [`Error::Forked`].
     pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<SentSlice<'_>> {
+        self.core().check_fork()?;
         let (offset, len) = part_of(self.len(), &range)?;
         Ok(SentSlice {
             block: self,
@@ -79,7 +81,7 @@ impl SentBlock {
     }
 
     /// Views the block's bytes in place, on the host backend; `None` on a GPU, whose memory the CPU
-    /// does not reach.
+    /// does not reach, and in a forked child, whose parent may have given the bytes to another.
     ///
     /// Other processes and streams may write at the same time, so each byte is atomic.
     pub fn host_bytes(&self) -> Option<&[AtomicU8]> {
@@ -89,8 +91,9 @@ impl SentBlock {
 
 impl ReceivedBlock {
     /// Views the block's bytes in place, on the host backend; `None` on a GPU, whose memory the CPU
-    /// does not reach, and for a participant that maps
-    /// [read-only](crate::ParticipantBuilder::read_only): an atomic byte could be written.
+    /// does not reach, for a participant that maps
+    /// [read-only](crate::ParticipantBuilder::read_only), since an atomic byte could be written,
+    /// and in a forked child, whose parent may have ended the lease.
     ///
     /// Other processes and streams may write at the same time, so each byte is atomic. The view
     /// shows what the producer wrote once the block's [state](ReceivedBlock::state) is
@@ -351,7 +354,7 @@ impl sealed::Contents for ReceivedBlock {
 
 fn view(block: &impl sealed::Contents) -> Option<&[AtomicU8]> {
     let extent = block.extent();
-    if extent.gpu.kind() != BackendKind::Host {
+    if block.check_process().is_err() || extent.gpu.kind() != BackendKind::Host {
         return None;
     }
     let (start, len) = (extent.start.0 as *const AtomicU8, extent.len as usize);

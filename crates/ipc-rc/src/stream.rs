@@ -6,9 +6,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use gpu_api::{
-    CaptureStatus, Error, ForkGuard, Gpu, RawStream, Result, StreamIdentity, StreamInfo,
-};
+use gpu_api::{CaptureStatus, Error, Gpu, RawStream, Result, StreamIdentity, StreamInfo};
 
 use crate::gpu_event::GpuEvent;
 
@@ -34,7 +32,7 @@ struct Inner {
 /// Which side destroys the stream.
 enum Keeper {
     /// The last clone, in the process that made it: the driver is not for a forked child.
-    Us(ForkGuard),
+    Us,
     /// The application, told by the end of this.
     Application {
         keep: Arc<dyn Any + Send + Sync>,
@@ -48,7 +46,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// The driver's error, and those of [`ForkGuard::new`].
+    /// The driver's error, and [`Error::Forked`].
     ///
     /// # Examples
     ///
@@ -64,7 +62,6 @@ impl Stream {
     /// # Ok::<(), gpu_api::Error>(())
     /// ```
     pub fn create(gpu: &Gpu) -> Result<Stream> {
-        let keeper = Keeper::Us(ForkGuard::new()?);
         let raw = gpu.backend().create_stream(gpu.device())?;
         // SAFETY: `stream_info` asks for a live stream: just made.
         let info = match unsafe { gpu.backend().stream_info(raw) } {
@@ -76,7 +73,7 @@ impl Stream {
                 return Err(error);
             }
         };
-        Ok(Stream::of(gpu, raw, info, keeper))
+        Ok(Stream::of(gpu, raw, info, Keeper::Us))
     }
 
     /// Takes the device's legacy default stream (handle 0): PyTorch's default.
@@ -125,7 +122,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::Mismatch`] for a stream of another device, or of another context than the device's
-    /// primary one.
+    /// primary one; [`Error::Forked`].
     ///
     /// # Safety
     ///
@@ -241,9 +238,8 @@ impl Stream {
 
     /// Tells it from every other stream of this process.
     pub(crate) fn key(&self) -> StreamKey {
-        let backend = Arc::as_ptr(self.0.gpu.backend()).cast::<()>().addr();
         StreamKey {
-            backend,
+            backend: self.0.gpu.key(),
             device: self.0.gpu.device().0,
             identity: self.0.info.identity,
         }
@@ -277,8 +273,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::Capturing`], and the driver's error.
+    /// [`Error::Capturing`], [`Error::Forked`], and the driver's error.
     pub fn behind(&self) -> Result<&Stream> {
+        self.0.gpu.check_fork()?;
         let Some(stand_in) = self.stand_in()? else {
             return Ok(self);
         };
@@ -385,7 +382,7 @@ pub(crate) struct StreamKey {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if matches!(&self.keeper, Keeper::Us(fork) if !fork.is_child()) {
+        if matches!(self.keeper, Keeper::Us) && self.gpu.check_fork().is_ok() {
             // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: this was
             // its last owner. An error leaks it, which is all that can be done.
             let _ = unsafe { self.gpu.backend().destroy_stream(self.raw) };
@@ -404,7 +401,7 @@ impl NamedStream {
     pub fn is_let_go(&self) -> bool {
         let inner = &self.0.0;
         let is_kept = match &inner.keeper {
-            Keeper::Us(_) => false,
+            Keeper::Us => false,
             Keeper::Application { keep, is_shared } => !is_shared || Arc::strong_count(keep) > 1,
         };
         !is_kept && Arc::strong_count(inner) == inner.named.load(Ordering::Relaxed)
@@ -438,19 +435,17 @@ impl fmt::Debug for Stream {
 #[cfg(test)]
 mod tests {
     use backend_host::{HostBackend, HostConfig};
-    use gpu_api::DeviceId;
+    use gpu_api::{DeviceId, GpuStreams};
 
     use super::*;
 
     #[test]
     fn a_forked_childs_drop_leaves_the_stream_alone() {
-        let gpu = Gpu::new(
-            HostBackend::new(HostConfig::default()).expect("memory"),
-            DeviceId(0),
-        )
-        .expect("a device");
-        let (stream, backend) = (Stream::create(&gpu).expect("a stream"), gpu.backend());
+        let backend = HostBackend::new(HostConfig::default()).expect("memory");
+        let gpu = Gpu::new(backend.clone(), DeviceId(0)).expect("a device");
+        let stream = Stream::create(&gpu).expect("a stream");
         let raw = stream.raw();
+        // Asked of the host backend itself: the device's own would refuse the child.
         // SAFETY: `capture_status`: alive, or refused by the host backend's table.
         let lives = || unsafe { backend.capture_status(raw) }.is_ok();
         // SAFETY: `fork` asks that the child of a process with threads does only what is safe

@@ -44,7 +44,6 @@ struct Inner {
     gpu: Gpu,
     releases: Releases,
     files: Mutex<HashMap<CounterName, Weak<CounterFile>>>,
-    pid: u32,
 }
 
 impl Receiver {
@@ -59,7 +58,6 @@ impl Receiver {
             gpu,
             releases,
             files: Mutex::default(),
-            pid: std::process::id(),
         })))
     }
 
@@ -99,7 +97,7 @@ impl Receiver {
         wait: Wait<'_>,
         timeout: Option<Duration>,
     ) -> Result<ReceivedStorage> {
-        self.check_process()?;
+        self.gpu().check_fork()?;
         let gpu = &self.0.gpu;
         if let Some(uuid) = storage.uuid
             && uuid != gpu.uuid()
@@ -156,7 +154,7 @@ impl Receiver {
     ///
     /// As [`open`](Receiver::open) gives for the counter.
     pub fn decline(&self, storage: &SharedStorage) -> Result<()> {
-        self.check_process()?;
+        self.gpu().check_fork()?;
         let Some(place) = &storage.place else {
             return Ok(());
         };
@@ -174,24 +172,14 @@ impl Receiver {
     }
 
     /// Waits until everything dropped so far was given back, and says whether it was: before the
-    /// process ends, so that no sender keeps what nobody holds.
+    /// process ends, so that no sender keeps what nobody holds. Never in a forked child.
     pub fn wait_released(&self, timeout: Duration) -> bool {
-        self.0.releases.settle(timeout)
+        self.gpu().check_fork().is_ok() && self.0.releases.settle(timeout)
     }
 
     /// Says what was opened and given back.
     pub fn stats(&self) -> ReceiverStats {
         self.0.releases.desk().stats()
-    }
-
-    fn check_process(&self) -> Result<()> {
-        if self.0.pid == std::process::id() {
-            Ok(())
-        } else {
-            Err(Error::Forked {
-                what: "this receiver",
-            })
-        }
     }
 
     /// Maps a counter file, or shares its mapping.
@@ -339,7 +327,7 @@ impl ReceivedStorage {
     /// storage is kept until the process ends, since nobody knows whether the copy still runs.
     /// After an error `bytes` are as they were.
     pub fn read(&self, stream: &Stream, bytes: &mut [u8]) -> Result<()> {
-        self.0.receiver.check_process()?;
+        self.0.receiver.gpu().check_fork()?;
         same_gpu(stream, self.0.receiver.gpu())?;
         stream.refuse_capture("copy before the capture begins or after it ended")?;
         if bytes.len() as u64 > self.len() {
@@ -388,7 +376,7 @@ impl ReceivedStorage {
     /// [`Error::Mismatch`] for a stream of another device, [`Error::Invalid`] for the per-thread
     /// default stream (handle 2), [`Error::Capturing`], [`Error::Forked`], and the driver's error.
     pub fn fill(&self, stream: &Stream, byte: u8) -> Result<()> {
-        self.0.receiver.check_process()?;
+        self.0.receiver.gpu().check_fork()?;
         same_gpu(stream, self.0.receiver.gpu())?;
         stream.refuse_capture("fill before the capture begins or after it ended")?;
         if self.is_empty() {
@@ -415,6 +403,7 @@ impl ReceivedStorage {
     /// [`Error::Mismatch`] for a stream of another device, [`Error::Invalid`] for the per-thread
     /// default stream (handle 2): the thread that drops the storage may be another.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        self.0.receiver.gpu().check_fork()?;
         stream.refuse_per_thread()?;
         same_gpu(stream, self.0.receiver.gpu())?;
         let mut used = self
@@ -435,7 +424,7 @@ impl ReceivedStorage {
 impl Drop for Opened {
     fn drop(&mut self) {
         let Some(held) = self.held.take() else { return };
-        if self.receiver.0.pid != std::process::id() {
+        if self.receiver.gpu().check_fork().is_err() {
             // The parent's: its count, its mapping, its driver.
             std::mem::forget(held);
             return;

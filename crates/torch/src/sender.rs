@@ -88,7 +88,6 @@ pub struct Sender {
     gpu: Gpu,
     ledger: Mutex<Ledger>,
     quarantine: Duration,
-    pid: u32,
 }
 
 impl Sender {
@@ -98,7 +97,6 @@ impl Sender {
             gpu,
             ledger: Mutex::default(),
             quarantine: Duration::from_millis(100),
-            pid: std::process::id(),
         }
     }
 
@@ -131,11 +129,7 @@ impl Sender {
     ///
     /// After an error nothing is counted.
     pub fn send(&self, block: &Arc<SentBlock>, to: Recipient, after: After<'_>) -> Result<Sending> {
-        if self.pid != std::process::id() {
-            return Err(Error::Forked {
-                what: "this sender",
-            });
-        }
+        self.gpu.check_fork()?;
         self.look();
         let backend = self.gpu.backend();
         let info = backend.classify(block.device_ptr())?;
@@ -221,7 +215,7 @@ impl Sender {
                 let numbers = vec![fd.as_raw_fd().cast_unsigned()];
                 let chunks = Chunks::Descriptors(numbers);
                 let handle = ExpandableSegment {
-                    pid: self.pid,
+                    pid: std::process::id(),
                     chunk_bytes: range.len,
                     chunks,
                 }
@@ -264,7 +258,7 @@ impl Sender {
         };
         let chunks = Chunks::Descriptors(regions.iter().map(number).collect::<Result<_>>()?);
         let handle = ExpandableSegment {
-            pid: self.pid,
+            pid: std::process::id(),
             chunk_bytes,
             chunks,
         }
@@ -341,7 +335,7 @@ impl Sender {
     ///
     /// Costs what is outstanding: PyTorch's counters tell nobody that they changed.
     pub fn collect(&self) -> Collected {
-        if self.pid != std::process::id() {
+        if self.gpu.check_fork().is_err() {
             return Collected::default();
         }
         let ids = self.ledger().all();
@@ -362,7 +356,7 @@ impl Sender {
     /// back; whether the send is outstanding. With [`Recipient::Unknown`] the send is held until
     /// [`Sender::reclaim`] again.
     pub fn sent_to(&self, id: SendId, to: Recipient) -> bool {
-        self.pid == std::process::id() && self.ledger().sent_to(id, to)
+        self.gpu.check_fork().is_ok() && self.ledger().sent_to(id, to)
     }
 
     /// Takes back a send that nobody has or will open, and says whether it was outstanding.
@@ -372,7 +366,7 @@ impl Sender {
     /// No process has the storage open or opens it later: the message was lost, or who had it is
     /// dead with all its children.
     pub unsafe fn reclaim(&self, id: SendId) -> bool {
-        if self.pid != std::process::id() {
+        if self.gpu.check_fork().is_err() {
             return false;
         }
         let sent = self.ledger().take(id);
@@ -385,13 +379,20 @@ impl Sender {
         }
     }
 
-    /// Lists what is still counted, oldest first.
+    /// Lists what is still counted, oldest first; nothing in a forked child.
     pub fn outstanding(&self) -> Vec<Outstanding> {
-        self.ledger().outstanding()
+        match self.gpu.check_fork() {
+            Ok(()) => self.ledger().outstanding(),
+            Err(_) => Vec::new(),
+        }
     }
 
-    /// Collects until nothing is outstanding, and says whether it came to that.
+    /// Collects until nothing is outstanding, and says whether it came to that; never in a forked
+    /// child.
     pub fn wait_released(&self, timeout: Duration) -> bool {
+        if self.gpu.check_fork().is_err() {
+            return false;
+        }
         let start = Instant::now();
         let mut pause = Duration::from_micros(50);
         loop {
@@ -412,7 +413,7 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        let is_own = self.pid == std::process::id();
+        let is_own = self.gpu.check_fork().is_ok();
         if is_own {
             let ids = self.ledger().all();
             self.take_back(&ids);

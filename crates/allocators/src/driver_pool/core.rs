@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpu_api::{
-    DevicePtr, Error, ForkGuard, Gpu, PoolUsage, RawPool, RawStream, Result, StreamIdentity,
-};
+use gpu_api::{DevicePtr, Error, Gpu, PoolUsage, RawPool, RawStream, Result, StreamIdentity};
 
 use crate::bfc::Counters;
 use crate::request::foreign;
@@ -37,7 +35,6 @@ pub(super) struct Core {
     pub(super) order: RawStream,
     pub(super) budget: Option<Arc<Budget>>,
     pub(super) relief: Option<Arc<Relief>>,
-    pub(super) fork: ForkGuard,
     pub(super) state: Mutex<PoolTables>,
     pub(super) bytes: OnceLock<Arc<DeviceBytes>>,
 }
@@ -78,7 +75,7 @@ impl Core {
     }
 
     pub(super) fn check(&self) -> Result<()> {
-        self.fork.check("this allocator")
+        self.gpu.check_fork()
     }
 
     pub(super) fn usage(&self) -> Result<PoolUsage> {

@@ -19,7 +19,7 @@ mod core;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use gpu_api::{ForkGuard, Gpu, PoolUsage, RawStream, Result, StreamIdentity, thread};
+use gpu_api::{Gpu, PoolUsage, RawStream, Result, StreamIdentity, thread};
 
 use self::core::Core;
 use crate::request::foreign;
@@ -60,10 +60,8 @@ impl DriverPool {
     /// # Errors
     ///
     /// [`Unsupported`](gpu_api::Error::Unsupported) on a device without
-    /// [`Caps::pools`](gpu_api::Caps::pools); what the driver gives;
-    /// [`System`](gpu_api::Error::System) when the kernel has no page for the fork guard.
+    /// [`Caps::pools`](gpu_api::Caps::pools); what the driver gives.
     pub fn new(name: impl Into<String>, gpu: Gpu, keep: u64) -> Result<DriverPool> {
-        let fork = ForkGuard::new()?;
         let pool = gpu.backend().create_pool(gpu.device(), keep)?;
         let order = gpu.backend().create_stream(gpu.device()).inspect_err(|_| {
             // SAFETY: `destroy_pool` asks for a live pool: just made.
@@ -79,7 +77,6 @@ impl DriverPool {
             order,
             budget: None,
             relief: None,
-            fork,
             state,
             bytes,
         };

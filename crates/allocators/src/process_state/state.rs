@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use gpu_api::{BackendKind, Error, Gpu, Reclaim, RegionSource, Result};
+use gpu_api::{BackendKind, Error, ForkGuard, Gpu, Reclaim, RegionSource, Result};
 
 use super::made::{Inner, Made, Shared, physical};
 use super::{AllocatorAttributes, AllocatorKey, ProcessOptions, VirtualDevice};
@@ -22,6 +22,11 @@ use crate::{Allocator, Arena, ArenaOptions, Placed, Snapshot};
 ///
 /// Destroys what nobody else holds, in the order of [`AllocatorKey`]. In a forked child it does
 /// nothing.
+///
+/// # Forks
+///
+/// In a forked child every call that can fail gives [`Error::Forked`] before any lock, and the
+/// others answer as of a process state without devices and allocators.
 ///
 /// # Examples
 ///
@@ -43,6 +48,8 @@ use crate::{Allocator, Arena, ArenaOptions, Placed, Snapshot};
 /// ```
 pub struct ProcessState {
     inner: Mutex<Inner>,
+    /// `None` where forked children cannot be told apart: no device is found there either.
+    fork: Option<ForkGuard>,
 }
 
 /// The owner of the memory at an address.
@@ -68,6 +75,7 @@ impl ProcessState {
         };
         ProcessState {
             inner: Mutex::new(inner),
+            fork: ForkGuard::new().ok(),
         }
     }
 
@@ -78,7 +86,7 @@ impl ProcessState {
     /// [`Error::Invalid`] once one was made: what was made already would not heed it; and for a
     /// virtual device on a device that is not here.
     pub fn configure(&self, options: ProcessOptions) -> Result<()> {
-        let mut inner = self.inner();
+        let mut inner = self.own()?;
         if inner.used {
             return Err(Error::Invalid {
                 what: "options of the process state",
@@ -95,13 +103,14 @@ impl ProcessState {
 
     /// Returns the devices.
     pub fn gpus(&self) -> Vec<Gpu> {
-        self.inner().gpus.clone()
+        self.own()
+            .map_or_else(|_| Vec::new(), |inner| inner.gpus.clone())
     }
 
     /// Adds devices that are not there yet, as virtual devices behind those that are; says how
     /// many.
     pub fn add_devices(&self, gpus: impl IntoIterator<Item = Gpu>) -> usize {
-        let mut inner = self.inner();
+        let Ok(mut inner) = self.own() else { return 0 };
         let before = inner.gpus.len();
         for gpu in gpus {
             if !inner
@@ -118,7 +127,7 @@ impl ProcessState {
     /// Finds the allocation that an address lies in, at its start or inside, and its owner. It may
     /// look through all allocations.
     pub fn owner_of(&self, address: u64) -> Option<Owner> {
-        let inner = self.inner();
+        let inner = self.own().ok()?;
         inner.made.iter().find_map(|(&key, made)| {
             let placed = match made {
                 Made::Allocator(allocator) => allocator.find(address),
@@ -140,7 +149,7 @@ impl ProcessState {
         device: VirtualDevice,
         attributes: AllocatorAttributes,
     ) -> Result<Arc<dyn Allocator>> {
-        let mut inner = self.inner();
+        let mut inner = self.own()?;
         let on = inner.physical(device)?;
         let node = match inner.options.numa_nodes.get(&device) {
             Some(&node) => Some(node),
@@ -175,7 +184,7 @@ impl ProcessState {
         let key = pinned_for.map_or(AllocatorKey::Cpu(node), |backend| {
             AllocatorKey::Pinned(backend, node)
         });
-        self.inner().made(key)
+        self.own()?.made(key)
     }
 
     /// Returns the memory for sessions of a device; makes it if need be.
@@ -185,7 +194,7 @@ impl ProcessState {
     /// As [`allocator`](ProcessState::allocator), and [`Error::Unsupported`] on a device whose
     /// memory cannot be shared.
     pub fn arena(&self, device: VirtualDevice) -> Result<Arc<Arena>> {
-        let mut inner = self.inner();
+        let mut inner = self.own()?;
         let key = AllocatorKey::Arena(device);
         if let Some(Made::Arena(arena)) = inner.made.get(&key) {
             return Ok(arena.clone());
@@ -217,7 +226,7 @@ impl ProcessState {
     ///
     /// [`Error::Invalid`] for a virtual device that is not mapped.
     pub fn register(&self, device: VirtualDevice, session: Weak<dyn Reclaim>) -> Result<()> {
-        let mut inner = self.inner();
+        let mut inner = self.own()?;
         let on = inner.physical(device)?;
         inner
             .shared
@@ -239,7 +248,7 @@ impl ProcessState {
     /// no error.
     pub fn tear_down(&self, key: AllocatorKey) -> Result<u64> {
         // Held all the while, so that nobody builds it again before its memory is back.
-        let mut inner = self.inner();
+        let mut inner = self.own()?;
         let (Some(made), refuse) = (inner.made.get(&key), |got: String| Error::Invalid {
             what: "an allocator to be torn down",
             got: format!("{key:?} with {got}"),
@@ -296,7 +305,7 @@ impl ProcessState {
     pub fn tear_down_all(&self) -> Result<u64> {
         let mut freed = 0;
         loop {
-            let mut inner = self.inner();
+            let mut inner = self.own()?;
             let Some(&key) = inner.made.keys().next() else {
                 // What it shared goes too: limits are those of the next options.
                 inner.shared = Shared::default();
@@ -310,12 +319,12 @@ impl ProcessState {
 
     /// Lists what was made, with every region and chunk of those that have regions.
     pub fn snapshots(&self) -> Vec<(AllocatorKey, Option<Snapshot>)> {
-        let made: Vec<(AllocatorKey, Made)> = self
-            .inner()
-            .made
-            .iter()
-            .map(|(&key, made)| (key, made.another()))
-            .collect();
+        let Ok(inner) = self.own() else {
+            return Vec::new();
+        };
+        let another = inner.made.iter().map(|(&key, made)| (key, made.another()));
+        let made: Vec<(AllocatorKey, Made)> = another.collect();
+        drop(inner);
         // With no lock of ours held: sessions are asked what they hold.
         let snapshot = |made: &Made| match made {
             Made::Allocator(allocator) => allocator.snapshot(),
@@ -326,8 +335,20 @@ impl ProcessState {
             .collect()
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Fails in a forked child of the process that made this.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`].
+    pub fn check_fork(&self) -> Result<()> {
+        self.fork
+            .map_or(Ok(()), |fork| fork.check("this process state"))
+    }
+
+    /// Locks it, in its own process alone.
+    fn own(&self) -> Result<MutexGuard<'_, Inner>> {
+        self.check_fork()?;
+        Ok(self.inner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -344,7 +365,9 @@ impl Drop for ProcessState {
 
 impl fmt::Debug for ProcessState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let inner = self.inner();
+        let Ok(inner) = self.own() else {
+            return f.write_str("ProcessState { of a parent process }");
+        };
         f.debug_struct("ProcessState")
             .field("gpus", &inner.gpus.len())
             .field("made", &inner.made.keys().collect::<Vec<_>>())

@@ -100,8 +100,9 @@ impl ClientBuilder {
     /// # Errors
     ///
     /// [`gpu_api::Error::Connect`] when no broker listens, [`ObjectError::Refused`] when it
-    /// refuses.
+    /// refuses, [`gpu_api::Error::Forked`] in a forked child of the process that found the device.
     pub fn connect(self) -> Result<Client> {
+        self.gpu.check_fork()?;
         let dir = broker_dir(self.dir.as_deref())?;
         Ok(Client {
             link: Link::connect(self.gpu, dir, self.name, self.patience)?,

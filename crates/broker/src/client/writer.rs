@@ -216,6 +216,7 @@ impl Writer {
     ///
     /// [`Error::Mismatch`] for a stream of another device.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        self.link.check_fork()?;
         check_stream(self.link.gpu(), stream)?;
         note(&self.streams, stream);
         Ok(())

@@ -109,7 +109,8 @@ impl ParticipantBuilder {
     ///
     /// [`Error::Connect`] when no process listens there or the socket cannot be reached,
     /// [`Error::Refused`] with the producer's reason, [`Error::Deadline`] when it does not answer,
-    /// [`Error::Mismatch`] for another protocol version.
+    /// [`Error::Mismatch`] for another protocol version, [`Error::Forked`] in a forked child of the
+    /// process that found the device.
     pub fn connect(self, path: impl AsRef<Path>) -> Result<Participant> {
         let deadline = self.deadline();
         self.check()?;
@@ -145,7 +146,8 @@ impl ParticipantBuilder {
         self.timeout.and_then(|t| Instant::now().checked_add(t))
     }
 
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
+        self.gpu.check_fork()?;
         if self.access == Access::ReadOnly && !self.gpu.caps().read_only {
             return Err(Error::Unsupported {
                 what: "mapping read-only",

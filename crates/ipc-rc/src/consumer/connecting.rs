@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu_api::{Error, Result, thread};
+use gpu_api::{Error, ForkGuard, Result, thread};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::consumer::builder::ParticipantBuilder;
@@ -21,7 +21,7 @@ pub struct Connecting(Arc<Shared>);
 struct Shared {
     fd: OwnedFd,
     /// In a forked child the lock may be the parent's.
-    pid: u32,
+    fork: ForkGuard,
     done: Mutex<Option<Result<Participant>>>,
 }
 
@@ -56,11 +56,13 @@ impl ParticipantBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn start_connect(self, path: impl AsRef<Path>) -> Result<Connecting> {
+        let fork = ForkGuard::new()?;
+        self.check()?;
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", e))?;
         let shared = Arc::new(Shared {
             fd,
-            pid: std::process::id(),
+            fork,
             done: Mutex::default(),
         });
         let (path, told) = (path.as_ref().to_path_buf(), shared.clone());
@@ -77,10 +79,8 @@ impl ParticipantBuilder {
 impl Connecting {
     /// Takes the result, once there is one; never waits.
     pub fn try_finish(&self) -> Option<Result<Participant>> {
-        if self.0.pid != std::process::id() {
-            return Some(Err(Error::Forked {
-                what: "this connection",
-            }));
+        if let Err(error) = self.0.fork.check("this connection") {
+            return Some(Err(error));
         }
         let done = self
             .0

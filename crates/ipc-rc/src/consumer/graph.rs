@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{Error, Result};
+use gpu_api::{Error, ForkGuard, Result};
 
 use crate::consumer::leases::lease::Lease;
 use crate::stream::Stream;
@@ -43,14 +43,15 @@ pub struct GraphBlocks(Arc<Graph>);
 
 /// In a forked child the blocks are the parent's, and the lock may be too: nothing is done there.
 struct Graph {
-    pid: u32,
+    /// `None` where forked children cannot be told apart: no device is found there either.
+    fork: Option<ForkGuard>,
     kept: Mutex<Kept>,
 }
 
 impl Default for Graph {
     fn default() -> Graph {
         Graph {
-            pid: std::process::id(),
+            fork: ForkGuard::new().ok(),
             kept: Mutex::default(),
         }
     }
@@ -100,7 +101,7 @@ impl GraphBlocks {
     }
 
     fn kept(&self) -> Option<MutexGuard<'_, Kept>> {
-        let own = self.0.pid == std::process::id();
+        let own = !self.0.fork.is_some_and(|fork| fork.is_child());
         own.then(|| self.0.kept.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

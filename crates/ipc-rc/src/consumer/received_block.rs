@@ -196,8 +196,9 @@ impl ReceivedBlock {
     /// # Errors
     ///
     /// [`Error::Invalid`](gpu_api::Error::Invalid) for a range that is empty or does not lie in the
-    /// block.
+    /// block, [`Error::Forked`](gpu_api::Error::Forked).
     pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<ReceivedBlock> {
+        self.link().guard.check("this block")?;
         let (offset, len) = part_of(self.len, &range)?;
         Ok(ReceivedBlock {
             lease: self.lease.clone(),

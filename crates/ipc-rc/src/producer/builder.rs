@@ -214,9 +214,11 @@ impl SessionBuilder {
     ///
     /// [`Error::Invalid`] when a living process listens on the path, when the path is too long, no
     /// socket, or in no directory, or for a runtime directory that others can enter or that cannot
-    /// be made; [`Error::Unsupported`] on a device that shares no memory; [`Error::System`] for
-    /// what the kernel refuses.
+    /// be made; [`Error::Unsupported`] on a device that shares no memory; [`Error::Forked`] in a
+    /// forked child of the process that found the device; [`Error::System`] for what the kernel
+    /// refuses.
     pub fn open(mut self) -> Result<Session> {
+        self.gpu.check_fork()?;
         let mut id = [0; 16];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::system("getrandom", "use Linux 3.17 or later", e))?;

@@ -298,8 +298,11 @@ impl Session {
         Ok(SentBlock::new(core, piece, Origin::Adopted(token)))
     }
 
-    /// Lists the connected participants.
+    /// Lists the connected participants; none in a forked child.
     pub fn participants(&self) -> Vec<ParticipantId> {
+        if self.core().is_child() {
+            return Vec::new();
+        }
         let peers = self.core().roster.peers();
         peers
             .iter()
@@ -309,12 +312,13 @@ impl Session {
             .collect()
     }
 
-    /// Returns a connected participant's name, or else its command; up to 32 bytes of either.
+    /// Returns a connected participant's name, or else its command, up to 32 bytes of either; none in
+    /// a forked child.
     pub fn participant_name(&self, participant: ParticipantId) -> Option<String> {
-        self.core()
-            .roster
-            .find(participant)
-            .map(|peer| peer.name.clone())
+        let core = self.core();
+        core.check_fork().ok()?;
+        let peer = core.roster.find(participant)?;
+        Some(peer.name.clone())
     }
 
     /// Waits until at least `count` participants are connected, and lists them.
