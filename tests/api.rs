@@ -7,10 +7,10 @@ use gpu_ipc::allocators::{Arena, ProcessState};
 use gpu_ipc::backend::Detected;
 use gpu_ipc::participant::{Connecting, GraphBlocks, Notice, ParticipantBuilder};
 use gpu_ipc::session::{
-    AdoptToken, Collected, LeaseId, SessionBuilder, ShareOptions, ShutdownReport, Stats,
+    AdoptToken, Collected, LeaseId, Released, SessionBuilder, ShareOptions, ShutdownReport, Stats,
 };
 use gpu_ipc::{
-    After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ReceivedBlock, SentBlock,
+    After, ClaimError, Claims, Descriptor, Error, Gpu, Loan, Participant, ReceivedBlock, SentBlock,
     Session, State, Stream, To, Wait,
 };
 
@@ -22,6 +22,8 @@ fn what_is_held_may_be_used_from_any_thread_and_shown() {
     crosses::<Session>();
     crosses::<SessionBuilder>();
     crosses::<SentBlock>();
+    crosses::<Loan>();
+    crosses::<Released>();
     crosses::<Participant>();
     crosses::<ParticipantBuilder>();
     crosses::<Connecting>();

@@ -6,6 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,7 @@ const WATCHDOG: Duration = Duration::from_secs(120);
 const PIECE: u64 = 1 << 20;
 
 const MAP_REGION: u16 = 2;
+const CLAIM_TICKETS: u16 = 5;
 const UNMAPPED: u16 = 3;
 const BYE: u16 = 4;
 const COUNTER_FILE: u16 = 131;
@@ -281,6 +283,60 @@ fn a_lost_answer_is_asked_for_again() {
     participant
         .claim(onward.as_bytes(), Wait::Host, Some(WATCHDOG))
         .expect("claimed");
+}
+
+#[test]
+fn a_lost_answer_about_a_broadcast_is_given_again_and_a_late_question_leaves_the_next_claims_lease()
+{
+    let stage = Stage::new();
+    let (participant, relay) = stage.connect(loses_first(&[TICKETS]));
+    let block = stage.session.alloc(4096).expect("there is room");
+    let broadcast = block
+        .share(To::Ticket(Claims::Unlimited), After::Done)
+        .expect("shared");
+    let claim = || {
+        participant
+            .claim(broadcast.as_bytes(), Wait::Host, Some(WATCHDOG))
+            .expect("claimed")
+    };
+    let first = claim();
+    assert_eq!(
+        block.outstanding(),
+        1,
+        "what was asked twice was granted twice"
+    );
+    // The answer waits until the question was repeated, and the repeat until the claim is over.
+    let repeated = Arc::new(AtomicBool::new(false));
+    let asked = repeated.clone();
+    let mut questions = 0;
+    relay.rule(move |number| match number {
+        CLAIM_TICKETS if questions > 0 => {
+            asked.store(true, Ordering::Relaxed);
+            Fate::Waits
+        }
+        CLAIM_TICKETS => {
+            questions += 1;
+            Fate::Passes
+        }
+        TICKETS if !asked.load(Ordering::Relaxed) => Fate::Waits,
+        _ => Fate::Passes,
+    });
+    let second = claim();
+    assert!(repeated.load(Ordering::Relaxed));
+    relay.rule(|_| Fate::Passes);
+    wait_until("the late question to be answered", || {
+        block.outstanding() == 3
+    });
+    let third = claim();
+    assert_eq!(
+        block.outstanding(),
+        3,
+        "the lease that was over is the next claim's"
+    );
+    drop((first, second, third));
+    block
+        .wait_released(Some(WATCHDOG))
+        .expect("none is left over");
 }
 
 #[test]

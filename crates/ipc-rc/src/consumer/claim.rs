@@ -94,12 +94,23 @@ impl Holdings {
         wait: Wait<'_>,
         patience: Patience,
     ) -> Result<ReceivedBlock, ClaimError> {
-        let (granted, mut asking) = self.link.redeem(ticket, patience)?;
-        let taken = self.take(part, granted.lease, granted.fence, wait, patience);
-        // After a deadline the same claim can be made again, and finds the answer if it was to be
-        // kept.
-        asking.kept &= matches!(taken, Err(ClaimError::Backend(Error::Deadline { .. })));
-        taken
+        let mut asking = self.link.ask_for(ticket, patience);
+        let mut last = None;
+        loop {
+            let granted = self.link.redeem(&mut asking, patience)?;
+            let taken = self.take(part, granted.lease, granted.fence, wait, patience);
+            // Claims of one broadcast that wait at once are told of one lease: one has it, and the
+            // others ask for theirs. A producer that names the same lease again is broken.
+            let used_up = matches!(taken, Err(ClaimError::AlreadyClaimed | ClaimError::Stale));
+            if granted.again && used_up && last.replace(granted.lease) != Some(granted.lease) {
+                asking.renew();
+                continue;
+            }
+            // After a deadline the same claim can be made again, and finds the answer if it was to
+            // be kept.
+            asking.kept &= matches!(taken, Err(ClaimError::Backend(Error::Deadline { .. })));
+            return taken;
+        }
     }
 
     /// Takes a lease of this participant's own, once the producer's work is done or waited for.

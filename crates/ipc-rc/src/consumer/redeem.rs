@@ -13,15 +13,19 @@ use transport::wire::lease_address::LeaseAddress;
 use transport::wire::message::{Granted, Heir, Outcome, TicketId};
 
 impl Link {
-    /// Returns the lease that a ticket gives this participant, and the interest in it: while that
-    /// is kept, another try finds the answer here.
+    /// Begins to ask for the lease that a ticket gives this participant. While the interest is
+    /// kept, another try finds the answer here.
+    pub fn ask_for(&self, ticket: TicketId, patience: Patience) -> Asking<'_> {
+        trace_point!("ask");
+        Asking::new(self, Key::Ticket(ticket), Question::Ticket, patience)
+    }
+
+    /// Waits for the lease that a ticket gives this participant.
     pub fn redeem(
         &self,
-        ticket: TicketId,
+        asking: &mut Asking<'_>,
         patience: Patience,
-    ) -> Result<(Granted, Asking<'_>), ClaimError> {
-        trace_point!("ask");
-        let mut asking = Asking::new(self, Key::Ticket(ticket), Question::Ticket, patience);
+    ) -> Result<Granted, ClaimError> {
         let outcome = self.wait_for_answer(patience, |questions| match asking.look(questions) {
             Look::Ticket(outcome) => Some(Ok(outcome)),
             _ => self.is_gone().then_some(Err(ClaimError::ProducerGone)),
@@ -33,7 +37,7 @@ impl Link {
             .into());
         };
         let refused = match outcome {
-            Outcome::Granted(granted) => return Ok((granted, asking)),
+            Outcome::Granted(granted) => return Ok(granted),
             Outcome::Revoked => ClaimError::Revoked,
             Outcome::AlreadyClaimed => ClaimError::AlreadyClaimed,
             Outcome::Stale => ClaimError::Stale,

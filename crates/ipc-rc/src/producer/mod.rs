@@ -8,6 +8,8 @@
 //! | open a session, allocate or adopt | [`builder`], [`session`], [`blocks`] |
 //! | share: fence, grant, descriptor | [`share`], [`fences`], [`grants`] |
 //! | share by ticket | [`grants::ticket`], [`fences::ticket_event`] |
+//! | lend, and share what is lent | [`loan`] |
+//! | take back what is unclaimed | [`revoke`] |
 //! | drop: limbo | [`sent_block`], [`blocks`] |
 //! | collect, retire, give back | [`collect`], [`grants`], [`blocks`] |
 //! | connections, questions, and answers | [`service`], [`roster`] |
@@ -20,8 +22,10 @@ pub(crate) mod collect;
 pub(crate) mod core;
 pub(crate) mod fences;
 pub(crate) mod grants;
+pub(crate) mod loan;
 pub(crate) mod notice;
 pub(crate) mod report;
+pub(crate) mod revoke;
 pub(crate) mod roster;
 pub(crate) mod sent_block;
 pub(crate) mod service;

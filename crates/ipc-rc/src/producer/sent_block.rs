@@ -163,14 +163,14 @@ impl SentBlock {
         ))
     }
 
-    /// Revokes a grant that is not claimed yet, and says whether it did. A claim of it then gives
-    /// `Revoked`. A ticket is ended before its last claim; leases that it gave stay.
+    /// Revokes a grant that is not claimed yet, and says whether it did: as
+    /// [`Session::revoke`](crate::Session::revoke), for a descriptor that must be of this block.
     ///
     /// # Errors
     ///
     /// [`Error::Mismatch`] for a descriptor of another session or block, [`Error::Forked`].
     pub fn cancel(&self, descriptor: &Descriptor) -> Result<bool> {
-        self.core.cancel(&self.block, descriptor)
+        self.core.revoke(descriptor, Some(&self.block))
     }
 
     /// Names a stream of this process, of any device and vendor, whose queued work touches the
@@ -290,7 +290,7 @@ impl Drop for SentBlock {
         let block = unsafe { ManuallyDrop::take(&mut self.block) };
         trace_point!("drop");
         if block.enter_limbo() {
-            core.tickets.end_of(&block);
+            core.end_broadcasts(&block);
         }
         match block.take_uses() {
             None => drop(block),

@@ -16,6 +16,7 @@ use crate::producer::blocks::tokens::AdoptToken;
 use crate::producer::builder::SessionBuilder;
 use crate::producer::core::Core;
 use crate::producer::grants::slot_group::Effort;
+use crate::producer::loan::Loan;
 use crate::producer::notice::SessionNotice;
 use crate::producer::report::{ShutdownReport, Stats};
 use crate::producer::sent_block::{self, SentBlock};
@@ -296,6 +297,60 @@ impl Session {
         core.check_open()?;
         let piece = self.0.adopted.piece(&core.facts.gpu, ptr, len)?;
         Ok(SentBlock::new(core, piece, Origin::Adopted(token)))
+    }
+
+    /// Lends a block, made by [`alloc`](Session::alloc), [`adopt`](Session::adopt) or
+    /// [`part`](SentBlock::part): it can be shared again and again until the loan is released. The
+    /// work of a stream is marked once, for all that the loan is shared with.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] for a block or a stream of another session or device,
+    /// [`Error::Capturing`] for a stream that is being captured, [`Error::Closing`],
+    /// [`Error::Forked`], and the driver's error.
+    ///
+    /// # Examples
+    ///
+    /// See [`Loan`].
+    pub fn lend(&self, block: SentBlock, after: After<'_>) -> Result<Loan> {
+        if !Arc::ptr_eq(block.core(), self.core()) {
+            return Err(Error::Mismatch {
+                what: "the block's session",
+                theirs: block.core().facts.id.to_string(),
+                ours: self.id().to_string(),
+                remedy: "lend blocks of the session that made them",
+            });
+        }
+        Loan::new(block, after)
+    }
+
+    /// Takes a grant back that is not claimed yet, and says whether there was something to take
+    /// back. A claim of it then gives `Revoked`.
+    ///
+    /// Of a ticket, the claims that are left end, and what was granted by it and is unclaimed is
+    /// taken back; leases that were claimed stay. Against a claim at the same moment, one of the
+    /// two wins.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] for a descriptor of another session, [`Error::Forked`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::{After, Claims, Session, To};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # let session = Session::builder(gpu).socket(dir.path().join("s")).open()?;
+    /// let descriptor = session.alloc(4096)?.share(To::Ticket(Claims::Once), After::Done)?;
+    /// assert!(session.revoke(&descriptor)?);
+    /// assert!(!session.revoke(&descriptor)?, "it is taken back already");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn revoke(&self, descriptor: &Descriptor) -> Result<bool> {
+        self.core().revoke(descriptor, None)
     }
 
     /// Lists the connected participants; none in a forked child.

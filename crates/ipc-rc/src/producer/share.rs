@@ -1,7 +1,6 @@
 //! Sharing: a fence, a grant, a descriptor.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gpu_api::{Error, ParticipantId, Result};
@@ -19,7 +18,6 @@ use crate::producer::roster::table::{find, seated};
 use crate::stream::{Stream, advise};
 use transport::os::clock::Tick;
 use transport::shared::counter_file::CounterFile;
-use transport::shared::slot::Generation;
 use transport::trace_point;
 use transport::wire::descriptor::{Descriptor, Fence, Fields, GrantKind};
 use transport::wire::lease_address::LeaseAddress;
@@ -73,7 +71,7 @@ pub enum After<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct ShareOptions {
     user: [u8; 64],
-    time_to_live: Option<Option<Duration>>,
+    pub(crate) time_to_live: Option<Option<Duration>>,
 }
 
 impl Default for ShareOptions {
@@ -139,16 +137,9 @@ impl Core {
             To::Ticket(claims) => {
                 let point = match after {
                     After::Done => None,
-                    After::Stream(stream) => {
-                        let stream = stream.behind().map_err(|error| advise(error, UNCAPTURED))?;
-                        block.note_use(stream, &self.fences);
-                        Some(Arc::new(TicketEvent::mark(&self.facts.gpu, stream)?))
-                    }
+                    After::Stream(stream) => Some(self.mark(block, stream)?),
                 };
-                Named::Ticket(
-                    self.tickets
-                        .issue(block, claims, point, now, time_to_live)?,
-                )
+                return self.share_by_ticket(block, claims, point, options);
             }
         };
         if let Some(time) = time_to_live {
@@ -156,6 +147,34 @@ impl Core {
         }
         trace_point!("share");
         Ok(self.describe(block, named, &options.user))
+    }
+
+    /// Marks the work queued on a stream that touches a block.
+    pub(crate) fn mark(&self, block: &Block, stream: &Stream) -> Result<Arc<TicketEvent>> {
+        let stream = stream.behind().map_err(|error| advise(error, UNCAPTURED))?;
+        block.note_use(stream, &self.fences);
+        TicketEvent::mark(&self.facts.gpu, stream).map(Arc::new)
+    }
+
+    /// Shares with the participants that claim first, after a point of a stream's work.
+    pub(crate) fn share_by_ticket(
+        &self,
+        block: &Arc<Block>,
+        claims: Claims,
+        point: Option<Arc<TicketEvent>>,
+        options: &ShareOptions,
+    ) -> Result<Descriptor> {
+        self.check_open()?;
+        let time_to_live = options.time_to_live.unwrap_or(self.facts.time_to_live);
+        let now = Tick::now();
+        let ticket = self
+            .tickets
+            .issue(block, claims, point, now, time_to_live)?;
+        if let Some(time) = time_to_live {
+            self.watch_lapse(now.after(time));
+        }
+        trace_point!("share");
+        Ok(self.describe(block, Named::Ticket(ticket), &options.user))
     }
 
     /// Shares several blocks after one stream with one fence for each addressee.
@@ -214,7 +233,7 @@ impl Core {
                     // All or nothing. What somebody could have claimed meanwhile nobody has a
                     // descriptor of.
                     for ((block, _), descriptor) in grants.iter().zip(&descriptors) {
-                        let _ = self.cancel(block, descriptor);
+                        let _ = self.revoke(descriptor, Some(block));
                     }
                     return Err(error);
                 }
@@ -402,71 +421,6 @@ impl Core {
             fence,
         };
         Descriptor::encode(&fields, user)
-    }
-
-    pub(crate) fn cancel(&self, block: &Arc<Block>, descriptor: &Descriptor) -> Result<bool> {
-        self.check_fork()?;
-        let fields = descriptor.fields();
-        let foreign = |what, theirs: String, ours: String| Error::Mismatch {
-            what,
-            theirs,
-            ours,
-            remedy: "cancel with the block and the session that the descriptor was made by",
-        };
-        if fields.session != self.facts.id {
-            return Err(foreign(
-                "the descriptor's session",
-                fields.session.to_string(),
-                self.facts.id.to_string(),
-            ));
-        }
-        let Some(generation) = Generation::new(fields.generation) else {
-            return Ok(false);
-        };
-        let place = |b: &Block| format!("region {} offset {}", b.region().id().0, b.offset());
-        if fields.kind == GrantKind::Ticket {
-            let ticket = TicketId {
-                number: fields.slot,
-                generation,
-            };
-            return match self.tickets.cancel(block, ticket) {
-                Ok(live) => {
-                    self.tallies
-                        .revoked
-                        .fetch_add(u64::from(live), Ordering::Relaxed);
-                    Ok(live)
-                }
-                Err(of) => {
-                    let of = of.map_or_else(|| "a block that is gone".into(), |of| place(&of));
-                    Err(foreign("the descriptor's block", of, place(block)))
-                }
-            };
-        }
-        let peers = self.roster.peers();
-        let Some(peer) = find(&peers, fields.participant) else {
-            return Ok(false);
-        };
-        let entry = LeaseAddress {
-            file: fields.file,
-            slot: fields.slot,
-            generation,
-        };
-        match peer.ledger.with_block(entry, |leased| {
-            (!Arc::ptr_eq(leased, block)).then(|| place(leased))
-        }) {
-            None => return Ok(false),
-            Some(Some(other)) => {
-                return Err(foreign("the descriptor's block", other, place(block)));
-            }
-            Some(None) => {}
-        }
-        let taken = peer.ledger.revoke(entry);
-        if taken.is_some() {
-            self.tallies.revoked.fetch_add(1, Ordering::Relaxed);
-            self.roster.tell_revoked(peer, entry);
-            trace_point!("cancel");
-        }
-        Ok(taken.is_some())
     }
 }
 

@@ -71,6 +71,12 @@ impl<'a> Asking<'a> {
         self.interest.look(questions, Instant::now())
     }
 
+    /// Asks once more, because the answer was used up by another claim.
+    pub fn renew(&mut self) {
+        let mut table = self.link.table();
+        self.interest.renew(&mut table, Instant::now());
+    }
+
     /// Asks anew, whatever was answered.
     pub fn ask_anew(&mut self, questions: &mut Questions) {
         self.interest.ask_anew(questions, Instant::now());

@@ -13,6 +13,7 @@
 //! |---|---|---|---|
 //! | ask | claimant | joins the row, or makes it; one more waits | the question |
 //! | look | claimant | reads the answer; of a region's waiters one takes it and acts | |
+//! | renew | claimant of a broadcast | another claim used the answer up: the row is replaced by one that is asked | the question |
 //! | leave | claimant | one less waits; of nobody, the row is withdrawn, unless it is kept for a while | |
 //! | withdraw | claimant; thread when the while is over | reset; a region's row asks `Unmapped` instead | `Unmapped` |
 //! | repeat | thread, or who waits | each row that is due | the same question |
@@ -121,6 +122,13 @@ impl Interest {
         self.born = Some(questions.ask(self.key, self.question.clone(), now));
     }
 
+    /// Asks once more, because the answer was used up by another claim.
+    pub fn renew(&mut self, questions: &mut Questions, now: Instant) {
+        if let Some(born) = self.born {
+            self.born = Some(questions.renew(self.key, born, self.question.clone(), now));
+        }
+    }
+
     /// Ends. A row that is `kept` is there for another try.
     pub fn leave(&self, questions: &mut Questions, kept: bool, now: Instant) {
         if let Some(born) = self.born {
@@ -190,6 +198,16 @@ impl Questions {
         let born = row.born;
         self.plan(key);
         born
+    }
+
+    /// Replaces a row whose answer was used up, unless another claim did, and waits for the next
+    /// answer. Other claims that waited for the old row find it gone, and join
+    /// the new one.
+    pub fn renew(&mut self, key: Key, born: u64, question: Question, now: Instant) -> u64 {
+        if self.row(key, born).is_some() {
+            self.begin(key, question.clone(), AskState::Asked, now);
+        }
+        self.ask(key, question, now)
     }
 
     /// Asks ahead, for a claim to come.

@@ -28,6 +28,8 @@ const REGIONS: u64 = 3;
 /// The regions that the block of each lease lies in.
 const LYING: [&[u64]; LEASES as usize] = [&[0], &[0], &[1], &[1, 2], &[0, 1], &[0, 1, 2]];
 const LEASES: u32 = 6;
+/// The ticket that is a broadcast.
+const BROADCAST: u32 = 2;
 /// Counter files that there are; one more is asked for.
 const FILES: u32 = 1;
 
@@ -61,6 +63,7 @@ enum Step {
 enum Want {
     Lease(u32),
     Ticket(u32),
+    Broadcast,
     File(u32),
     Forward,
     Report,
@@ -84,6 +87,7 @@ fn want() -> impl Strategy<Value = Want> {
         5 => (0..2u32).prop_map(Want::Lease),
         5 => (2..LEASES).prop_map(Want::Lease),
         2 => (0..2u32).prop_map(Want::Ticket),
+        2 => Just(Want::Broadcast),
         1 => (0..=FILES).prop_map(Want::File),
         1 => Just(Want::Forward),
         1 => Just(Want::Report),
@@ -179,6 +183,8 @@ struct Claimant {
     entered: usize,
     /// It took a region's answer, of this making, and is in the driver's call.
     opens: Option<u64>,
+    /// The lease of a broadcast that another claim was faster with.
+    lost: Option<u32>,
 }
 
 impl Claimant {
@@ -208,6 +214,9 @@ struct World {
     leases: BTreeSet<u32>,
     /// What each ticket gave, and each wish.
     tickets: BTreeMap<u32, u32>,
+    /// How many leases the broadcast gave, and those that were claimed.
+    broadcast: u32,
+    claimed: BTreeSet<u32>,
     wishes: BTreeMap<u64, u32>,
     files: BTreeSet<u32>,
     farewell: bool,
@@ -227,6 +236,8 @@ impl World {
             makings: [0; REGIONS as usize],
             leases: (0..LEASES).collect(),
             tickets: BTreeMap::new(),
+            broadcast: 0,
+            claimed: BTreeSet::new(),
             wishes: BTreeMap::new(),
             files: BTreeSet::new(),
             farewell: false,
@@ -237,6 +248,7 @@ impl World {
         match want {
             Want::Lease(lease) => question_about(LYING[lease as usize][0], lease),
             Want::Ticket(number) => (Key::Ticket(ticket(number)), Question::Ticket),
+            Want::Broadcast => (Key::Ticket(ticket(BROADCAST)), Question::Ticket),
             Want::File(index) => (Key::File(index), Question::File),
             Want::Report => (Key::Report(0), Question::Report),
             Want::Snapshot => (Key::Snapshot, Question::Snapshot),
@@ -268,6 +280,7 @@ impl World {
             interest,
             entered: 0,
             opens: None,
+            lost: None,
         });
         self.look(who);
     }
@@ -329,6 +342,15 @@ impl World {
             }
             (Look::Take(Answer::Forwarded(_)), Want::Forward) => self.leave(who, false),
             (Look::Ticket(Outcome::Granted(_)), Want::Ticket(_)) => self.leave(who, false),
+            (Look::Ticket(Outcome::Granted(granted)), Want::Broadcast) => {
+                // What the compare-and-swap of the slot decides.
+                if self.claimed.insert(granted.lease.slot) {
+                    return self.leave(who, false);
+                }
+                let lost = claimant.lost.replace(granted.lease.slot);
+                assert_ne!(lost, claimant.lost, "a claimed lease is given again");
+                claimant.interest.renew(&mut self.questions, self.now);
+            }
             (Look::Refused(_, asked), Want::Lease(lease))
                 if asked != Some(address(lease)) && self.leases.contains(&lease) =>
             {
@@ -439,11 +461,23 @@ impl World {
             }
             ToProducer::ClaimTickets { request, tickets } => {
                 let mut answer = |&ticket: &TicketId| {
+                    let again = ticket.number == BROADCAST;
+                    if again {
+                        // Another lease once the last one is claimed.
+                        if self.broadcast == 0 || self.claimed.contains(&(self.broadcast - 1)) {
+                            self.broadcast += 1;
+                        }
+                        self.tickets.insert(BROADCAST, self.broadcast - 1);
+                    }
                     let next = self.tickets.len() as u32;
                     let lease = address(*self.tickets.entry(ticket.number).or_insert(next));
                     TicketAnswer {
                         ticket,
-                        outcome: Outcome::Granted(Granted { lease, fence: None }),
+                        outcome: Outcome::Granted(Granted {
+                            lease,
+                            fence: None,
+                            again,
+                        }),
                     }
                 };
                 ToParticipant::Tickets {

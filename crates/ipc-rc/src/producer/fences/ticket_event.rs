@@ -31,6 +31,24 @@ pub(crate) struct TicketEvent {
 }
 
 impl TicketEvent {
+    /// Says whether the work before it is done.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error: the context may be broken.
+    pub fn is_passed(&self) -> Result<bool> {
+        self.mark.is_passed()
+    }
+
+    /// Makes a stream wait for it.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error: nothing was queued then.
+    pub fn hold(&self, stream: &Stream) -> Result<()> {
+        self.mark.hold(stream)
+    }
+
     /// Marks the work queued on `stream` at this moment.
     ///
     /// # Errors

@@ -350,6 +350,16 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         Some(block)
     }
 
+    /// Says whether a lease is outstanding and unclaimed at this moment.
+    pub fn is_unclaimed(&self, entry: LeaseAddress) -> bool {
+        let Some(locked) = self.shard_of(entry) else {
+            return false;
+        };
+        let shard = locked.lock();
+        let part = shard.parts.get(entry.file as usize);
+        part.is_some_and(|part| part.is_unclaimed(entry.slot, entry.generation))
+    }
+
     /// Looks at the block behind an outstanding lease, without holding it: a block's count stays
     /// exact.
     pub fn with_block<T>(&self, entry: LeaseAddress, look: impl FnOnce(&B) -> T) -> Option<T> {

@@ -323,6 +323,12 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
             .as_ref()
     }
 
+    /// Says whether the lease in a slot is outstanding and unclaimed.
+    pub fn is_unclaimed(&self, slot: u32, generation: Generation) -> bool {
+        self.find(slot, generation).is_some()
+            && self.file.slots()[slot as usize].read(generation) == Seen::Granted
+    }
+
     /// Shows every outstanding block with its row, and what its word says; `None` for one that is
     /// barred.
     pub fn each(&self, mut show: impl FnMut(&B, &Row<B>, Option<Seen>)) {

@@ -7,14 +7,18 @@
 //! | row | holds | ends by |
 //! |---|---|---|
 //! | counted: one claim or n | the block, until the last claim | its last claim, cancel, its time to live |
-//! | unlimited | nothing | the drop of its `SentBlock`, cancel, its time to live |
+//! | unlimited: a broadcast | nothing | the drop of its `SentBlock`, cancel, its time to live |
 //!
 //! All end with a closing session once no connected process is left to claim them.
 //!
-//! A participant claims a ticket once; asked again, the row gives the same lease, so a lost answer
-//! loses nothing. A row that has ended answers why until its place is used again, which is not
-//! before [`REMEMBERED`] others have ended after it. Then its generation differs and the answer is
-//! `Stale`.
+//! A participant claims a counted ticket once; asked again, the row gives the same lease, so a lost
+//! answer loses nothing. A broadcast gives a participant one unclaimed lease at a time: the same
+//! until that is claimed, then the next. A repeated question that comes after its answer was
+//! claimed may so be given a lease that no claim waits for. It is the answer to the participant's
+//! next claim, and is taken back when the broadcast ends.
+//!
+//! A row that has ended answers why until its place is used again, which is not before
+//! [`REMEMBERED`] others have ended after it. Then its generation differs and the answer is `Stale`.
 //!
 //! A claim counts when the lease is granted. A participant that dies between that and its first use
 //! has spent its claim: a ticket is never claimed more often than it states, and the block comes
@@ -43,9 +47,10 @@ pub enum Claims {
     Once,
     /// By the first participants, up to this number. The block is held until all have claimed.
     Times(NonZeroU32),
-    /// By all participants, until the block's [`SentBlock`](crate::SentBlock) is dropped: for
-    /// broadcasts. Such a ticket is not counted by [`outstanding`](crate::SentBlock::outstanding):
-    /// a pool that writes blocks again cancels it first.
+    /// By all participants, each as often as it likes, until the block's
+    /// [`SentBlock`](crate::SentBlock) is dropped: a broadcast. Such a ticket is not counted by
+    /// [`outstanding`](crate::SentBlock::outstanding): a pool that writes blocks again revokes it
+    /// first.
     Unlimited,
 }
 
@@ -120,6 +125,22 @@ pub(crate) struct Plan {
     pub block: Arc<Block>,
     pub point: Option<Arc<TicketEvent>>,
     pub time_to_live: Option<Duration>,
+    /// It is a broadcast.
+    pub again: bool,
+    /// What a broadcast gave the claimant last. While that is unclaimed, it is the answer.
+    pub last: Option<Granted>,
+}
+
+/// What a ticket leaves when it ends before its last claim.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Ended {
+    /// It was live until now.
+    pub was_live: bool,
+    /// What held the block: dropped with no lock held.
+    pub block: Option<Arc<Block>>,
+    /// The leases that it gave: those that are unclaimed are to be taken back.
+    pub given: Vec<(ParticipantId, Granted)>,
 }
 
 fn key_of(block: &Arc<Block>) -> usize {
@@ -224,8 +245,10 @@ impl Tickets {
     pub fn look(&self, claimant: ParticipantId, ticket: TicketId) -> Result<Plan, Outcome> {
         let table = self.table();
         let row = table.find(ticket).ok_or(Outcome::Stale)?;
-        if let Some((_, granted)) = row.given.iter().find(|(id, _)| *id == claimant) {
-            return Err(Outcome::Granted(*granted));
+        let last = row.given.iter().find(|(id, _)| *id == claimant);
+        let last = last.map(|(_, granted)| *granted);
+        if let Some(granted) = last.filter(|granted| !granted.again) {
+            return Err(Outcome::Granted(granted));
         }
         let live = match &row.state {
             TicketState::Live(live) if live.lapses <= Tick::now() => return Err(Outcome::Revoked),
@@ -241,6 +264,8 @@ impl Tickets {
             block,
             point: live.point.clone(),
             time_to_live: live.time_to_live,
+            again: matches!(live.hold, Hold::Unlimited(_)),
+            last,
         })
     }
 
@@ -273,49 +298,57 @@ impl Tickets {
         if row.given.len() >= MANY_CLAIMANTS && row.given.len() == row.given.capacity() {
             row.given.retain(|(id, _)| connected(*id));
         }
-        row.given.push((claimant, granted));
-        let ended = used
-            .then(|| self.end(&mut table, ticket.number, TicketState::Used))
-            .flatten();
+        match row.given.iter_mut().find(|(id, _)| *id == claimant) {
+            Some((_, last)) => *last = granted,
+            None => row.given.push((claimant, granted)),
+        }
+        let ended = used.then(|| self.end(&mut table, ticket.number, TicketState::Used));
         // The last hold on the block may go with it: not under the lock.
         drop(table);
         drop(ended);
         Ok(())
     }
 
-    /// Ends a ticket of a block before its last claim, and says whether it was still live.
+    /// Ends a ticket before its last claim. With a block, only a ticket of that block.
     ///
     /// # Errors
     ///
     /// What identifies the block that the ticket is of, when it is another.
-    pub fn cancel(&self, block: &Arc<Block>, ticket: TicketId) -> Result<bool, Option<Arc<Block>>> {
+    pub fn revoke(
+        &self,
+        ticket: TicketId,
+        block: Option<&Arc<Block>>,
+    ) -> Result<Ended, Option<Arc<Block>>> {
         let mut table = self.table();
-        let Some(Row {
-            state: TicketState::Live(live),
-            ..
-        }) = table.find(ticket)
-        else {
-            return Ok(false);
+        let Some(row) = table.find(ticket) else {
+            return Ok(Ended {
+                was_live: false,
+                block: None,
+                given: Vec::new(),
+            });
         };
-        let of = match &live.hold {
-            Hold::Counted(of, _) => Some(of.clone()),
-            Hold::Unlimited(of) => of.upgrade(),
-        };
-        if !of.as_ref().is_some_and(|of| Arc::ptr_eq(of, block)) {
-            return Err(of);
+        if let (Some(block), TicketState::Live(live)) = (block, &row.state) {
+            let of = match &live.hold {
+                Hold::Counted(of, _) => Some(of.clone()),
+                Hold::Unlimited(of) => of.upgrade(),
+            };
+            if !of.as_ref().is_some_and(|of| Arc::ptr_eq(of, block)) {
+                return Err(of);
+            }
         }
-        let ended = self.end(&mut table, ticket.number, TicketState::Revoked);
-        drop(table);
-        drop(ended);
-        Ok(true)
+        let given = row.given.clone();
+        let mut ended = self.end(&mut table, ticket.number, TicketState::Revoked);
+        // Of a counted ticket too: a lease that was given and not claimed is taken back.
+        ended.given = given;
+        Ok(ended)
     }
 
-    /// Ends the unlimited tickets of a block whose `SentBlock` was dropped.
-    pub fn end_of(&self, block: &Arc<Block>) {
+    /// Ends the broadcasts of a block, and returns the leases that they gave.
+    pub fn end_of(&self, block: &Arc<Block>) -> Vec<(ParticipantId, Granted)> {
         let mut table = self.table();
-        for number in table.unlimited.remove(&key_of(block)).unwrap_or_default() {
-            drop(self.end(&mut table, number, TicketState::Revoked));
-        }
+        let numbers = table.unlimited.remove(&key_of(block)).unwrap_or_default();
+        let end = |number| self.end(&mut table, number, TicketState::Revoked).given;
+        numbers.into_iter().flat_map(end).collect()
     }
 
     /// Ends the tickets whose time to live is over, moving what they held to `out`; returns how
@@ -336,7 +369,8 @@ impl Tickets {
         }
         table.first_lapse = next;
         for &number in &due {
-            out.extend(self.end(&mut table, number, TicketState::Revoked));
+            // What it gave lapses by itself.
+            out.extend(self.end(&mut table, number, TicketState::Revoked).block);
         }
         due.len() as u64
     }
@@ -346,18 +380,28 @@ impl Tickets {
         let mut table = self.table();
         let before = self.live();
         for number in 0..table.rows.len() as u32 {
-            out.extend(self.end(&mut table, number, TicketState::Revoked));
+            out.extend(self.end(&mut table, number, TicketState::Revoked).block);
         }
         table.first_lapse = Tick::NEVER;
         (before - self.live()) as u64
     }
 
-    fn end(&self, table: &mut Table, number: u32, state: TicketState) -> Option<Arc<Block>> {
-        let ended = table.end(number, state)?;
+    fn end(&self, table: &mut Table, number: u32, state: TicketState) -> Ended {
+        let mut ended = Ended {
+            was_live: false,
+            block: None,
+            given: Vec::new(),
+        };
+        let Some(live) = table.end(number, state) else {
+            return ended;
+        };
         self.live.fetch_sub(1, Ordering::Relaxed);
-        match ended.hold {
-            Hold::Counted(block, _) => Some(block),
+        ended.was_live = true;
+        match live.hold {
+            Hold::Counted(block, _) => ended.block = Some(block),
             Hold::Unlimited(block) => {
+                // A claimant that asks again is told that it ended.
+                ended.given = std::mem::take(&mut table.rows[number as usize].given);
                 let key = block.as_ptr() as usize;
                 if let Some(numbers) = table.unlimited.get_mut(&key) {
                     numbers.retain(|&other| other != number);
@@ -365,9 +409,9 @@ impl Tickets {
                         table.unlimited.remove(&key);
                     }
                 }
-                None
             }
         }
+        ended
     }
 }
 

@@ -243,6 +243,12 @@ impl Service {
             Ok(plan) => plan,
             Err(outcome) => return outcome,
         };
+        // A claim that was not answered, or has not come to its lease yet, is given it again.
+        if let Some(last) = plan.last
+            && peer.ledger.is_unclaimed(last.lease)
+        {
+            return Outcome::Granted(last);
+        }
         let awaited = match &plan.point {
             None => Ok(Await::Nothing),
             Some(point) => {
@@ -273,7 +279,11 @@ impl Service {
         if let Some(time) = plan.time_to_live {
             self.core.watch_lapse(now.after(time));
         }
-        let granted = Granted { lease, fence };
+        let granted = Granted {
+            lease,
+            fence,
+            again: plan.again,
+        };
         let peers = self.core.roster.peers();
         match self
             .core

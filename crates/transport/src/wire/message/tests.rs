@@ -87,13 +87,17 @@ fn heir() -> impl Strategy<Value = Heir> {
 fn answer() -> impl Strategy<Value = TicketAnswer> {
     let fence = proptest::option::of((0..u32::MAX, 1..1u64 << 61));
     let outcome = prop_oneof![
-        (lease(), fence).prop_map(|(lease, fence)| {
+        (lease(), fence, any::<bool>()).prop_map(|(lease, fence, again)| {
             let fence = fence.map(|(word, value)| Fence {
                 file: 0,
                 word,
                 value,
             });
-            Outcome::Granted(Granted { lease, fence })
+            Outcome::Granted(Granted {
+                lease,
+                fence,
+                again,
+            })
         }),
         Just(Outcome::Revoked),
         Just(Outcome::AlreadyClaimed),
@@ -518,7 +522,11 @@ fn the_bytes_are_where_the_tables_say() {
     });
     let answer = TicketAnswer {
         ticket,
-        outcome: Outcome::Granted(Granted { lease, fence }),
+        outcome: Outcome::Granted(Granted {
+            lease,
+            fence,
+            again: false,
+        }),
     };
     let tickets = ToParticipant::Tickets {
         request: 9,

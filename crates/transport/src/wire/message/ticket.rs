@@ -28,6 +28,8 @@ pub struct Granted {
     pub lease: LeaseAddress,
     /// After which the contents may be read.
     pub fence: Option<Fence>,
+    /// The ticket is a broadcast: the next claim gives another lease once this one is claimed.
+    pub again: bool,
 }
 
 /// What became of a claim.
@@ -61,6 +63,7 @@ pub struct TicketAnswer {
 impl Field for TicketAnswer {
     fn write(&self, w: &mut Writer<'_>) {
         let outcome = match self.outcome {
+            Outcome::Granted(granted) if granted.again => 7,
             Outcome::Granted(_) => 0,
             Outcome::Revoked => 1,
             Outcome::AlreadyClaimed => 2,
@@ -72,7 +75,7 @@ impl Field for TicketAnswer {
         w.u32(self.ticket.number);
         w.u32(outcome);
         self.ticket.generation.write(w);
-        let Outcome::Granted(Granted { lease, fence }) = self.outcome else {
+        let Outcome::Granted(Granted { lease, fence, .. }) = self.outcome else {
             return w.put(&[0; 32]);
         };
         lease.write(w);
@@ -85,7 +88,7 @@ impl Field for TicketAnswer {
         let (number, outcome, generation) = (r.u32()?, r.u32()?, Field::read(r)?);
         let ticket = TicketId { number, generation };
         let outcome = match outcome {
-            0 => {
+            0 | 7 => {
                 let (lease, word) = (Field::read(r)?, r.u32()?);
                 r.zeros::<4>()?;
                 let fence = match (word, r.u64()?) {
@@ -108,7 +111,11 @@ impl Field for TicketAnswer {
                 };
                 return Ok(TicketAnswer {
                     ticket,
-                    outcome: Outcome::Granted(Granted { lease, fence }),
+                    outcome: Outcome::Granted(Granted {
+                        lease,
+                        fence,
+                        again: outcome == 7,
+                    }),
                 });
             }
             1 => Outcome::Revoked,
@@ -117,7 +124,7 @@ impl Field for TicketAnswer {
             4 => Outcome::Limit,
             5 => Outcome::Failed,
             6 => Outcome::Later,
-            _ => return Err(malformed("the outcome of a ticket", outcome, "0 to 6")),
+            _ => return Err(malformed("the outcome of a ticket", outcome, "0 to 7")),
         };
         r.zeros::<32>()?;
         Ok(TicketAnswer { ticket, outcome })
