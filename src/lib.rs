@@ -88,15 +88,15 @@ mod state;
 pub use detect::detect;
 pub use gpu_api::{BackendKind, Error, Gpu, ParticipantId, Result};
 pub use ipc_rc::{
-    After, ClaimError, Claims, Descriptor, Loan, Participant, ReceivedBlock, SentBlock, Session,
-    State, Stream, To, Wait,
+    After, ClaimError, Claims, Descriptor, Participant, ReceivedBlock, SentBlock, Session, State,
+    Stream, To, Wait,
 };
 
 /// For a producer: options, counts and notices of a [`Session`].
 pub mod session {
     pub use ipc_rc::{
-        AdoptToken, Collected, Contents, LeaseId, Released, SentSlice, SessionBuilder, SessionId,
-        SessionNotice, ShareOptions, ShutdownReport, Stats,
+        AdoptToken, Collected, Contents, LeaseId, Loan, Released, SentSlice, SessionBuilder,
+        SessionId, SessionNotice, ShareOptions, ShutdownReport, Stats,
     };
 }
 

@@ -7,10 +7,11 @@ use gpu_ipc::allocators::{Arena, ProcessState};
 use gpu_ipc::backend::Detected;
 use gpu_ipc::participant::{Connecting, GraphBlocks, Notice, ParticipantBuilder};
 use gpu_ipc::session::{
-    AdoptToken, Collected, LeaseId, Released, SessionBuilder, ShareOptions, ShutdownReport, Stats,
+    AdoptToken, Collected, LeaseId, Loan, Released, SessionBuilder, ShareOptions, ShutdownReport,
+    Stats,
 };
 use gpu_ipc::{
-    After, ClaimError, Claims, Descriptor, Error, Gpu, Loan, Participant, ReceivedBlock, SentBlock,
+    After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ReceivedBlock, SentBlock,
     Session, State, Stream, To, Wait,
 };
 

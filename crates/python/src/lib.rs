@@ -8,7 +8,7 @@
 //! | `interpreter` | `errors`, `waiting`, `queue`, `process`, `later`, `logging`, `keeper` | how Python learns of failures, waits and logs; what other threads leave to it |
 //! | `data` | `layout`, `addressee`, `descriptor`, `descriptors`, `device`, `stream`, `notice`, `stats` | what programs name and read: types that only hold data |
 //! | `arrays` | `abi`, `view`, `dlpack`, `export`, `exchange`, `interface`, `buffer`, `read`, `class` | the four protocols that arrays speak, in and out |
-//! | `producer` | `adopted`, `shared`, `block`, `sharing`, `torch_pool`, `session` | sessions, from any array to a grant |
+//! | `producer` | `adopted`, `shared`, `block`, `sharing`, `loan`, `torch_pool`, `session` | sessions, from any array to a grant |
 //! | `consumer` | `received`, `participant` | participants, from a grant to any array |
 //! | `objects` | `part`, `scratch`, `writer`, `object`, `broker` | objects of a broker, and the arrays in them |
 //! | `testing` | `memory`, `panic`, `server`, `stall`, `timing` | for comparison and tests: somebody else's memory, failures, a broker, the same calls without Python |
@@ -69,6 +69,8 @@ mod _gpu_ipc {
     use crate::objects::writer::ObjectWriter;
     #[pymodule_export]
     use crate::producer::block::Block;
+    #[pymodule_export]
+    use crate::producer::loan::Loan;
     #[pymodule_export]
     use crate::producer::session::Session;
     #[pymodule_export]

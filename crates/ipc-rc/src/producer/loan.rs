@@ -156,12 +156,15 @@ impl Loan {
     /// memory goes back when the last holder is done, which the result waits for. Dropping the loan
     /// does the same.
     pub fn release(self) -> Released {
-        let released = Released {
+        self.released()
+    }
+
+    /// Returns what waits for the loan's last holder once the loan is dropped.
+    pub fn released(&self) -> Released {
+        Released {
             core: self.block.core().clone(),
             block: Arc::downgrade(self.block.shared()),
-        };
-        drop(self);
-        released
+        }
     }
 
     /// Ends the loan, and returns the block to be written and lent again; its

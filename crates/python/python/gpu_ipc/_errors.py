@@ -1,5 +1,10 @@
 """What can go wrong, by what a caller can do about it."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpu_ipc._gpu_ipc import ParticipantId
+
 
 class Error(Exception):
     """Anything that goes wrong in the library. The text says what to do.
@@ -83,9 +88,13 @@ class ProducerGone(Error, ConnectionError):
 
 
 class ParticipantGone(Error):
-    """The participant is unknown, dead or gone. Share with one that is connected."""
+    """The participant is unknown, dead or gone. Share with one that is connected.
+
+    ``participant`` is its ``ParticipantId``: of a call for several, that of the first.
+    """
 
     code = 13
+    participant: "ParticipantId | None" = None
 
 
 class Forked(Error):

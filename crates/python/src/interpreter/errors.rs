@@ -76,7 +76,18 @@ fn raise_object(error: ObjectError) -> PyErr {
 
 /// Makes the exception of an error.
 pub(crate) fn raise(error: Error) -> PyErr {
-    exception(error.code(), explain(&error))
+    let raised = exception(error.code(), explain(&error));
+    if let Error::ParticipantGone { participant } = error {
+        // Without the name the error says it in its text alone.
+        let _ = Python::attach(|py| {
+            let id = py
+                .import("gpu_ipc._gpu_ipc")?
+                .getattr("ParticipantId")?
+                .call1((participant.0,))?;
+            raised.value(py).setattr("participant", id)
+        });
+    }
+    raised
 }
 
 /// Makes the exception of a failed claim.

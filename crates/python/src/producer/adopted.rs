@@ -1,4 +1,5 @@
-//! What keeps the memory that a session adopted: by its token, until that is back.
+//! What keeps the memory that a session adopted: once for each range, until every token of it is
+//! back.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -18,12 +19,28 @@ const LOOK_AT: usize = 64;
 #[derive(Default)]
 pub(crate) struct Adopted {
     last_token: AtomicU64,
-    /// By token. None is dropped with the lock held.
-    owners: Mutex<BTreeMap<u64, Owner>>,
+    /// No owner is dropped with the lock held.
+    table: Mutex<Table>,
     /// Where the next look for freed storages begins.
     looked: AtomicU64,
     /// How many were found.
     freed: AtomicU64,
+}
+
+#[derive(Default)]
+struct Table {
+    /// By token.
+    kept: BTreeMap<u64, Kept>,
+    /// The token of each range, by its first byte and length.
+    ranges: BTreeMap<(u64, u64), u64>,
+}
+
+/// What keeps one range, however often it is adopted.
+struct Kept {
+    owner: Owner,
+    range: (u64, u64),
+    /// Adoptions whose token is not back.
+    uses: u64,
 }
 
 impl Adopted {
@@ -32,31 +49,91 @@ impl Adopted {
         AdoptToken(self.last_token.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Keeps an owner until its token is back.
-    pub fn keep(&self, token: AdoptToken, owner: Owner) {
-        let before = self.lock().insert(token.0, owner);
-        debug_assert!(before.is_none(), "a token is drawn once");
+    /// Says whether a range is kept already, by an owner that still has it: another adoption needs
+    /// none of its own.
+    pub fn keeps(&self, py: Python<'_>, range: (u64, u64), owner: &Owner) -> bool {
+        let table = self.lock();
+        let known = table
+            .ranges
+            .get(&range)
+            .and_then(|token| table.kept.get(token));
+        let Some(known) = known else {
+            return false;
+        };
+        // Whatever else gave the range: its allocator cannot give it out again while it is held.
+        // A storage may be resized, and an object may let its memory go.
+        let storage = match &known.owner {
+            Owner::Object(known) => {
+                return matches!(owner, Owner::Object(object) if object.is(known));
+            }
+            known => known.storage(py),
+        };
+        drop(table);
+        storage.is_none_or(|storage| storage.was_freed(py).is_none())
     }
 
-    /// Takes the owners of tokens that are back. The caller drops them with the interpreter's lock.
+    /// Counts one more adoption of a range, and returns its token. An owner that is not needed goes
+    /// to `left`, which the caller drops with the interpreter's lock.
+    pub fn join(
+        &self,
+        range: (u64, u64),
+        owner: Owner,
+        is_kept: bool,
+        left: &mut Vec<Owner>,
+    ) -> AdoptToken {
+        let mut table = self.lock();
+        if is_kept
+            && let Some(&token) = table.ranges.get(&range)
+            && let Some(kept) = table.kept.get_mut(&token)
+        {
+            kept.uses += 1;
+            left.push(owner);
+            return AdoptToken(token);
+        }
+        let token = self.draw_token();
+        let kept = Kept {
+            owner,
+            range,
+            uses: 1,
+        };
+        table.kept.insert(token.0, kept);
+        table.ranges.insert(range, token.0);
+        token
+    }
+
+    /// Takes the owners of tokens of which none is out any more. The caller drops them with the
+    /// interpreter's lock.
     pub fn take_back(&self, tokens: &[AdoptToken]) -> Vec<Owner> {
-        let mut owners = self.lock();
+        let mut table = self.lock();
         tokens
             .iter()
-            .filter_map(|token| owners.remove(&token.0))
+            .filter_map(|token| {
+                let kept = table.kept.get_mut(&token.0)?;
+                kept.uses -= 1;
+                if kept.uses > 0 {
+                    return None;
+                }
+                let kept = table.kept.remove(&token.0)?;
+                // An owner that came later may have the range.
+                if table.ranges.get(&kept.range) == Some(&token.0) {
+                    table.ranges.remove(&kept.range);
+                }
+                Some(kept.owner)
+            })
             .collect()
     }
 
     /// Says whether nothing is adopted.
     pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.lock().kept.is_empty()
     }
 
     /// Says whether storages of PyTorch's are lent, which may be resized under their leases.
     pub fn has_storages(&self) -> bool {
         self.lock()
+            .kept
             .values()
-            .any(|owner| matches!(owner, Owner::Storage { .. }))
+            .any(|kept| matches!(kept.owner, Owner::Storage { .. }))
     }
 
     /// Counts the storages that were found to be freed under their leases, so far.
@@ -69,9 +146,10 @@ impl Adopted {
     pub fn look_for_freed(&self, py: Python<'_>) {
         let from = self.looked.load(Ordering::Relaxed);
         let some =
-            |(&token, owner): (&u64, &Owner)| owner.storage(py).map(|storage| (token, storage));
+            |(&token, kept): (&u64, &Kept)| kept.owner.storage(py).map(|storage| (token, storage));
         let lent: Vec<(u64, Owner)> = self
             .lock()
+            .kept
             .range(from..)
             .filter_map(some)
             .take(LOOK_AT)
@@ -84,10 +162,10 @@ impl Adopted {
         );
         for (token, owner) in lent {
             if self.report_freed(py, &owner)
-                && let Some(known) = self.lock().get_mut(&token)
+                && let Some(known) = self.lock().kept.get_mut(&token)
             {
                 // Once is enough.
-                known.forget_place();
+                known.owner.forget_place();
             }
         }
     }
@@ -102,8 +180,8 @@ impl Adopted {
         true
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Owner>> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -112,9 +190,7 @@ impl Drop for Adopted {
         // The keeper holds the session while something is lent. So this is the end of a process or
         // a forked child, and the references are not this thread's to drop.
         mem::forget(mem::take(
-            self.owners
-                .get_mut()
-                .unwrap_or_else(PoisonError::into_inner),
+            self.table.get_mut().unwrap_or_else(PoisonError::into_inner),
         ));
     }
 }

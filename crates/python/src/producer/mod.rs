@@ -2,6 +2,7 @@
 
 pub(crate) mod adopted;
 pub(crate) mod block;
+pub(crate) mod loan;
 pub(crate) mod session;
 pub(crate) mod shared;
 pub(crate) mod sharing;

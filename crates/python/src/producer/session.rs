@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use super::block::Block;
+use super::loan::Loan;
 use super::shared::Shared;
 use super::torch_pool;
 use crate::data::addressee::{self, ParticipantId, Ticket};
@@ -212,6 +213,7 @@ impl Session {
     ///
     /// Raises:
     ///     Unsupported: the memory cannot be shared; the text says what to do.
+    ///     Invalid: a broadcast, ``ticket(None)``, of what is in no block that the program holds: ``lend`` it.
     ///     ParticipantGone: the addressee is not connected.
     ///     Capturing: the stream is being captured into a graph.
     #[pyo3(signature = (x, *, to=None, stream=None, ttl=None, meta=None, copy=false))]
@@ -237,6 +239,7 @@ impl Session {
             .map(|stream| stream::given(&self.shared.gpu, stream))
             .transpose()?;
         let prepared = self.shared.prepare(py, x, given.as_ref(), copy)?;
+        prepared.check(to)?;
         let (grant, layout) = self.shared.grant(py, prepared, to, given, &options)?;
         Ok(Descriptor::new(&grant, layout, &meta))
     }
@@ -252,7 +255,8 @@ impl Session {
     ///     The descriptors in the order of ``arrays``, as one ``Descriptors``; for a list of addressees one for each.
     ///
     /// Raises:
-    ///     As ``share``. After an error nothing is granted of the stream whose arrays failed.
+    ///     As ``share``. After an error nothing is granted of the stream whose arrays failed. ``ParticipantGone`` names
+    ///     the addressee as ``error.participant``: leave it out and share again.
     #[pyo3(signature = (arrays, *, to=None, stream=None, ttl=None, copy=false))]
     #[allow(
         clippy::too_many_arguments,
@@ -284,6 +288,7 @@ impl Session {
         let mut prepared = Vec::new();
         for array in arrays.try_iter()? {
             let one = self.shared.prepare(py, &array?, given.as_ref(), copy)?;
+            addressees.iter().try_for_each(|&to| one.check(to))?;
             prepared.push(one);
         }
         let (granted, layouts) =
@@ -304,6 +309,43 @@ impl Session {
         Ok(Bound::new(py, only)?.into_any())
     }
 
+    /// Lend an array: share it any number of times, with any addressee, until the loan is released.
+    ///
+    /// Its memory is taken in once, and the work of a stream is marked once, for all that the loan is shared with.
+    ///
+    /// Args:
+    ///     x: an array as ``share`` takes it.
+    ///     stream: as for ``share``.
+    ///     copy: as for ``share``.
+    ///
+    /// Raises:
+    ///     Unsupported: the memory cannot be shared; the text says what to do.
+    ///     Capturing: the stream is being captured into a graph.
+    ///     Closed: the session is closed.
+    #[pyo3(signature = (x, *, stream=None, copy=false))]
+    fn lend(
+        &self,
+        py: Python<'_>,
+        x: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+        copy: bool,
+    ) -> PyResult<Loan> {
+        let _call = Call::begin(py);
+        let given = stream
+            .map(|stream| stream::given(&self.shared.gpu, stream))
+            .transpose()?;
+        let prepared = self.shared.prepare(py, x, given.as_ref(), copy)?;
+        let (loan, block, layout) = self.shared.lend(py, prepared, given)?;
+        Ok(Loan::new(loan, block, layout, &self.shared))
+    }
+
+    /// Find the block of this session that an array was made in; None for any other array.
+    ///
+    /// The block is held by what is returned, also when the one that was allocated was released.
+    fn block_of(&self, x: &Bound<'_, PyAny>) -> PyResult<Option<Block>> {
+        Ok(self.shared.block_of(x)?.map(Block::new))
+    }
+
     /// Make a pool of PyTorch whose tensors are born in the session's memory, and shared without
     /// another mapping.
     ///
@@ -321,7 +363,8 @@ impl Session {
     /// Make an addressee of whichever participants claim first.
     ///
     /// Args:
-    ///     claims: how many claims it is good for; None for any number of them, until the producer drops the block.
+    ///     claims: how many claims it is good for; None for any number of them, by each participant as often as it
+    ///         likes, until the producer drops the block or releases the loan.
     #[staticmethod]
     #[pyo3(signature = (claims=1, /))]
     fn ticket(claims: Option<u32>) -> PyResult<Ticket> {
@@ -346,6 +389,27 @@ impl Session {
             gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.get().grant()).or_raise()?;
         let lent = block.lent()?;
         py.detach(|| lent.block().cancel(&descriptor)).or_raise()
+    }
+
+    /// Take back what a descriptor of this session grants and nobody has claimed; a claim of it then
+    /// raises ``Revoked``. For what was shared without a ``Block`` in hand.
+    ///
+    /// Of a ticket, the claims that are left end, and what it granted and nobody has claimed is taken back. What was
+    /// claimed stays.
+    ///
+    /// Args:
+    ///     descriptor: what ``share`` gave.
+    ///
+    /// Returns:
+    ///     Whether there was something to take back. Of a claim at the same moment and this, one wins.
+    ///
+    /// Raises:
+    ///     Mismatch: the descriptor is of another session.
+    fn revoke(&self, py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let descriptor =
+            gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.get().grant()).or_raise()?;
+        py.detach(|| self.shared.session.revoke(&descriptor))
+            .or_raise()
     }
 
     /// The participants that are connected.
@@ -527,7 +591,7 @@ impl Session {
     }
 }
 
-fn options(ttl: Option<f64>) -> PyResult<ShareOptions> {
+pub(super) fn options(ttl: Option<f64>) -> PyResult<ShareOptions> {
     Ok(match ttl {
         None => ShareOptions::default(),
         Some(0.0) => ShareOptions::default().time_to_live(None),
@@ -535,7 +599,7 @@ fn options(ttl: Option<f64>) -> PyResult<ShareOptions> {
     })
 }
 
-fn bytes_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+pub(super) fn bytes_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     let bytes = match object.cast::<PyBytes>() {
         Ok(bytes) => bytes.as_bytes().to_vec(),
         Err(_) => object.extract()?,

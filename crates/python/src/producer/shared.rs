@@ -149,6 +149,11 @@ impl Lent {
         &self.0.session
     }
 
+    /// Says whether something else holds the block too.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     pub fn is_segment(&self) -> bool {
         self.0.is_segment
     }

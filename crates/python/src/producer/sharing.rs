@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_ipc::backend::DevicePtr;
-use gpu_ipc::session::ShareOptions;
-use gpu_ipc::{After, Error, Gpu, SentBlock, To};
+use gpu_ipc::session::{AdoptToken, ShareOptions};
+use gpu_ipc::{After, Claims, Error, Gpu, SentBlock, To};
 use pyo3::prelude::*;
 
 use super::block::Block;
@@ -15,10 +15,13 @@ use crate::arrays::read;
 use crate::arrays::view::{Owner, View};
 use crate::data::layout::Layout;
 use crate::data::stream;
-use crate::interpreter::errors::{OrRaise, invalid, raise};
+use crate::interpreter::errors::{OrRaise, invalid};
 use crate::interpreter::later::Later;
 use crate::interpreter::process::process;
 use crate::interpreter::waiting::{aside, in_slices};
+
+/// The token of a part whose block is kept otherwise.
+const OF_NONE: AdoptToken = AdoptToken(0);
 
 /// Something to share, and after what.
 pub(crate) struct Prepared {
@@ -38,6 +41,8 @@ enum Memory {
         first: u64,
         len: u64,
         segment: Option<Lent>,
+        /// The session keeps the range already.
+        is_kept: bool,
     },
 }
 
@@ -57,13 +62,18 @@ impl Held {
     }
 }
 
-/// Why memory could not be taken in, and what keeps it, which is dropped with the interpreter's
-/// lock.
-struct NotTaken(Error, Vec<Owner>);
-
-impl From<Error> for NotTaken {
-    fn from(error: Error) -> NotTaken {
-        NotTaken(error, Vec::new())
+impl Prepared {
+    /// Refuses a broadcast of what nothing keeps: it would end with the call that makes it.
+    pub fn check(&self, to: To) -> PyResult<()> {
+        let is_kept = matches!(&self.memory, Memory::Block(lent) if lent.is_shared());
+        if to != To::Ticket(Claims::Unlimited) || is_kept {
+            return Ok(());
+        }
+        Err(invalid(
+            "a broadcast",
+            "of an array that is in no block of the program's, so that it would end with this call",
+            "of a loan: session.lend(array).share(session.ticket(None)), as long as the loan is kept",
+        ))
     }
 }
 
@@ -180,12 +190,14 @@ impl Shared {
                     offset: before,
                     ..layout
                 };
+                let is_kept = self.adopted.keeps(py, (first, len), &owner);
                 Prepared {
                     memory: Memory::Foreign {
                         owner,
                         first,
                         len,
                         segment,
+                        is_kept,
                     },
                     layout,
                     pending,
@@ -194,25 +206,37 @@ impl Shared {
         })
     }
 
+    /// Finds the block that an array was made in. Nothing of its pending work is waited for.
+    pub fn block_of(self: &Arc<Self>, x: &Bound<'_, PyAny>) -> PyResult<Option<Lent>> {
+        self.guard.check("this session").or_raise()?;
+        let view = read::read(&self.gpu, x, || Ok(None))?;
+        let (first, len, _) = view.span()?;
+        let lent = self.block_at(first, len);
+        let found =
+            lent.filter(|lent| !lent.is_segment() && view.device == abi::Device::of(&self.gpu));
+        Ok(found)
+    }
+
     /// Makes memory a block that can be granted. Memory of others is adopted; its owner keeps it
-    /// until nobody holds or maps it.
-    fn take_in(self: &Arc<Self>, memory: Memory) -> Result<Held, NotTaken> {
-        let (owner, first, len, segment) = match memory {
+    /// until nobody holds or maps it. What is not needed goes to `left`, which the caller drops with
+    /// the interpreter's lock.
+    fn take_in(self: &Arc<Self>, memory: Memory, left: &mut Vec<Owner>) -> Result<Held, Error> {
+        let (owner, first, len, segment, is_kept) = match memory {
             Memory::Block(lent) => return Ok(Held::Block(lent)),
             Memory::Foreign {
                 owner,
                 first,
                 len,
                 segment,
-            } => (owner, first, len, segment),
+                is_kept,
+            } => (owner, first, len, segment, is_kept),
         };
-        let token = self.adopted.draw_token();
-        self.adopted.keep(token, owner);
+        let token = self.adopted.join((first, len), owner, is_kept, left);
         let adopted = match &segment {
             Some(segment) => segment.block().part(first - segment.start(), len, token),
             // SAFETY: `adopt` asks that the range stays allocated until its token is back: the
-            // owner holds the memory of its allocator, and is dropped with the token; and that no
-            // other block overlaps it: two adoptions of one array are two leases on memory that
+            // owner holds the memory of its allocator, and is dropped with the last token; and that
+            // no other block overlaps it: two adoptions of one array are two leases on memory that
             // neither of them gives away.
             None => unsafe { self.session.adopt(DevicePtr(first), len, token) },
         };
@@ -222,7 +246,8 @@ impl Shared {
                 Ok(Held::Adopted(block))
             }
             Err(error) => {
-                let error = match error {
+                left.extend(self.adopted.take_back(&[token]));
+                Err(match error {
                     Error::Unsupported { why, .. } => Error::Unsupported {
                         what: "sharing this memory without a copy",
                         why: format!("{why} ({len} bytes)"),
@@ -230,10 +255,41 @@ impl Shared {
                                  there, by session.alloc or, for PyTorch, under session.torch_pool()",
                     },
                     error => error,
-                };
-                Err(NotTaken(error, self.adopted.take_back(&[token])))
+                })
             }
         }
+    }
+
+    /// Lends an array, with the interpreter's lock given up once.
+    pub fn lend(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        prepared: Prepared,
+        given: Option<gpu_ipc::Stream>,
+    ) -> PyResult<(gpu_ipc::session::Loan, Option<Lent>, Layout)> {
+        let Prepared {
+            memory,
+            layout,
+            pending,
+        } = prepared;
+        let mut left = Vec::new();
+        let lent = py.detach(|| {
+            let stream = self.stream_of(&given, pending)?;
+            let (block, kept) = match self.take_in(memory, &mut left)? {
+                // A block of its own, with the loan's tickets and leases alone.
+                Held::Block(lent) => {
+                    let len = lent.block().len();
+                    (lent.block().part(0, len, OF_NONE)?, Some(lent))
+                }
+                Held::Adopted(block) => (block, None),
+            };
+            let after = stream.as_ref().map_or(After::Done, After::Stream);
+            let loan = self.session.lend(block, after)?;
+            drop((stream, given));
+            Ok((loan, kept))
+        });
+        let (loan, kept) = lent.or_raise()?;
+        Ok((loan, kept, layout))
     }
 
     /// Finds the stream to share after: the caller's, or the one that the array's work is pending
@@ -293,9 +349,10 @@ impl Shared {
             layout,
             pending,
         } = prepared;
+        let mut left = Vec::new();
         let granted = py.detach(|| {
             let stream = self.stream_of(&given, pending)?;
-            let held = self.take_in(memory)?;
+            let held = self.take_in(memory, &mut left)?;
             let granted = held.block().share_with(
                 to,
                 stream.as_ref().map_or(After::Done, After::Stream),
@@ -303,11 +360,9 @@ impl Shared {
             );
             // Their drops may reach the driver.
             drop((held, stream, given));
-            Ok(granted?)
+            granted
         });
-        granted
-            .map(|descriptor| (descriptor, layout))
-            .map_err(|NotTaken(error, _)| raise(error))
+        Ok((granted.or_raise()?, layout))
     }
 
     /// Grants everything to everybody, stream by stream, with the interpreter's lock given up once.
@@ -330,10 +385,10 @@ impl Shared {
             layouts.push(layout);
             places.push((memory, pending));
         }
-        let granted = py.detach(|| self.grant_places(places, addressees, given, options));
-        granted
-            .map(|lists| (lists, layouts))
-            .map_err(|NotTaken(error, _)| raise(error))
+        let mut left = Vec::new();
+        let granted =
+            py.detach(|| self.grant_places(places, addressees, given, options, &mut left));
+        Ok((granted.or_raise()?, layouts))
     }
 
     fn grant_places(
@@ -342,15 +397,16 @@ impl Shared {
         addressees: &[To],
         given: Option<gpu_ipc::Stream>,
         options: &ShareOptions,
-    ) -> Result<Vec<Vec<gpu_ipc::Descriptor>>, NotTaken> {
+        left: &mut Vec<Owner>,
+    ) -> Result<Vec<Vec<gpu_ipc::Descriptor>>, Error> {
         let mut held = Vec::with_capacity(places.len());
         let mut places = places.into_iter();
         for (memory, pending) in places.by_ref() {
-            match self.take_in(memory) {
+            match self.take_in(memory, left) {
                 Ok(block) => held.push((block, pending)),
-                Err(NotTaken(error, mut owners)) => {
-                    owners.extend(places.filter_map(|(memory, _)| memory.into_owner()));
-                    return Err(NotTaken(error, owners));
+                Err(error) => {
+                    left.extend(places.filter_map(|(memory, _)| memory.into_owner()));
+                    return Err(error);
                 }
             }
         }

@@ -1,5 +1,7 @@
 //! Tokens of adopted memory without holders, until their owners take them.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +15,16 @@ use crate::producer::notice::SessionNotice;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub struct AdoptToken(pub u64);
 
-type Returned = Vec<(AdoptToken, Option<Piece>)>;
+/// What came back with one token: memory that is adopted again and again comes back as often, and
+/// takes no more room for it.
+#[derive(Debug)]
+struct Back {
+    /// The piece whose unmapping the token waits for.
+    piece: Option<Piece>,
+    times: u64,
+}
+
+type Returned = BTreeMap<AdoptToken, Back>;
 
 /// A session's returned tokens. Each waits for the unmapping of the piece that came with it: the
 /// owner may free the memory as soon as it has the token.
@@ -39,7 +50,10 @@ impl ReturnedTokens {
     /// Adds one.
     pub fn push(&self, token: AdoptToken, piece: Option<Piece>) {
         let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
-        returned.push((token, piece));
+        match returned.entry(token) {
+            Entry::Occupied(back) => back.into_mut().times += 1,
+            Entry::Vacant(place) => drop(place.insert(Back { piece, times: 1 })),
+        }
         self.count.store(returned.len(), Ordering::Relaxed);
     }
 
@@ -49,7 +63,7 @@ impl ReturnedTokens {
         let Some(returned) = self.lock() else {
             return Vec::new();
         };
-        let pieces = returned.iter().filter_map(|(_, piece)| piece.as_ref());
+        let pieces = returned.values().filter_map(|back| back.piece.as_ref());
         let mapped = pieces.filter(|piece| piece.region.is_pinned());
         let mapped: Vec<RegionId> = mapped.map(|piece| piece.region.id()).collect();
         if mapped.len() < returned.len() {
@@ -58,16 +72,19 @@ impl ReturnedTokens {
         in_order(mapped)
     }
 
-    /// Takes the tokens of unmapped memory.
+    /// Takes the tokens of unmapped memory, each as often as it came back.
     pub fn take(&self, notices: &Notices<SessionNotice>) -> Vec<AdoptToken> {
         let mut tokens = Vec::new();
         let Some(mut returned) = self.lock() else {
             return tokens;
         };
-        returned.retain(|(token, piece)| {
-            let is_mapped = piece.as_ref().is_some_and(|piece| piece.region.is_pinned());
+        returned.retain(|token, back| {
+            let is_mapped = back
+                .piece
+                .as_ref()
+                .is_some_and(|piece| piece.region.is_pinned());
             if !is_mapped {
-                tokens.push(*token);
+                tokens.extend((0..back.times).map(|_| *token));
             }
             is_mapped
         });
@@ -84,8 +101,8 @@ impl ReturnedTokens {
         };
         in_order(
             returned
-                .iter()
-                .filter_map(|(_, piece)| Some(piece.as_ref()?.region.id()))
+                .values()
+                .filter_map(|back| Some(back.piece.as_ref()?.region.id()))
                 .collect(),
         )
     }
