@@ -273,7 +273,7 @@ impl Shared {
             pending,
         } = prepared;
         let mut left = Vec::new();
-        let lent = py.detach(|| {
+        let lent: Result<_, Error> = py.detach(|| {
             let stream = self.stream_of(&given, pending)?;
             let (block, kept) = match self.take_in(memory, &mut left)? {
                 // A block of its own, with the loan's tickets and leases alone.
