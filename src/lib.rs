@@ -139,14 +139,14 @@ pub mod allocators {
 /// NVIDIA GPUs.
 #[cfg(feature = "cuda")]
 pub mod cuda {
-    pub use backend_cuda::{CudaBackend, interop};
+    pub use backend_cuda::{Cuda, CudaBackend, interop};
 }
 
 /// AMD GPUs.
 #[cfg(feature = "hip")]
 pub mod hip {
     pub use backend_hip::{
-        Finding, Findings, HipBackend, Inspection, KnownBug, LIBRARY, PROOF, Proof, Step, Version,
+        Finding, Findings, Hip, HipBackend, Inspection, KnownBug, LIBRARY, PROOF, Proof, Step, Version,
         probe,
     };
 }

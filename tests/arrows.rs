@@ -9,11 +9,15 @@ use std::process::Command;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("gpu-ipc-gpu-api", &[]),
     ("gpu-ipc-backend-host", &["gpu-ipc-gpu-api"]),
-    ("gpu-ipc-backend-cuda", &["gpu-ipc-gpu-api"]),
-    ("gpu-ipc-backend-hip", &["gpu-ipc-gpu-api"]),
+    ("gpu-ipc-driver", &["gpu-ipc-gpu-api"]),
+    (
+        "gpu-ipc-backend-cuda",
+        &["gpu-ipc-gpu-api", "gpu-ipc-driver"],
+    ),
+    ("gpu-ipc-backend-hip", &["gpu-ipc-gpu-api", "gpu-ipc-driver"]),
     (
         "gpu-ipc-hip-on-cuda",
-        &["gpu-ipc-gpu-api", "gpu-ipc-backend-host"],
+        &["gpu-ipc-gpu-api", "gpu-ipc-driver", "gpu-ipc-backend-host"],
     ),
     ("gpu-ipc-transport", &["gpu-ipc-gpu-api"]),
     (

@@ -1,22 +1,23 @@
-//! The backend itself: the driver, and what was made with it. Each of its traits is kept in the
-//! module that does its work.
+//! The backend itself: the driver, and its devices.
 
-use std::collections::BTreeSet;
+use std::ffi::{c_int, c_void};
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::path::PathBuf;
+use std::ptr;
+use std::time::Duration;
 
 use cudarc::driver::sys::is_culib_present;
-use gpu_api::vendor::device_table::DeviceTable;
-use gpu_api::vendor::host_memory::HostTable;
-use gpu_api::vendor::peer_table::PeerTable;
-use gpu_api::vendor::stream_table::StreamTable;
-use gpu_api::{ForkGuard, Result};
+use driver::calls::{MemoryHandle, Stream};
+use driver::code::Code;
+use driver::device::attribute;
+use driver::{Backend, Descriptor, DmaBuf, Driver, Quirks, Scope, Vendor, Words};
+use gpu_api::{
+    AddressRange, BackendKind, Caps, DeviceId, DevicePtr, DeviceUuid, DriverError, Error,
+    ForkGuard, MemHandle, PointerInfo, RawStream, Result, StreamInfo, StreamOp,
+};
 
-use crate::driver::Driver;
-use crate::error;
-use crate::memory::Memory;
-use crate::registration::Registrations;
-use crate::sys::Symbols;
+use crate::sys::{self, MEMORY_GLOBAL, Own, attribute as property};
+use crate::{call, error, pointer, start};
 
 /// NVIDIA's driver, loaded at run time.
 ///
@@ -33,95 +34,330 @@ use crate::sys::Symbols;
 ///   identity there.
 /// - `Caps::shared_context` is `true` also where an MPS daemon's control file is found but its
 ///   device says nothing.
-pub struct CudaBackend {
-    pub(crate) driver: Driver,
-    pub(crate) memory: Memory,
-    /// The pools that were not destroyed.
-    pub(crate) pools: Mutex<BTreeSet<u64>>,
-    pub(crate) hosts: HostTable,
-    pub(crate) events: DeviceTable,
-    pub(crate) streams: StreamTable,
-    pub(crate) registrations: Registrations,
-    pub(crate) peers: PeerTable,
+///
+/// # Examples
+///
+/// ```
+/// use backend_cuda::CudaBackend;
+/// use gpu_api::{Error, GpuDevices};
+///
+/// match CudaBackend::load() {
+///     Ok(cuda) => println!("{} devices", cuda.device_count()?),
+///     Err(Error::Unavailable { why, remedy, .. }) => println!("no CUDA here: {why}; {remedy}"),
+///     Err(other) => return Err(other),
+/// }
+/// # Ok::<(), Error>(())
+/// ```
+pub type CudaBackend = Backend<Cuda>;
+
+/// What every driver of NVIDIA's does (measured on 535 to 580).
+const QUIRKS: Quirks = Quirks {
+    // `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
+    open_flags: 1,
+    granularity_flag: 0,
+    least_granularity: 1,
+    keeps_handles: false,
+    imports_by_value: true,
+    keeps_descriptors: false,
+    tells_failed_mappings: true,
+    maps_unchecked: false,
+    destroy_waits: false,
+};
+
+/// What CUDA's driver has beyond the calls that drivers have in common.
+pub struct Cuda {
+    driver: Driver,
+    pub(crate) own: Own,
+    version: u32,
+    pub(crate) devices: Vec<start::Device>,
     /// A forked child must not call the driver.
     fork: ForkGuard,
 }
 
-/// Its tables grow with what is allocated, and are nobody's to read.
-impl fmt::Debug for CudaBackend {
+impl fmt::Debug for Cuda {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaBackend").finish_non_exhaustive()
+        f.debug_struct("Cuda")
+            .field("version", &self.version)
+            .field("devices", &self.devices.len())
+            .finish_non_exhaustive()
     }
 }
 
-impl CudaBackend {
-    /// Loads the driver and starts it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`](gpu_api::Error::Unavailable) with what is missing and what to do
-    /// about it: no library, the toolkit's stub of it, no device, a module and a library of
-    /// different versions.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use backend_cuda::CudaBackend;
-    /// use gpu_api::{Error, GpuDevices};
-    ///
-    /// match CudaBackend::load() {
-    ///     Ok(cuda) => println!("{} devices", cuda.device_count()?),
-    ///     Err(Error::Unavailable { why, remedy, .. }) => println!("no CUDA here: {why}; {remedy}"),
-    ///     Err(other) => return Err(other),
-    /// }
-    /// # Ok::<(), Error>(())
-    /// ```
-    pub fn load() -> Result<Arc<CudaBackend>> {
+impl Cuda {
+    /// Returns the version of CUDA that the driver speaks, as it writes it: 13000 is 13.0.
+    pub fn driver_version(&self) -> u32 {
+        self.version
+    }
+
+    /// Finds a device.
+    pub(crate) fn device(&self, device: DeviceId) -> Result<&start::Device> {
+        self.devices
+            .get(device.0 as usize)
+            .ok_or_else(|| error::no_device(device, self.devices.len()))
+    }
+
+    /// Says whether a device has a property.
+    pub(crate) fn has(&self, ordinal: c_int, property: u32) -> bool {
+        attribute(self, ordinal, property).is_some_and(|value| value != 0)
+    }
+
+    /// Returns the driver's number of a device that has virtual memory.
+    fn virtual_memory(&self, device: DeviceId) -> Result<c_int> {
+        let (ordinal, calls) = (self.ordinal(device)?, &self.driver.calls);
+        let has = self.has(ordinal, property::VIRTUAL_MEMORY)
+            && self.has(ordinal, property::HANDLE_POSIX_FD)
+            && calls.memory_create.function.is_some()
+            && calls.memory_import.function.is_some();
+        if has {
+            return Ok(ordinal);
+        }
+        Err(self.unsupported("memory that is shared by file descriptor", device))
+    }
+}
+
+impl Vendor for Cuda {
+    const KIND: BackendKind = BackendKind::Cuda;
+    const NAME: &'static str = "CudaBackend";
+    const WORDS: Words = Words {
+        topology: "share within one device, or see `nvidia-smi topo -p2p r`",
+    };
+
+    type Thread = call::Pushed;
+
+    fn load() -> Result<Cuda> {
         let fork = ForkGuard::new()?;
         // SAFETY: `is_culib_present` runs the initialisers of the libraries that it tries: the
         // driver's have no conditions.
         if !unsafe { is_culib_present() } {
             return Err(error::no_library());
         }
-        // SAFETY: `Symbols::load` asks that the library can be loaded: it just was.
-        let symbols = unsafe { Symbols::load() };
-        Ok(Arc::new(CudaBackend {
-            driver: Driver::start(symbols)?,
-            memory: Memory::default(),
-            pools: Mutex::default(),
-            hosts: HostTable::default(),
-            events: DeviceTable::default(),
-            streams: StreamTable::default(),
-            registrations: Registrations::default(),
-            peers: PeerTable::default(),
+        // SAFETY: `sys::find` asks that the library can be loaded: it just was.
+        let (calls, own) = unsafe { sys::find() };
+        let (version, devices) = start::start(&own)?;
+        Ok(Cuda {
+            driver: Driver::new(calls),
+            own,
+            version,
+            devices,
             fork,
-        }))
+        })
     }
 
-    /// Returns the version of CUDA that the driver speaks, as it writes it: 13000 is 13.0.
-    pub fn driver_version(&self) -> u32 {
-        self.driver.version()
-    }
-}
-
-impl Drop for CudaBackend {
-    fn drop(&mut self) {
+    fn end(backend: &CudaBackend) {
         // First of all: in a forked child another thread of the parent's may hold a table's lock
         // for good.
-        if self.fork.is_child() {
+        if backend.fork.is_child() {
             return;
         }
-        let nothing_left = self.memory.is_empty()
-            && self.pools().is_empty()
-            && self.hosts.is_empty()
-            && self.events.is_empty()
-            && self.streams.is_empty()
-            && self.registrations.is_empty();
-        if nothing_left {
-            // SAFETY: `Driver::release` asks that nothing made in the contexts be left, and that
-            // nobody call afterwards: the tables are empty, and this is the last that anybody does
-            // with `self`.
-            unsafe { self.driver.release() };
+        backend.forget_marks();
+        if backend.driver.is_empty() {
+            // SAFETY: `release` asks that nothing made in the contexts be left, and that nothing
+            // is called afterwards: the tables are empty, and the backend is being dropped.
+            unsafe { backend.release() };
+        }
+    }
+
+    fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    fn quirks(&self) -> &Quirks {
+        &QUIRKS
+    }
+
+    fn code(&self, code: Code) -> DriverError {
+        self.own.error(code)
+    }
+
+    fn missing(&self, name: &'static str) -> Error {
+        error::missing(name)
+    }
+
+    fn unsupported(&self, what: &'static str, device: DeviceId) -> Error {
+        error::unsupported(what, device)
+    }
+
+    fn out_of_memory_hint(&self) -> &'static str {
+        "collect or drop blocks, trim, or see `nvidia-smi` for other processes on the device"
+    }
+
+    fn on_device(&self, device: DeviceId) -> Result<Scope<'_, Cuda>> {
+        self.enter_device(self.relaxed()?, device)
+    }
+
+    fn anywhere(&self) -> Result<Scope<'_, Cuda>> {
+        self.enter_any()
+    }
+
+    fn beside_stream(&self, stream: RawStream) -> Result<Scope<'_, Cuda>> {
+        self.enter_beside(stream)
+    }
+
+    fn asking_stream(&self, stream: RawStream) -> Result<Scope<'_, Cuda>> {
+        // `cuStreamIsCapturing` asks about captures and ends none, and takes what it needs from the
+        // stream that it is given. A default stream is that of a context.
+        if stream.is_default() {
+            self.on_device(stream.device)
+        } else {
+            Ok(Scope::untouched(self, Some(stream.device)))
+        }
+    }
+
+    fn without_context(&self, device: DeviceId) -> Result<Scope<'_, Cuda>> {
+        let mut scope = self.relaxed()?;
+        scope.device = Some(device);
+        Ok(scope)
+    }
+
+    fn leave(&self, pushed: &mut call::Pushed) {
+        self.pop(pushed);
+    }
+
+    fn current_device(&self, _: &Scope<'_, Cuda>) -> Option<DeviceId> {
+        self.device_number().ok()
+    }
+
+    fn count(&self) -> usize {
+        self.devices.len()
+    }
+
+    fn ordinal(&self, device: DeviceId) -> Result<c_int> {
+        self.device(device)?.ordinal.map_err(|code| Error::Driver {
+            call: "cuDeviceGet",
+            device,
+            source: self.own.error(code),
+        })
+    }
+
+    fn numbered(&self, ordinal: c_int) -> Option<DeviceId> {
+        let found = self
+            .devices
+            .iter()
+            .position(|device| device.ordinal == Ok(ordinal))?;
+        Some(DeviceId(found as u32))
+    }
+
+    fn uuid(&self, device: DeviceId) -> Result<DeviceUuid> {
+        self.device_uuid(device)
+    }
+
+    fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
+        self.place(device)
+    }
+
+    fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
+        // The driver says -1 on a machine of one node.
+        let node = attribute(self, self.ordinal(device)?, property::HOST_NUMA_NODE);
+        Ok(node.and_then(|node| u32::try_from(node).ok()))
+    }
+
+    fn caps(&self, device: DeviceId) -> Result<Caps> {
+        self.device_caps(device)
+    }
+
+    fn descriptor(&self, device: DeviceId) -> Result<Option<Descriptor>> {
+        match self.virtual_memory(device) {
+            Ok(_) => Ok(Some(Descriptor::Vmm)),
+            Err(Error::Unsupported { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn require_ranges(&self, device: DeviceId) -> Result<()> {
+        self.virtual_memory(device).map(drop)
+    }
+
+    fn require_pools(&self, device: DeviceId) -> Result<()> {
+        self.ordinal(device).map(drop)
+    }
+
+    fn device_files(&self) -> &[&'static str] {
+        &["/dev/nvidia"]
+    }
+
+    fn signs_of_life(&self, _: u32) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
+    fn quarantine(&self) -> Duration {
+        driver::device::SHOWN
+    }
+
+    fn open_way(&self, scope: &Scope<'_, Cuda>, peer: DeviceId) -> Result<(&'static str, Code)> {
+        let symbol = &self.own.cuCtxEnablePeerAccess;
+        let context = self.primary(scope, peer)?;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `cuCtxEnablePeerAccess` asks for a context that is alive: the peer's primary
+            // one, retained until the backend is dropped. Its flags are 0.
+            unsafe { function(context, 0) }
+        })?;
+        Ok((symbol.name, code))
+    }
+
+    fn stream(raw: RawStream) -> Stream {
+        ptr::with_exposed_provenance_mut(raw.handle as usize)
+    }
+
+    unsafe fn stream_info(&self, stream: RawStream) -> Result<StreamInfo> {
+        // SAFETY: `identify_stream` has our condition.
+        unsafe { self.identify_stream(stream) }
+    }
+
+    unsafe fn call_back(&self, _: &Scope<'_, Cuda>, _: RawStream, _: *mut c_void) -> Result<()> {
+        Err(error::missing("cuLaunchHostFunc"))
+    }
+
+    fn destroying(&self, stream: RawStream) -> Result<Box<dyn FnOnce() + Send>> {
+        Err(self.unsupported("destroying a busy stream later", stream.device))
+    }
+
+    unsafe fn queue_words(
+        &self,
+        scope: &Scope<'_, Cuda>,
+        stream: RawStream,
+        ops: &[StreamOp],
+    ) -> Result<()> {
+        // SAFETY: `batch` has our conditions.
+        unsafe { self.batch(scope, stream, ops) }
+    }
+
+    fn classify(&self, scope: &Scope<'_, Cuda>, ptr: DevicePtr) -> Result<PointerInfo> {
+        self.classify_foreign(scope, ptr)
+    }
+
+    fn refusal(&self, info: &PointerInfo) -> (&'static str, &'static str) {
+        pointer::refusal(info)
+    }
+
+    fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
+        self.plain_handle(base)
+    }
+
+    fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<AddressRange> {
+        let scope = self.on_device(device)?;
+        driver::plain::open(&scope, handle)?
+            .map_err(|code| scope.error(self.driver.calls.handle_open.name, code))
+    }
+
+    fn check_imported(&self, scope: &Scope<'_, Cuda>, handle: MemoryHandle) -> Result<()> {
+        self.check_location(scope, handle)
+    }
+
+    fn dma_buf(&self) -> Option<&dyn DmaBuf> {
+        None
+    }
+
+    fn alloc_managed(&self, device: DeviceId, size: u64) -> Result<DevicePtr> {
+        let scope = self.on_device(device)?;
+        let symbol = &self.own.cuMemAllocManaged;
+        let mut base = 0;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `cuMemAllocManaged` writes one address: `base` is one.
+            unsafe { function(&raw mut base, size as usize, MEMORY_GLOBAL) }
+        })?;
+        match code {
+            driver::code::SUCCESS => Ok(DevicePtr(base)),
+            code => Err(scope.allocation_error(symbol.name, code, size)),
         }
     }
 }

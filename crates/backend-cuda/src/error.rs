@@ -6,25 +6,14 @@ use std::ptr;
 
 use gpu_api::{BackendKind, DeviceId, DriverError, Error};
 
-use crate::sys::{Code, Symbols};
+use driver::code::{Code, SUCCESS};
 
-pub(crate) const SUCCESS: Code = 0;
-pub(crate) const INVALID_VALUE: Code = 1;
-pub(crate) const OUT_OF_MEMORY: Code = 2;
-pub(crate) const INVALID_CONTEXT: Code = 201;
-pub(crate) const OPERATING_SYSTEM: Code = 304;
-pub(crate) const INVALID_HANDLE: Code = 400;
-pub(crate) const NOT_FOUND: Code = 500;
-pub(crate) const NOT_READY: Code = 600;
-pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
-pub(crate) const NOT_SUPPORTED: Code = 801;
-pub(crate) const STREAM_CAPTURE_IMPLICIT: Code = 906;
-pub(crate) const UNKNOWN: Code = 999;
+use crate::sys::Own;
 
 /// What is said of a code that the driver has no name for.
 const UNNAMED: &str = "a code that this driver does not name";
 
-impl Symbols {
+impl Own {
     /// Names a code the way the driver does.
     pub(crate) fn error(&self, code: Code) -> DriverError {
         DriverError {
@@ -116,4 +105,23 @@ pub(crate) fn no_device(device: DeviceId, count: usize) -> Error {
         got: format!("{device} of {count}"),
         must: "one that `device_count` counts",
     }
+}
+
+/// Makes the error of what a device does not have.
+pub(crate) fn unsupported(what: &'static str, device: DeviceId) -> Error {
+    let (why, remedy) = match what {
+        "memory that is shared by file descriptor" => (
+            format!("{device} has no virtual memory management, or does not export it"),
+            "share by handle (`Sharing::Handle`)",
+        ),
+        "an interprocess event" => (
+            format!("{device} has none"),
+            "order work by words in shared memory",
+        ),
+        _ => (
+            format!("{device} has no such operation"),
+            "choose another device or backend",
+        ),
+    };
+    Error::Unsupported { what, why, remedy }
 }

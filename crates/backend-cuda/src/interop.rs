@@ -6,7 +6,7 @@
 //! | `CUstream` | [`RawStream`](gpu_api::RawStream) | its device, and its address as the handle |
 //! | `CUdeviceptr` | [`DevicePtr`](gpu_api::DevicePtr) | the same number |
 //! | `CUevent` | [`RawEvent`](gpu_api::RawEvent) | its address |
-//! | `CUcontext` | `u64` | its address: [`CudaBackend::context`], [`CudaBackend::device_of_context`] |
+//! | `CUcontext` | `u64` | its address: [`Cuda::context`], [`Cuda::device_of_context`] |
 //!
 //! A stream must be of its device's primary context, which the CUDA runtime, and so PyTorch, and
 //! cudarc use: others are refused, because the driver records an event on streams of the event's
@@ -18,9 +18,9 @@ use std::ptr;
 
 use gpu_api::{DeviceId, Result};
 
-use crate::backend::CudaBackend;
+use crate::backend::Cuda;
 
-impl CudaBackend {
+impl Cuda {
     /// Finds the device of a context (`CUcontext`) of the application's.
     ///
     /// # Errors
@@ -32,9 +32,9 @@ impl CudaBackend {
     /// `context` is a context that is alive.
     pub unsafe fn device_of_context(&self, context: u64) -> Result<DeviceId> {
         let context = ptr::with_exposed_provenance_mut(context as usize);
-        // SAFETY: `Driver::on_context` asks for a context that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_context(context) }?;
-        self.driver.device_number(&scope)
+        // SAFETY: `on_context` asks for a context that is alive: our caller vouches for it.
+        let _on = unsafe { self.on_context(context) }?;
+        self.device_number()
     }
 
     /// Returns a device's primary context (`CUcontext`), which lives as long as the backend does.
@@ -45,8 +45,8 @@ impl CudaBackend {
     ///
     /// [`Error::Invalid`](gpu_api::Error::Invalid) for a device that this process does not have.
     pub fn context(&self, device: DeviceId) -> Result<u64> {
-        let scope = self.driver.relaxed()?;
-        let context = self.driver.primary(&scope, device)?;
+        let scope = self.relaxed()?;
+        let context = self.primary(&scope, device)?;
         Ok(context.expose_provenance() as u64)
     }
 }
@@ -109,7 +109,11 @@ mod of_cudarc {
                 base,
                 len: slice.num_bytes() as u64,
             }),
-            _ => Err(cuda.refusal(base, "sharing this slice")),
+            _ => Err(driver::pointer::refusal(
+                &**cuda,
+                base,
+                "sharing this slice",
+            )),
         }
     }
 }

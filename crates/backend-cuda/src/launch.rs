@@ -10,23 +10,27 @@ use std::sync::Arc;
 
 use gpu_api::{DeviceId, DevicePtr, Error, RawStream, Result};
 
-use crate::backend::CudaBackend;
-use crate::call;
-use crate::error::{self, SUCCESS};
-use crate::sys::{CUcontext, CUdeviceptr, CUstream, Code, Symbol, symbols};
+use driver::Vendor;
+use driver::calls::Symbol;
+use driver::code::{Code, SUCCESS};
+
+use crate::backend::{Cuda, CudaBackend};
+use crate::error;
+use crate::sys::{CUcontext, CUdeviceptr, CUstream, look};
 
 /// A stream capture that other threads' unsafe calls destroy.
 pub const CAPTURE_GLOBAL: u32 = 0;
 
-symbols! {
+driver::symbols! {
+    /// Calls of an application.
     Launching;
 
     cuCtxSetCurrent: fn(CUcontext);
     cuModuleLoadData: fn(*mut *mut c_void, *const c_void);
     cuModuleGetFunction: fn(*mut *mut c_void, *mut c_void, *const c_char);
-    cuModuleGetGlobal as "cuModuleGetGlobal_v2": fn(*mut CUdeviceptr, *mut usize, *mut c_void, *const c_char);
+    cuModuleGetGlobal: fn(*mut CUdeviceptr, *mut usize, *mut c_void, *const c_char);
     cuLaunchKernel: fn(*mut c_void, u32, u32, u32, u32, u32, u32, u32, CUstream, *mut *mut c_void, *mut *mut c_void);
-    cuStreamBeginCapture as "cuStreamBeginCapture_v2": fn(CUstream, u32);
+    cuStreamBeginCapture: fn(CUstream, u32);
     cuStreamEndCapture: fn(CUstream, *mut *mut c_void);
     cuGraphInstantiateWithFlags: fn(*mut *mut c_void, *mut c_void, u64);
     cuGraphCreate: fn(*mut *mut c_void, u32);
@@ -71,7 +75,7 @@ const ASSIGN_DEFAULT: u32 = 1;
 /// `CUgraphNodeParams` of CUDA 12.3 and later, for a conditional node: 256 bytes, of which the
 /// manual wants those that are not used to be 0.
 #[repr(C)]
-pub(crate) struct NodeParameters {
+pub struct NodeParameters {
     kind: u32,
     reserved: [u32; 3],
     handle: u64,
@@ -93,8 +97,9 @@ impl Application {
     /// for good.
     pub fn begin(cuda: &Arc<CudaBackend>, device: DeviceId) -> Result<Application> {
         let context = ptr::with_exposed_provenance_mut(cuda.context(device)? as usize);
-        // SAFETY: `Symbols::load` asks that the library can be loaded: the backend loaded it.
-        let symbols = unsafe { Launching::load() };
+        // SAFETY: `find` asks that what `look` finds have the row's prototype: each is that in
+        // cuda.h.
+        let symbols = unsafe { Launching::find(&look) };
         let application = Application {
             cuda: Arc::clone(cuda),
             device,
@@ -187,7 +192,7 @@ impl Application {
                     1,
                     1,
                     0,
-                    call::stream(stream),
+                    Cuda::stream(stream).cast(),
                     addresses.as_mut_ptr(),
                     ptr::null_mut(),
                 )
@@ -204,7 +209,7 @@ impl Application {
         self.call(&self.symbols.cuStreamBeginCapture, |function| {
             // SAFETY: `cuStreamBeginCapture` asks for a stream that is alive: our caller vouches
             // for it.
-            unsafe { function(call::stream(stream), mode) }
+            unsafe { function(Cuda::stream(stream).cast(), mode) }
         })
     }
 
@@ -273,7 +278,7 @@ impl Application {
             // caller vouches for, and for a graph: the node's body. No dependency is named.
             unsafe {
                 function(
-                    call::stream(stream),
+                    Cuda::stream(stream).cast(),
                     body,
                     ptr::null(),
                     ptr::null(),
@@ -305,7 +310,7 @@ impl Application {
         self.call(&self.symbols.cuStreamEndCapture, |function| {
             // SAFETY: `cuStreamEndCapture` writes one pointer: `graph` is one. Our caller vouches
             // for the stream.
-            unsafe { function(call::stream(stream), &raw mut graph) }
+            unsafe { function(Cuda::stream(stream).cast(), &raw mut graph) }
         })?;
         Ok(graph)
     }
@@ -348,7 +353,7 @@ impl Application {
         self.call(&self.symbols.cuGraphLaunch, |function| {
             // SAFETY: `cuGraphLaunch` asks for a graph that is ready: it is never destroyed. Our
             // caller vouches for the stream and for what the graph does.
-            unsafe { function(graph.0, call::stream(stream)) }
+            unsafe { function(graph.0, Cuda::stream(stream).cast()) }
         })
     }
 
@@ -362,7 +367,7 @@ impl Application {
         self.call(&self.symbols.cuMemAllocAsync, |function| {
             // SAFETY: `cuMemAllocAsync` writes one address: `base` is one. Our caller vouches for
             // the stream.
-            unsafe { function(&raw mut base, len, call::stream(stream)) }
+            unsafe { function(&raw mut base, len, Cuda::stream(stream).cast()) }
         })?;
         Ok(DevicePtr(base))
     }
@@ -372,7 +377,7 @@ impl Application {
         match run(function) {
             SUCCESS => Ok(()),
             code => {
-                let source = self.cuda.driver.symbols.error(code);
+                let source = self.cuda.own.error(code);
                 Err(Error::Driver {
                     call: symbol.name,
                     device: self.device,

@@ -1,89 +1,26 @@
-//! The part of the CUDA driver API that this backend calls, as a table of function pointers.
+//! The part of the CUDA driver API that this backend calls, beyond what drivers have in common.
 //!
 //! The types and the library come from cudarc, the functions do not: cudarc's panic when the
 //! library or a symbol is missing, and return a Rust enum, for which a code that its headers do not
-//! list is undefined behaviour. In this table a missing symbol is `None` and a code is a plain
-//! number.
+//! list is undefined behaviour.
 //!
 //! Structures that hold such enums, or whose fields cudarc names differently from one version of
-//! CUDA's headers to the next, are declared here with plain integers and measured against cudarc's.
+//! CUDA's headers to the next, are declared with plain integers and measured against cudarc's.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::{fmt, ptr};
 
 use cudarc::driver::sys;
-pub(crate) use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUipcEventHandle, CUipcMemHandle, CUstream, CUuuid,
+pub(crate) use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUstream};
+use driver::calls::{
+    AccessDescription, AllocationProperties, Calls, Found, Location, MemoryHandle, Name, Uuid,
+    named,
 };
-use gpu_api::vendor::pool::PoolProperties;
+use driver::code::Code;
+use driver::pool::PoolProperties;
 
-/// What every function of the driver returns.
-pub(crate) type Code = u32;
-
-/// The driver's name for a physical allocation (`CUmemGenericAllocationHandle`).
-pub(crate) type MemoryHandle = u64;
-
-/// The driver's name for a pool (`CUmemoryPool`).
-pub(crate) type PoolHandle = *mut c_void;
-
-/// What `cuLaunchHostFunc` calls.
-pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
-
-/// Where memory lies (`CUmemLocation`).
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Location {
-    /// [`LOCATION_DEVICE`] for device memory.
-    pub(crate) kind: u32,
-    /// The device's ordinal.
-    pub(crate) id: c_int,
-}
 const _: () = assert!(size_of::<Location>() == size_of::<sys::CUmemLocation>());
-
-/// What to allocate, or what was allocated (`CUmemAllocationProp`).
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct AllocationProperties {
-    /// [`ALLOCATION_PINNED`]: the only kind of physical memory that devices have.
-    pub(crate) kind: u32,
-    /// The ways in which it can be exported: [`HANDLE_POSIX_FD`].
-    pub(crate) handle_types: u32,
-    /// Where.
-    pub(crate) location: Location,
-    /// For Windows.
-    pub(crate) win32: *mut c_void,
-    /// Compression, RDMA and usage.
-    pub(crate) flags: [u8; 8],
-}
 const _: () = assert!(size_of::<AllocationProperties>() == size_of::<sys::CUmemAllocationProp>());
-
-impl AllocationProperties {
-    /// Describes physical memory on a device that can be exported as a file descriptor.
-    pub(crate) fn exportable(ordinal: CUdevice) -> AllocationProperties {
-        AllocationProperties {
-            kind: ALLOCATION_PINNED,
-            handle_types: HANDLE_POSIX_FD,
-            location: Location {
-                kind: LOCATION_DEVICE,
-                id: ordinal,
-            },
-            win32: ptr::null_mut(),
-            flags: [0; 8],
-        }
-    }
-}
-
 const _: () = assert!(size_of::<PoolProperties>() == size_of::<sys::CUmemPoolProps>());
-
-/// Which device may access a mapping, and how (`CUmemAccessDesc`).
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct AccessDescription {
-    /// The device.
-    pub(crate) location: Location,
-    /// [`ACCESS_READ`] or [`ACCESS_READ_WRITE`].
-    pub(crate) flags: u32,
-}
 const _: () = assert!(size_of::<AccessDescription>() == size_of::<sys::CUmemAccessDesc>());
 
 /// One operation of a batch (`CUstreamBatchMemOpParams`, whose members for waiting and writing have
@@ -97,7 +34,7 @@ pub(crate) struct BatchOperation {
     pub(crate) address: CUdeviceptr,
     /// What is stored or awaited.
     pub(crate) value: u64,
-    /// [`WAIT_GEQ`], or 0 for a write that orders all work before it, for every observer in the
+    /// `WAIT_GEQ`, or 0 for a write that orders all work before it, for every observer in the
     /// system.
     pub(crate) flags: u32,
     /// For the driver.
@@ -107,23 +44,8 @@ pub(crate) struct BatchOperation {
 }
 const _: () = assert!(size_of::<BatchOperation>() == size_of::<sys::CUstreamBatchMemOpParams>());
 
-pub(crate) const LOCATION_DEVICE: u32 = 1;
-pub(crate) const ALLOCATION_PINNED: u32 = 1;
-pub(crate) const HANDLE_POSIX_FD: u32 = 1;
-pub(crate) const GRANULARITY_MINIMUM: u32 = 0;
-pub(crate) const ACCESS_READ: u32 = 1;
-pub(crate) const ACCESS_READ_WRITE: u32 = 3;
 pub(crate) const WAIT_VALUE_64: u32 = 4;
 pub(crate) const WRITE_VALUE_64: u32 = 5;
-pub(crate) const WAIT_GEQ: u32 = 0;
-pub(crate) const CAPTURE_RELAXED: u32 = 2;
-pub(crate) const IPC_LAZY_PEER_ACCESS: u32 = 1;
-pub(crate) const EVENT_DISABLE_TIMING: u32 = 2;
-pub(crate) const EVENT_INTERPROCESS: u32 = 4;
-pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
-pub(crate) const HOST_ALLOC_PORTABLE: u32 = 1;
-pub(crate) const HOST_REGISTER_PORTABLE: u32 = 1;
-pub(crate) const HOST_REGISTER_DEVICEMAP: u32 = 2;
 /// Managed memory that any stream may touch (`CU_MEM_ATTACH_GLOBAL`).
 pub(crate) const MEMORY_GLOBAL: u32 = 1;
 pub(crate) const MEMORY_HOST: u32 = 1;
@@ -159,140 +81,223 @@ pub(crate) mod pointer {
     pub(crate) const POOL: u32 = 17;
 }
 
-/// One function of the driver: its name in the manual, and where this driver has it.
-pub(crate) struct Symbol<F> {
-    pub(crate) name: &'static str,
-    pub(crate) function: Option<F>,
-}
+/// The rows of [`Calls`] and [`Own`] whose names differ in the manual or in the library.
+const NAMES: &[Name] = &[
+    ("device_name", "cuDeviceGetName", "cuDeviceGetName"),
+    // The older function names the whole device where the younger one names its partition (MIG).
+    ("device_uuid", "cuDeviceGetUuid", "cuDeviceGetUuid_v2"),
+    ("uuid_of_whole", "cuDeviceGetUuidOld", "cuDeviceGetUuid"),
+    ("device_total", "cuDeviceTotalMem", "cuDeviceTotalMem_v2"),
+    (
+        "device_attribute",
+        "cuDeviceGetAttribute",
+        "cuDeviceGetAttribute",
+    ),
+    (
+        "device_can_access",
+        "cuDeviceCanAccessPeer",
+        "cuDeviceCanAccessPeer",
+    ),
+    (
+        "exchange_capture_mode",
+        "cuThreadExchangeStreamCaptureMode",
+        "cuThreadExchangeStreamCaptureMode",
+    ),
+    ("mem_info", "cuMemGetInfo", "cuMemGetInfo_v2"),
+    ("malloc", "cuMemAlloc", "cuMemAlloc_v2"),
+    ("free", "cuMemFree", "cuMemFree_v2"),
+    (
+        "address_range",
+        "cuMemGetAddressRange",
+        "cuMemGetAddressRange_v2",
+    ),
+    ("host_alloc", "cuMemHostAlloc", "cuMemHostAlloc"),
+    ("host_free", "cuMemFreeHost", "cuMemFreeHost"),
+    ("host_register", "cuMemHostRegister", "cuMemHostRegister_v2"),
+    (
+        "host_unregister",
+        "cuMemHostUnregister",
+        "cuMemHostUnregister",
+    ),
+    (
+        "host_device_pointer",
+        "cuMemHostGetDevicePointer",
+        "cuMemHostGetDevicePointer_v2",
+    ),
+    ("pool_create", "cuMemPoolCreate", "cuMemPoolCreate"),
+    ("pool_destroy", "cuMemPoolDestroy", "cuMemPoolDestroy"),
+    ("pool_set", "cuMemPoolSetAttribute", "cuMemPoolSetAttribute"),
+    ("pool_get", "cuMemPoolGetAttribute", "cuMemPoolGetAttribute"),
+    ("pool_trim", "cuMemPoolTrimTo", "cuMemPoolTrimTo"),
+    (
+        "pool_alloc",
+        "cuMemAllocFromPoolAsync",
+        "cuMemAllocFromPoolAsync",
+    ),
+    ("pool_free", "cuMemFreeAsync", "cuMemFreeAsync"),
+    (
+        "granularity",
+        "cuMemGetAllocationGranularity",
+        "cuMemGetAllocationGranularity",
+    ),
+    ("memory_create", "cuMemCreate", "cuMemCreate"),
+    ("memory_release", "cuMemRelease", "cuMemRelease"),
+    (
+        "memory_retain",
+        "cuMemRetainAllocationHandle",
+        "cuMemRetainAllocationHandle",
+    ),
+    (
+        "memory_export",
+        "cuMemExportToShareableHandle",
+        "cuMemExportToShareableHandle",
+    ),
+    (
+        "memory_import",
+        "cuMemImportFromShareableHandle",
+        "cuMemImportFromShareableHandle",
+    ),
+    (
+        "range_reserve",
+        "cuMemAddressReserve",
+        "cuMemAddressReserve",
+    ),
+    ("range_free", "cuMemAddressFree", "cuMemAddressFree"),
+    ("range_map", "cuMemMap", "cuMemMap"),
+    ("range_unmap", "cuMemUnmap", "cuMemUnmap"),
+    ("range_access", "cuMemSetAccess", "cuMemSetAccess"),
+    ("handle_get", "cuIpcGetMemHandle", "cuIpcGetMemHandle"),
+    ("handle_open", "cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"),
+    ("handle_close", "cuIpcCloseMemHandle", "cuIpcCloseMemHandle"),
+    (
+        "event_handle_get",
+        "cuIpcGetEventHandle",
+        "cuIpcGetEventHandle",
+    ),
+    (
+        "event_handle_open",
+        "cuIpcOpenEventHandle",
+        "cuIpcOpenEventHandle",
+    ),
+    ("event_create", "cuEventCreate", "cuEventCreate"),
+    ("event_record", "cuEventRecord", "cuEventRecord"),
+    ("event_query", "cuEventQuery", "cuEventQuery"),
+    ("event_destroy", "cuEventDestroy", "cuEventDestroy_v2"),
+    ("stream_create", "cuStreamCreate", "cuStreamCreate"),
+    ("stream_destroy", "cuStreamDestroy", "cuStreamDestroy_v2"),
+    ("stream_query", "cuStreamQuery", "cuStreamQuery"),
+    (
+        "stream_synchronize",
+        "cuStreamSynchronize",
+        "cuStreamSynchronize",
+    ),
+    (
+        "stream_wait_event",
+        "cuStreamWaitEvent",
+        "cuStreamWaitEvent",
+    ),
+    ("stream_id", "cuStreamGetId", "cuStreamGetId"),
+    (
+        "stream_capturing",
+        "cuStreamIsCapturing",
+        "cuStreamIsCapturing",
+    ),
+    ("stream_call", "cuLaunchHostFunc", "cuLaunchHostFunc"),
+    (
+        "copy_to_device",
+        "cuMemcpyHtoDAsync",
+        "cuMemcpyHtoDAsync_v2",
+    ),
+    ("copy_to_host", "cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync_v2"),
+    ("copy", "cuMemcpyDtoDAsync", "cuMemcpyDtoDAsync_v2"),
+    ("fill", "cuMemsetD8Async", "cuMemsetD8Async"),
+    (
+        "cuDevicePrimaryCtxRelease",
+        "cuDevicePrimaryCtxRelease",
+        "cuDevicePrimaryCtxRelease_v2",
+    ),
+    (
+        "cuCtxPushCurrent",
+        "cuCtxPushCurrent",
+        "cuCtxPushCurrent_v2",
+    ),
+    ("cuCtxPopCurrent", "cuCtxPopCurrent", "cuCtxPopCurrent_v2"),
+    (
+        "cuStreamBatchMemOp",
+        "cuStreamBatchMemOp",
+        "cuStreamBatchMemOp_v2",
+    ),
+    (
+        "cuModuleGetGlobal",
+        "cuModuleGetGlobal",
+        "cuModuleGetGlobal_v2",
+    ),
+    (
+        "cuStreamBeginCapture",
+        "cuStreamBeginCapture",
+        "cuStreamBeginCapture_v2",
+    ),
+];
 
-/// Declares a table of the driver's functions, by the names of its manual.
-macro_rules! symbols {
-    ($table:ident; $($name:ident $(as $symbol:literal)? : fn($($argument:ty),* $(,)?);)*) => {
-        /// Functions of the driver's, by the names of its manual.
-        #[allow(non_snake_case, reason = "the manual's names can be looked up, ours could not")]
-        pub(crate) struct $table {
-            $(pub(crate) $name: $crate::sys::Symbol<unsafe extern "C" fn($($argument),*) -> $crate::sys::Code>,)*
-        }
-
-        impl $table {
-            /// Looks every function up.
-            ///
-            /// # Safety
-            ///
-            /// The driver's library can be loaded: `is_culib_present` said so.
-            pub(crate) unsafe fn load() -> $table {
-                // SAFETY: `culib` runs the initialisers of the library that it loads: the driver's
-                // have no conditions. It panics where no library can be loaded; the caller vouches
-                // for that one.
-                let library = unsafe { cudarc::driver::sys::culib() };
-                $table {
-                    $($name: {
-                        let symbol = [$($symbol,)? stringify!($name)][0];
-                        // SAFETY: `Library::get` asks that the type be the symbol's: each row of
-                        // the table is the prototype in cuda.h, with the result as the integer that
-                        // C passes it as.
-                        let found = unsafe {
-                            library.get::<unsafe extern "C" fn($($argument),*) -> $crate::sys::Code>(symbol.as_bytes())
-                        };
-                        $crate::sys::Symbol { name: stringify!($name), function: found.ok().map(|function| *function) }
-                    },)*
-                }
-            }
-        }
-    };
-}
-
-#[cfg(feature = "test-kernels")]
-pub(crate) use symbols;
-
-symbols! {
-    Symbols;
+driver::symbols! {
+    /// CUDA's own functions, by the names of its manual.
+    Own;
 
     cuInit: fn(u32);
     cuDriverGetVersion: fn(*mut c_int);
     cuGetErrorName: fn(Code, *mut *const c_char);
-
     cuDeviceGetCount: fn(*mut c_int);
     cuDeviceGet: fn(*mut CUdevice, c_int);
-    cuDeviceGetName: fn(*mut c_char, c_int, CUdevice);
-    cuDeviceGetUuid as "cuDeviceGetUuid_v2": fn(*mut CUuuid, CUdevice);
-    cuDeviceGetUuidOld as "cuDeviceGetUuid": fn(*mut CUuuid, CUdevice);
-    cuDeviceTotalMem as "cuDeviceTotalMem_v2": fn(*mut usize, CUdevice);
-    cuDeviceGetAttribute: fn(*mut c_int, u32, CUdevice);
-    cuDeviceCanAccessPeer: fn(*mut c_int, CUdevice, CUdevice);
+    uuid_of_whole: fn(*mut Uuid, CUdevice);
     cuDevicePrimaryCtxRetain: fn(*mut CUcontext, CUdevice);
-    cuDevicePrimaryCtxRelease as "cuDevicePrimaryCtxRelease_v2": fn(CUdevice);
-
+    cuDevicePrimaryCtxRelease: fn(CUdevice);
     cuCtxGetCurrent: fn(*mut CUcontext);
-    cuCtxPushCurrent as "cuCtxPushCurrent_v2": fn(CUcontext);
-    cuCtxPopCurrent as "cuCtxPopCurrent_v2": fn(*mut CUcontext);
+    cuCtxPushCurrent: fn(CUcontext);
+    cuCtxPopCurrent: fn(*mut CUcontext);
     cuCtxGetDevice: fn(*mut CUdevice);
     cuCtxEnablePeerAccess: fn(CUcontext, u32);
-    cuThreadExchangeStreamCaptureMode: fn(*mut u32);
-
-    cuMemGetInfo as "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
-    cuMemAlloc as "cuMemAlloc_v2": fn(*mut CUdeviceptr, usize);
-    cuMemFree as "cuMemFree_v2": fn(CUdeviceptr);
-    cuMemGetAddressRange as "cuMemGetAddressRange_v2": fn(*mut CUdeviceptr, *mut usize, CUdeviceptr);
     cuPointerGetAttributes: fn(u32, *const u32, *const *mut c_void, CUdeviceptr);
-    cuMemHostAlloc: fn(*mut *mut c_void, usize, u32);
-    cuMemFreeHost: fn(*mut c_void);
-    cuMemHostRegister as "cuMemHostRegister_v2": fn(*mut c_void, usize, u32);
-    cuMemHostUnregister: fn(*mut c_void);
-    cuMemHostGetDevicePointer as "cuMemHostGetDevicePointer_v2": fn(*mut CUdeviceptr, *mut c_void, u32);
-
-    cuMemPoolCreate: fn(*mut PoolHandle, *const PoolProperties);
-    cuMemPoolDestroy: fn(PoolHandle);
-    cuMemPoolSetAttribute: fn(PoolHandle, u32, *mut c_void);
-    cuMemPoolGetAttribute: fn(PoolHandle, u32, *mut c_void);
-    cuMemPoolTrimTo: fn(PoolHandle, usize);
-    cuMemAllocFromPoolAsync: fn(*mut CUdeviceptr, usize, PoolHandle, CUstream);
-    cuMemFreeAsync: fn(CUdeviceptr, CUstream);
     cuMemAllocManaged: fn(*mut CUdeviceptr, usize, u32);
-
-    cuMemGetAllocationGranularity: fn(*mut usize, *const AllocationProperties, u32);
-    cuMemCreate: fn(*mut MemoryHandle, usize, *const AllocationProperties, u64);
-    cuMemRelease: fn(MemoryHandle);
-    cuMemAddressReserve: fn(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
-    cuMemAddressFree: fn(CUdeviceptr, usize);
-    cuMemMap: fn(CUdeviceptr, usize, usize, MemoryHandle, u64);
-    cuMemUnmap: fn(CUdeviceptr, usize);
-    cuMemSetAccess: fn(CUdeviceptr, usize, *const AccessDescription, usize);
-    cuMemExportToShareableHandle: fn(*mut c_void, MemoryHandle, u32, u64);
-    cuMemImportFromShareableHandle: fn(*mut MemoryHandle, *mut c_void, u32);
-    cuMemRetainAllocationHandle: fn(*mut MemoryHandle, *mut c_void);
     cuMemGetAllocationPropertiesFromHandle: fn(*mut AllocationProperties, MemoryHandle);
-
-    cuIpcGetMemHandle: fn(*mut CUipcMemHandle, CUdeviceptr);
-    cuIpcOpenMemHandle as "cuIpcOpenMemHandle_v2": fn(*mut CUdeviceptr, CUipcMemHandle, u32);
-    cuIpcCloseMemHandle: fn(CUdeviceptr);
-    cuIpcGetEventHandle: fn(*mut CUipcEventHandle, CUevent);
-    cuIpcOpenEventHandle: fn(*mut CUevent, CUipcEventHandle);
-
-    cuEventCreate: fn(*mut CUevent, u32);
-    cuEventRecord: fn(CUevent, CUstream);
-    cuEventQuery: fn(CUevent);
-    cuEventDestroy as "cuEventDestroy_v2": fn(CUevent);
-
-    cuStreamCreate: fn(*mut CUstream, u32);
-    cuStreamDestroy as "cuStreamDestroy_v2": fn(CUstream);
-    cuStreamQuery: fn(CUstream);
-    cuStreamSynchronize: fn(CUstream);
-    cuStreamWaitEvent: fn(CUstream, CUevent, u32);
     cuStreamGetCtx: fn(CUstream, *mut CUcontext);
-    cuStreamGetId: fn(CUstream, *mut u64);
-    cuStreamIsCapturing: fn(CUstream, *mut u32);
-    cuStreamBatchMemOp as "cuStreamBatchMemOp_v2": fn(CUstream, u32, *mut BatchOperation, u32);
-    cuLaunchHostFunc: fn(CUstream, HostFunction, *mut c_void);
-
-    cuMemcpyHtoDAsync as "cuMemcpyHtoDAsync_v2": fn(CUdeviceptr, *const c_void, usize, CUstream);
-    cuMemcpyDtoHAsync as "cuMemcpyDtoHAsync_v2": fn(*mut c_void, CUdeviceptr, usize, CUstream);
-    cuMemcpyDtoDAsync as "cuMemcpyDtoDAsync_v2": fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
-    cuMemsetD8Async: fn(CUdeviceptr, u8, usize, CUstream);
+    cuStreamBatchMemOp: fn(CUstream, u32, *mut BatchOperation, u32);
 }
 
-impl fmt::Debug for Symbols {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Symbols(..)")
+/// Looks a row up in the driver's library.
+///
+/// Call it only where that library can be loaded (`is_culib_present`): cudarc panics elsewhere.
+pub(crate) fn look(row: &'static str) -> Found {
+    let (manual, library) = named(NAMES, row);
+    // SAFETY: `culib` runs the initialisers of the library that it loads: the driver's have no
+    // conditions.
+    let culib = unsafe { sys::culib() };
+    // SAFETY: `Library::get` asks that the type be the symbol's: any symbol has an address. The
+    // library is never unloaded.
+    let found = unsafe { culib.get::<*mut c_void>(library.as_bytes()) };
+    (manual, found.ok().map(|address| *address))
+}
+
+/// Finds the driver's functions.
+///
+/// # Safety
+///
+/// The driver's library can be loaded: `is_culib_present` said so.
+pub(crate) unsafe fn find() -> (Calls, Own) {
+    // SAFETY: `find` asks that what `look` finds have the row's prototype: each is that in cuda.h.
+    let calls = unsafe { Calls::find(&look) };
+    // SAFETY: as above.
+    let own = unsafe { Own::find(&look) };
+    (calls, own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_common_call_has_cudas_name() {
+        for (row, _) in Calls::signatures() {
+            assert!(named(NAMES, row).0.starts_with("cu"), "{row}");
+        }
     }
 }

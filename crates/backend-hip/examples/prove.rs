@@ -10,13 +10,13 @@
 
 use std::time::Duration;
 
-use backend_hip::{HipBackend, PROOF, Proof, Step, probe};
+use backend_hip::{Hip, PROOF, Proof, Step, probe};
 use gpu_api::groups::*;
 use gpu_api::{DeviceId, Result};
 
 fn main() -> Result<()> {
     probe::run_if_asked();
-    let found = HipBackend::inspect()?;
+    let found = Hip::inspect()?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let has = |name: &str| arguments.iter().any(|argument| argument == name);
     if has("--as") {
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
     for bug in found.version.known_bugs() {
         println!("reported: {}: {}; {}", bug.report, bug.what, bug.remedy);
     }
-    let hip = HipBackend::load_with(None)?;
+    let hip = Hip::load_with(None)?;
     for device in (0..hip.device_count()?).map(DeviceId) {
         match hip.device_info(device) {
             // Not its identity, which is nobody else's business.

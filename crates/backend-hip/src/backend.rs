@@ -1,22 +1,33 @@
-//! The backend itself: the runtime, and what was made with it. Each of its traits is kept in the
-//! module that does its work.
+//! The backend itself: the runtime, its devices, and what was proved of it.
 
+use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::path::PathBuf;
+use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use gpu_api::vendor::device_table::DeviceTable;
-use gpu_api::vendor::host_memory::HostTable;
-use gpu_api::vendor::peer_table::PeerTable;
-use gpu_api::vendor::stream_table::StreamTable;
-use gpu_api::{Error, GpuRanges, GpuStore, Result};
+use driver::calls::{Calls, Stream};
+use driver::code::Code;
+use driver::device::SHOWN;
+use driver::{Backend, Descriptor, DmaBuf, Driver, Quirks, Scope, Vendor, Words};
+use gpu_api::{
+    AddressRange, BackendKind, Caps, DeviceId, DevicePtr, DeviceUuid, DriverError, Error,
+    MemHandle, PointerInfo, RawStream, Result, StreamInfo, StreamOp,
+};
 
-use crate::driver::{self, Driver};
-use crate::library;
-use crate::memory::Memory;
+use crate::handles::Handles;
 use crate::proof::{Proof, Step};
-use crate::sys::Symbols;
+use crate::sys::{Own, Symbols};
 use crate::version::Version;
+use crate::{call, error, library, pointer, start};
+
+/// The quarantine where the kernel does not show when a dead process' queues are gone. Kernels from
+/// 6.0 to 6.18 remove queues on a work queue some time after the process' end, within no bound
+/// (amdkfd; guessed from the dates of both patches): long beside any delay of a work queue that is
+/// not stuck.
+const UNSEEN: Duration = Duration::from_secs(5);
 
 /// What a runtime says of itself, which needs no device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -46,59 +57,56 @@ pub struct Inspection {
 /// - A batch of operations on words is queued one by one: after an error its beginning may be
 ///   queued.
 /// - `close` of a handle waits for all work of the device, whichever stream it is on.
-pub struct HipBackend {
-    pub(crate) driver: Driver,
-    pub(crate) memory: Memory,
-    pub(crate) hosts: HostTable,
-    pub(crate) events: DeviceTable,
-    pub(crate) streams: StreamTable,
-    /// Memory that streams may write words of, by its first address.
-    pub(crate) registrations: DeviceTable,
-    pub(crate) peers: PeerTable,
+///
+/// # Examples
+///
+/// ```
+/// use backend_hip::HipBackend;
+/// use gpu_api::{Error, GpuDevices};
+///
+/// match HipBackend::load() {
+///     Ok(hip) => println!("HIP {}: {} devices", hip.version(), hip.device_count()?),
+///     Err(Error::Unavailable { why, remedy, .. }) => println!("no HIP here: {why}; {remedy}"),
+///     Err(other) => return Err(other),
+/// }
+/// # Ok::<(), Error>(())
+/// ```
+pub type HipBackend = Backend<Hip>;
+
+/// What AMD's runtime has beyond the calls that drivers have in common.
+pub struct Hip {
+    driver: Driver,
+    symbols: Symbols,
+    version: Version,
+    quirks: Quirks,
+    proof: Option<Proof>,
+    /// What tells the devices apart; `None` for one that would not say.
+    pub(crate) identities: Vec<Option<DeviceUuid>>,
+    device_files: Vec<&'static str>,
+    /// The folder that shows whose queues there are, where there is one with this process' pids.
+    signs: Option<PathBuf>,
+    pub(crate) handles: Handles,
 }
 
-/// Its tables grow with what is allocated, and are nobody's to read.
-impl fmt::Debug for HipBackend {
+impl fmt::Debug for Hip {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HipBackend").finish_non_exhaustive()
+        f.debug_struct("Hip")
+            .field("version", &self.version)
+            .field("devices", &self.identities.len())
+            .field("proof", &self.proof)
+            .finish_non_exhaustive()
     }
 }
 
-impl HipBackend {
-    /// Loads the runtime and starts it, with the proof that [`PROOF`](crate::PROOF) holds.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`] with what is missing and what to do about it: no library, a
-    /// library that is not AMD's, no device. [`Error::Invalid`] when the variable holds what is
-    /// no proof.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use backend_hip::HipBackend;
-    /// use gpu_api::{Error, GpuDevices};
-    ///
-    /// match HipBackend::load() {
-    ///     Ok(hip) => println!("HIP {}: {} devices", hip.version(), hip.device_count()?),
-    ///     Err(Error::Unavailable { why, remedy, .. }) => println!("no HIP here: {why}; {remedy}"),
-    ///     Err(other) => return Err(other),
-    /// }
-    /// # Ok::<(), Error>(())
-    /// ```
-    pub fn load() -> Result<Arc<HipBackend>> {
-        let proof = Proof::from_env()?;
-        HipBackend::start(|version| proof.filter(|proof| proof.is_of(version)))
-    }
-
+impl Hip {
     /// Loads the runtime and starts it, with a proof, or with none.
     ///
     /// # Errors
     ///
-    /// As [`load`](HipBackend::load), and [`Error::Mismatch`] for a proof of another runtime or
-    /// kernel.
+    /// As [`HipBackend::load`](Backend::load), and [`Error::Mismatch`] for a proof of another
+    /// runtime or kernel.
     pub fn load_with(proof: Option<Proof>) -> Result<Arc<HipBackend>> {
-        let hip = HipBackend::start(|version| proof.clone().filter(|proof| proof.is_of(version)))?;
+        let hip = Hip::start(|version| proof.clone().filter(|proof| proof.is_of(version)))?;
         match (&proof, hip.proof()) {
             (Some(given), None) => Err(Error::Mismatch {
                 what: "the proof",
@@ -106,13 +114,14 @@ impl HipBackend {
                 ours: Proof::new(hip.version(), []).to_string(),
                 remedy: "run the probe again (`gpu-ipc doctor`)",
             }),
-            _ => Ok(hip),
+            _ => Ok(Arc::new(Backend::new(hip))),
         }
     }
 
     /// Loads the runtime and takes some steps for proved: for the probe, which is to find out.
     pub(crate) fn load_assuming(steps: &[Step]) -> Result<Arc<HipBackend>> {
-        HipBackend::start(|version| Some(Proof::new(version, steps.iter().copied())))
+        let hip = Hip::start(|version| Some(Proof::new(version, steps.iter().copied())))?;
+        Ok(Arc::new(Backend::new(hip)))
     }
 
     /// Loads the runtime and asks what it is, without starting it.
@@ -124,59 +133,288 @@ impl HipBackend {
     /// # Examples
     ///
     /// ```
-    /// match backend_hip::HipBackend::inspect() {
+    /// match backend_hip::Hip::inspect() {
     ///     Ok(found) => println!("HIP {}, without {:?}", found.version, found.missing),
     ///     Err(error) => println!("{error}"),
     /// }
     /// ```
     pub fn inspect() -> Result<Inspection> {
-        let symbols = HipBackend::symbols()?;
+        let (calls, symbols) = find()?;
         Ok(Inspection {
-            version: driver::version(&symbols)?,
-            missing: symbols.missing(),
+            version: start::version_of(&symbols)?,
+            missing: symbols.missing(&calls),
         })
     }
 
-    fn symbols() -> Result<Symbols> {
-        // Never unloaded: the runtime has threads of its own, and its functions and names are used
-        // until the end.
-        let library = ManuallyDrop::new(library::load()?);
-        // SAFETY: `Symbols::find` asks for a HIP runtime, which the library's name says it is, that
-        // stays loaded.
-        Ok(unsafe { Symbols::find(&library) })
-    }
-
-    fn start(choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Arc<HipBackend>> {
-        let symbols = HipBackend::symbols()?;
-        Ok(Arc::new(HipBackend {
-            driver: Driver::start(symbols, choose)?.identified(),
-            memory: Memory::default(),
-            hosts: HostTable::default(),
-            events: DeviceTable::default(),
-            streams: StreamTable::default(),
-            registrations: DeviceTable::default(),
-            peers: PeerTable::default(),
-        }))
+    fn start(choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Hip> {
+        let (calls, symbols) = find()?;
+        let (version, count) = start::start(&symbols)?;
+        let hip = Hip {
+            driver: Driver::new(calls),
+            device_files: start::device_files(&symbols),
+            signs: start::signs(&symbols),
+            symbols,
+            version,
+            quirks: version.quirks(),
+            proof: choose(version),
+            identities: vec![None; count],
+            handles: Handles::default(),
+        };
+        Ok(hip.identified())
     }
 
     /// Returns the runtime's version.
     pub fn version(&self) -> Version {
-        self.driver.version()
+        self.version
     }
 
     /// Returns the proof that is in force: `None` without one, or with one of another runtime or
     /// kernel.
     pub fn proof(&self) -> Option<&Proof> {
-        self.driver.proof()
+        self.proof.as_ref()
+    }
+
+    /// Says whether a step was seen to work with this runtime.
+    pub(crate) fn proved(&self, step: Step) -> bool {
+        self.proof.as_ref().is_some_and(|proof| proof.has(step))
     }
 
     /// Lists the functions that the runtime lacks, of those that this backend would call.
     pub fn missing_functions(&self) -> Vec<&'static str> {
-        self.driver.symbols.missing()
+        self.symbols.missing(&self.driver.calls)
+    }
+
+    pub(crate) fn symbols(&self) -> &Symbols {
+        &self.symbols
+    }
+
+    pub(crate) fn own(&self) -> &Own {
+        &self.symbols.own
+    }
+
+    /// Returns the device, if it is the only one.
+    pub(crate) fn only_device(&self) -> Option<DeviceId> {
+        (self.identities.len() == 1).then_some(DeviceId(0))
     }
 }
 
-// SAFETY: `GpuStore`: it gives none until its virtual memory is proved to hold.
-unsafe impl GpuStore for HipBackend {}
-// SAFETY: `GpuRanges`: it gives none, as above.
-unsafe impl GpuRanges for HipBackend {}
+/// Finds the runtime's functions.
+fn find() -> Result<(Calls, Symbols)> {
+    // Never unloaded: the runtime has threads of its own, and its functions and names are used until
+    // the end.
+    let library = ManuallyDrop::new(library::load()?);
+    // SAFETY: `Symbols::find` asks for a HIP runtime, which the library's name says it is, that
+    // stays loaded.
+    Ok(unsafe { Symbols::find(&library) })
+}
+
+impl Vendor for Hip {
+    const KIND: BackendKind = BackendKind::Hip;
+    const NAME: &'static str = "HipBackend";
+    const WORDS: Words = Words {
+        topology: "share within one device, or see `rocm-smi --showtopo`",
+    };
+
+    type Thread = call::Former;
+
+    /// Loads the runtime with the proof that [`PROOF`](crate::PROOF) holds; [`Error::Invalid`] when
+    /// the variable holds what is no proof.
+    fn load() -> Result<Hip> {
+        let proof = Proof::from_env()?;
+        Hip::start(|version| proof.filter(|proof| proof.is_of(version)))
+    }
+
+    /// The runtime's threads and its context stay.
+    fn end(_: &HipBackend) {}
+
+    fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    fn quirks(&self) -> &Quirks {
+        &self.quirks
+    }
+
+    fn code(&self, code: Code) -> DriverError {
+        self.symbols.error(code)
+    }
+
+    fn missing(&self, name: &'static str) -> Error {
+        error::missing(name)
+    }
+
+    fn unsupported(&self, what: &'static str, _: DeviceId) -> Error {
+        error::unproved(what)
+    }
+
+    fn out_of_memory_hint(&self) -> &'static str {
+        self.version.out_of_memory_hint()
+    }
+
+    fn on_device(&self, device: DeviceId) -> Result<Scope<'_, Hip>> {
+        self.enter(device)
+    }
+
+    fn anywhere(&self) -> Result<Scope<'_, Hip>> {
+        self.relaxed()
+    }
+
+    fn leave(&self, former: &mut call::Former) {
+        self.put_back(former);
+    }
+
+    fn failed(&self) {
+        self.clear_error();
+    }
+
+    fn current_device(&self, _: &Scope<'_, Hip>) -> Option<DeviceId> {
+        None
+    }
+
+    fn count(&self) -> usize {
+        self.identities.len()
+    }
+
+    fn ordinal(&self, device: DeviceId) -> Result<c_int> {
+        if (device.0 as usize) < self.identities.len() {
+            Ok(device.0 as c_int)
+        } else {
+            Err(error::no_device(device, self.identities.len()))
+        }
+    }
+
+    fn numbered(&self, ordinal: c_int) -> Option<DeviceId> {
+        let number = u32::try_from(ordinal).ok()?;
+        ((number as usize) < self.identities.len()).then_some(DeviceId(number))
+    }
+
+    fn uuid(&self, device: DeviceId) -> Result<DeviceUuid> {
+        self.identity(device)
+    }
+
+    fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
+        self.place(self.ordinal(device)?).map(Some)
+    }
+
+    fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
+        self.numa_node(device)
+    }
+
+    fn caps(&self, device: DeviceId) -> Result<Caps> {
+        self.device_caps(device)
+    }
+
+    fn descriptor(&self, device: DeviceId) -> Result<Option<Descriptor>> {
+        self.way_of_descriptors(device)
+    }
+
+    /// Its virtual memory is not known to hold on every runtime.
+    fn require_ranges(&self, _: DeviceId) -> Result<()> {
+        Err(Error::Unsupported {
+            what: "memory apart from addresses",
+            why: "this backend has no ranges".into(),
+            remedy: "ask `Caps::ranges` first, or choose another backend",
+        })
+    }
+
+    fn require_pools(&self, _: DeviceId) -> Result<()> {
+        self.proved_pools()
+    }
+
+    fn device_files(&self) -> &[&'static str] {
+        &self.device_files
+    }
+
+    fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
+        let shown = self.signs.iter();
+        shown.map(|folder| folder.join(pid.to_string())).collect()
+    }
+
+    fn quarantine(&self) -> Duration {
+        if self.signs.is_some() { SHOWN } else { UNSEEN }
+    }
+
+    fn open_way(&self, scope: &Scope<'_, Hip>, peer: DeviceId) -> Result<(&'static str, Code)> {
+        let (symbol, ordinal) = (&self.own().hipDeviceEnablePeerAccess, self.ordinal(peer)?);
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `hipDeviceEnablePeerAccess` refuses what is no device. Its flags are 0.
+            unsafe { function(ordinal, 0) }
+        })?;
+        Ok((symbol.name, code))
+    }
+
+    fn opens_events(&self) -> bool {
+        self.proved(Step::Events)
+    }
+
+    /// Runtimes before ROCm 7 know the legacy default stream as 0 only.
+    fn stream(raw: RawStream) -> Stream {
+        let handle = if raw.handle == 1 {
+            RawStream::LEGACY
+        } else {
+            raw.handle
+        };
+        ptr::with_exposed_provenance_mut(handle as usize)
+    }
+
+    unsafe fn stream_info(&self, stream: RawStream) -> Result<StreamInfo> {
+        // SAFETY: `identify_stream` has our condition.
+        unsafe { self.identify_stream(stream) }
+    }
+
+    unsafe fn call_back(
+        &self,
+        scope: &Scope<'_, Hip>,
+        stream: RawStream,
+        queued: *mut c_void,
+    ) -> Result<()> {
+        // SAFETY: `add_callback` has our conditions.
+        unsafe { self.add_callback(scope, stream, queued) }
+    }
+
+    fn destroying(&self, stream: RawStream) -> Result<Box<dyn FnOnce() + Send>> {
+        self.destroyer(stream)
+    }
+
+    unsafe fn queue_words(
+        &self,
+        scope: &Scope<'_, Hip>,
+        stream: RawStream,
+        ops: &[StreamOp],
+    ) -> Result<()> {
+        // SAFETY: `operate` has our conditions.
+        unsafe { self.operate(scope, stream, ops) }
+    }
+
+    fn classify(&self, scope: &Scope<'_, Hip>, ptr: DevicePtr) -> Result<PointerInfo> {
+        self.classify_foreign(scope, ptr)
+    }
+
+    fn refusal(&self, info: &PointerInfo) -> (&'static str, &'static str) {
+        pointer::refusal(info)
+    }
+
+    fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
+        self.plain_handle(base)
+    }
+
+    fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<AddressRange> {
+        self.open_plain(device, handle)
+    }
+
+    fn forgotten(&self, base: DevicePtr) {
+        self.handles.forget(base);
+    }
+
+    fn dma_buf(&self) -> Option<&dyn DmaBuf> {
+        Some(self)
+    }
+
+    fn alloc_managed(&self, _: DeviceId, _: u64) -> Result<DevicePtr> {
+        Err(Error::Unsupported {
+            what: "managed memory",
+            why: "this backend or device has none".into(),
+            remedy: "ask `Caps::managed` first, or allocate device memory",
+        })
+    }
+}

@@ -2,35 +2,27 @@
 //! proved it.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
 
-use gpu_api::{Access, DeviceId, DevicePtr, Error, Result, close_on_exec, round_up};
+use driver::code::{Code, OUT_OF_MEMORY, SUCCESS, UNKNOWN};
+use driver::given::Given;
+use driver::physical::bad_descriptor;
+use driver::{DmaBuf, Scope, Vendor};
+use gpu_api::{DeviceId, DevicePtr, Error, Result, close_on_exec};
 
-use crate::backend::HipBackend;
-use crate::error::{SUCCESS, UNKNOWN};
-use crate::memory::{Entry, Given, Origin};
+use crate::backend::Hip;
 use crate::sys::{EXTERNAL_OPAQUE_FD, ExternalBuffer, ExternalHandle, RANGE_DMA_BUF};
-use crate::vmm;
 
-impl HipBackend {
-    /// Exports plain memory.
-    pub(crate) fn export_dma_buf(&self, base: DevicePtr, entry: &Entry) -> Result<OwnedFd> {
-        let scope = self.driver.on_device(entry.device)?;
-        let symbol = &self.driver.symbols.hipMemGetHandleForAddressRange;
+impl DmaBuf for Hip {
+    fn export(&self, device: DeviceId, base: DevicePtr, len: u64) -> Result<OwnedFd> {
+        let scope = self.on_device(device)?;
+        let symbol = &self.own().hipMemGetHandleForAddressRange;
         let mut fd: c_int = -1;
         let code = scope.code(symbol, |function| {
             // SAFETY: `hipMemGetHandleForAddressRange` writes one descriptor: `fd` has its size.
             // The range is an allocation in the table. Its flags are 0.
-            unsafe {
-                function(
-                    (&raw mut fd).cast(),
-                    base.0,
-                    entry.len as usize,
-                    RANGE_DMA_BUF,
-                    0,
-                )
-            }
+            unsafe { function((&raw mut fd).cast(), base.0, len as usize, RANGE_DMA_BUF, 0) }
         })?;
         match code {
             // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes:
@@ -41,104 +33,78 @@ impl HipBackend {
         }
     }
 
-    /// Maps another process' plain memory.
-    pub(crate) fn import_dma_buf(
-        &self,
-        device: DeviceId,
-        fd: BorrowedFd<'_>,
-        len: u64,
-        access: Access,
-    ) -> Result<DevicePtr> {
-        if access == Access::ReadOnly {
-            return Err(Error::Unsupported {
-                what: "a read-only mapping",
-                why: "a dma-buf is mapped read-write by this runtime".to_owned(),
-                remedy: "ask for read-write access: `Caps::read_only` says when",
-            });
-        }
-        let size = round_up(len, self.driver.granularity(device)?)?;
-        vmm::check_size(fd, size)?;
-        let scope = self.driver.on_device(device)?;
-        let symbols = &self.driver.symbols;
-        // The runtime keeps the number that it is given for as long as the memory is mapped.
-        let given = fd
-            .try_clone_to_owned()
-            .map_err(|error| Error::system("dup", "raise RLIMIT_NOFILE", error))?;
-        let given = Given::new(given);
+    fn import(&self, device: DeviceId, given: &Given, len: u64) -> Result<(u64, usize)> {
+        let scope = self.on_device(device)?;
+        let own = self.own();
         let described = ExternalHandle {
             kind: EXTERNAL_OPAQUE_FD,
             pad: 0,
             fd: [u64::from(given.number().cast_unsigned()), 0],
-            size: size as u64,
+            size: len,
             flags: 0,
             reserved: [0; 17],
         };
         let mut object = ptr::null_mut();
-        let code = scope.code(&symbols.hipImportExternalMemory, |function| {
+        let code = scope.code(&own.hipImportExternalMemory, |function| {
             // SAFETY: `hipImportExternalMemory` writes one pointer and reads the description, which
             // lives here.
             unsafe { function(&raw mut object, &raw const described) }
         })?;
         if code != SUCCESS {
-            given.give_back();
-            return Err(vmm::bad_descriptor(format!(
-                "one that the runtime refuses with {}",
-                symbols.error(code)
-            )));
+            return Err(refused(&scope, code));
         }
         let piece = ExternalBuffer {
             offset: 0,
-            size: size as u64,
+            size: len,
             flags: 0,
             reserved: [0; 17],
         };
         let mut base = 0;
-        let mapped = scope.call(&symbols.hipExternalMemoryGetMappedBuffer, |function| {
+        let mapped = scope.call(&own.hipExternalMemoryGetMappedBuffer, |function| {
             // SAFETY: `hipExternalMemoryGetMappedBuffer` writes one address and reads the piece,
             // which lives here, of memory that was imported above.
             unsafe { function(&raw mut base, object, &raw const piece) }
         });
         if let Err(error) = mapped {
-            let _ = scope.call(&symbols.hipDestroyExternalMemory, |function| {
+            let _ = scope.call(&own.hipDestroyExternalMemory, |function| {
                 // SAFETY: `hipDestroyExternalMemory` asks for memory that was imported and is not
                 // in use: above.
                 unsafe { function(object) }
             });
-            given.give_back();
             return Err(error);
         }
-        self.memory.keep_descriptor(base, given);
-        let origin = Origin::External {
-            object: object.expose_provenance(),
-        };
-        self.memory.insert(base, size as u64, device, origin);
-        Ok(DevicePtr(base))
+        Ok((base, object.expose_provenance()))
     }
 
-    /// Unmaps what `import_dma_buf` mapped: the object holds the memory once, and the mapped buffer
-    /// once more (clr, `hip_memory.cpp`: `retain` in `hipExternalMemoryGetMappedBuffer`).
-    ///
-    /// # Safety
-    ///
-    /// `base` and `object` came out of the table, and no unfinished GPU work touches their memory.
-    pub(crate) unsafe fn close_dma_buf(
-        &self,
-        base: DevicePtr,
-        device: DeviceId,
-        object: usize,
-    ) -> Result<()> {
-        self.pass_known_streams();
-        let scope = self.driver.on_device(device)?;
-        scope.call(&self.driver.symbols.hipDestroyExternalMemory, |function| {
+    /// The object holds the memory once, and the mapped buffer once more (clr, `hip_memory.cpp`:
+    /// `retain` in `hipExternalMemoryGetMappedBuffer`).
+    unsafe fn close(&self, device: DeviceId, base: DevicePtr, object: usize) -> Result<()> {
+        let scope = self.on_device(device)?;
+        let destroyed = scope.call(&self.own().hipDestroyExternalMemory, |function| {
             let object: *mut c_void = ptr::with_exposed_provenance_mut(object);
             // SAFETY: `hipDestroyExternalMemory` asks for memory that was imported and is not in
             // use: the entry had it, and our caller vouches for the rest.
             unsafe { function(object) }
-        })?;
-        scope.call(&self.driver.symbols.hipFree, |function| {
+        });
+        let freed = scope.call(&self.driver().calls.free, |function| {
             // SAFETY: `hipFree` asks for the base of memory that is not in use: the mapped
             // buffer's, which it lets go.
             unsafe { function(base.0) }
-        })
+        });
+        destroyed.and(freed)
     }
+}
+
+/// Says why a dma-buf is not mapped. The runtime gives out of memory for every failure (clr
+/// f9f995c, `hip_memory.cpp`: 129-132), so both causes are named, with the room that there is.
+fn refused(scope: &Scope<'_, Hip>, code: Code) -> Error {
+    let source = scope.vendor.code(code);
+    if code != OUT_OF_MEMORY {
+        return bad_descriptor(format!("one that the runtime refuses with {source}"));
+    }
+    let free = scope.memory_info().map_or(0, |(free, _)| free);
+    bad_descriptor(format!(
+        "one that the runtime refuses with {source}, which it gives for a bad descriptor and for too little room \
+         ({free} bytes are free)"
+    ))
 }

@@ -5,22 +5,9 @@ use std::ffi::CStr;
 
 use gpu_api::{BackendKind, DeviceId, DriverError, Error, RawStream};
 
-use crate::sys::{Code, Symbols};
+use driver::code::Code;
 
-pub(crate) const SUCCESS: Code = 0;
-pub(crate) const INVALID_VALUE: Code = 1;
-pub(crate) const OUT_OF_MEMORY: Code = 2;
-pub(crate) const INVALID_DEVICE_POINTER: Code = 17;
-pub(crate) const NO_DEVICE: Code = 100;
-pub(crate) const INVALID_CONTEXT: Code = 201;
-pub(crate) const OPERATING_SYSTEM: Code = 304;
-pub(crate) const INVALID_HANDLE: Code = 400;
-pub(crate) const NOT_FOUND: Code = 500;
-pub(crate) const NOT_READY: Code = 600;
-pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
-pub(crate) const NOT_SUPPORTED: Code = 801;
-pub(crate) const STREAM_CAPTURE_IMPLICIT: Code = 906;
-pub(crate) const UNKNOWN: Code = 999;
+use crate::sys::Symbols;
 
 /// What is said of a code that the runtime has no name for.
 const UNNAMED: &str = "a code that this runtime does not name";
@@ -45,7 +32,7 @@ impl Symbols {
     }
 
     fn name(&self, code: Code) -> Cow<'static, str> {
-        let Some(function) = self.hipGetErrorName.function else {
+        let Some(function) = self.name_of else {
             return Cow::Borrowed(UNNAMED);
         };
         // SAFETY: `hipGetErrorName` takes any number.

@@ -11,12 +11,15 @@
 
 use gpu_api::{AddressRange, DevicePtr, Error, RawStream, Result};
 
-use crate::backend::HipBackend;
-use crate::memory::Origin;
+use driver::Vendor;
+use driver::memory_table::{Origin, Way};
+use driver::pointer::driver_range;
+
+use crate::backend::Hip;
 use crate::stream::require;
 use crate::version::MemoryType;
 
-impl HipBackend {
+impl Hip {
     /// Takes in a stream that somebody else made, under an identity that no other stream has.
     ///
     /// # Errors
@@ -26,7 +29,7 @@ impl HipBackend {
     ///
     /// # Safety
     ///
-    /// `stream` is alive, and stays so until [`forget_stream`](HipBackend::forget_stream).
+    /// `stream` is alive, and stays so until [`forget_stream`](Hip::forget_stream).
     pub unsafe fn adopt_stream(&self, stream: RawStream) -> Result<()> {
         if stream.is_default() {
             return Err(Error::Invalid {
@@ -35,7 +38,7 @@ impl HipBackend {
                 must: "one of its own",
             });
         }
-        self.driver.ordinal(stream.device)?;
+        self.ordinal(stream.device)?;
         // SAFETY: `device_of` asks for a stream that is alive, and no default one: our caller
         // vouches for it.
         match unsafe { self.device_of(stream) } {
@@ -44,14 +47,14 @@ impl HipBackend {
             Err(Error::Unsupported { .. }) => {}
             Err(error) => return Err(error),
         }
-        self.streams.insert(stream);
+        self.driver().streams.insert(stream);
         Ok(())
     }
 
     /// Forgets a stream that was adopted; says whether it was. Call it before the stream is
     /// destroyed.
     pub fn forget_stream(&self, stream: RawStream) -> bool {
-        self.streams.remove(stream).is_some()
+        self.driver().streams.remove(stream).is_some()
     }
 
     /// Takes in an allocation of `hipMalloc` that somebody else made in this process, so that it
@@ -68,25 +71,25 @@ impl HipBackend {
     ///
     /// The memory came from `hipMalloc`, not from `hipMallocAsync`, `hipMemCreate` or another
     /// process: asked for the handle of such, some runtimes bring the kernel down. It is not freed
-    /// before [`forget_memory`](HipBackend::forget_memory).
+    /// before [`forget_memory`](Hip::forget_memory).
     pub unsafe fn adopt_memory(&self, ptr: DevicePtr) -> Result<AddressRange> {
         let refused = |got: String| Error::Invalid {
             what: "the address",
             got,
             must: "one of hipMalloc's, once",
         };
-        if self.memory.find(ptr).is_some() {
+        if self.driver().memory.find(ptr).is_some() {
             return Err(refused(format!("{ptr}, which is known already")));
         }
-        let scope = self.driver.anywhere()?;
+        let scope = self.anywhere()?;
         let found = self.attributes(&scope, ptr)?.filter(|found| {
-            self.driver.version().memory_type(found.kind) == MemoryType::Device
-                && found.is_managed == 0
+            self.version().memory_type(found.kind) == MemoryType::Device && found.is_managed == 0
         });
-        let device = found.and_then(|found| self.driver.numbered(found.device));
+        let device = found.and_then(|found| self.numbered(found.device));
         let device = device.ok_or_else(|| refused(format!("{ptr}, which is not device memory")))?;
-        let range = self.driver_range(&scope, ptr)?;
-        self.memory
+        let range = driver_range(&scope, ptr)?;
+        self.driver()
+            .memory
             .insert(range.base.0, range.len, device, Origin::Adopted);
         Ok(range)
     }
@@ -94,6 +97,10 @@ impl HipBackend {
     /// Forgets memory that was adopted; says whether it was. Call it before the memory is freed,
     /// and once nobody has its handle open.
     pub fn forget_memory(&self, base: DevicePtr) -> bool {
-        self.memory.disown(base)
+        let disowned = self.driver().memory.take(base, Way::Never).is_ok();
+        if disowned {
+            self.forgotten(base);
+        }
+        disowned
     }
 }

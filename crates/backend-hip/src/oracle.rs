@@ -3,16 +3,18 @@
 
 use std::mem::offset_of;
 
-use gpu_api::vendor::pool::{self, PoolProperties};
+use driver::calls::{
+    ACCESS_READ, ACCESS_READ_WRITE, ALLOCATION_PINNED, AccessDescription, AllocationProperties,
+    CAPTURE_RELAXED, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, HANDLE_POSIX_FD,
+    HOST_ALLOC_PORTABLE, HOST_REGISTER_MAPPED, HOST_REGISTER_PORTABLE, Handle, LOCATION_DEVICE,
+    Location, STREAM_NON_BLOCKING, Uuid, WAIT_GEQ,
+};
+use driver::code as error;
+use driver::pool::{self, PoolProperties};
 
-use crate::error;
 use crate::sys::{
-    ACCESS_READ, ACCESS_READ_WRITE, ALLOCATION_PINNED, ATTRIBUTE_HOST_NUMA_NODE,
-    ATTRIBUTE_VIRTUAL_MEMORY, AccessDescription, AllocationProperties, CAPTURE_RELAXED,
-    EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, EXTERNAL_OPAQUE_FD, ExternalBuffer, ExternalHandle,
-    GRANULARITY_RECOMMENDED, HANDLE_POSIX_FD, HOST_ALLOC_PORTABLE, HOST_REGISTER_MAPPED,
-    HOST_REGISTER_PORTABLE, Handle, LOCATION_DEVICE, Location, PointerAttributes, RANGE_DMA_BUF,
-    STREAM_NON_BLOCKING, Symbols, Uuid, WAIT_GEQ,
+    self, ATTRIBUTE_HOST_NUMA_NODE, ATTRIBUTE_VIRTUAL_MEMORY, EXTERNAL_OPAQUE_FD, ExternalBuffer,
+    ExternalHandle, PointerAttributes, RANGE_DMA_BUF,
 };
 use crate::version::Version;
 
@@ -146,7 +148,7 @@ pub fn layout(version: Version) -> Vec<(&'static str, u64)> {
         ),
         (
             "hipMemAllocationGranularityRecommended",
-            GRANULARITY_RECOMMENDED.into(),
+            version.quirks().granularity_flag.into(),
         ),
         ("hipMemAccessFlagsProtRead", ACCESS_READ.into()),
         ("hipMemAccessFlagsProtReadWrite", ACCESS_READ_WRITE.into()),
@@ -160,7 +162,7 @@ pub fn layout(version: Version) -> Vec<(&'static str, u64)> {
         ("hipHostRegisterMapped", HOST_REGISTER_MAPPED.into()),
         (
             "hipIpcMemLazyEnablePeerAccess",
-            version.lazy_peer_access().into(),
+            version.quirks().open_flags.into(),
         ),
         ("hipErrorInvalidValue", error::INVALID_VALUE.into()),
         ("hipErrorOutOfMemory", error::OUT_OF_MEMORY.into()),
@@ -250,5 +252,5 @@ pub fn memory_type(version: Version, number: u32) -> String {
 
 /// Lists the functions that this crate calls, with the sizes of their arguments.
 pub fn signatures() -> Vec<(&'static str, Vec<usize>)> {
-    Symbols::signatures()
+    sys::signatures()
 }

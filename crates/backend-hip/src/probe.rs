@@ -44,7 +44,7 @@ use std::time::Duration;
 
 use gpu_api::{DeviceId, GpuDevices, Result};
 
-use crate::backend::HipBackend;
+use crate::backend::Hip;
 use crate::pool_defect::PoolDefect;
 use crate::proof::{Proof, Step};
 
@@ -98,7 +98,7 @@ pub fn prove_and_tell(
     patience: Duration,
     mut tell: impl FnMut(&Finding),
 ) -> Result<Findings> {
-    let hip = HipBackend::load_with(None)?;
+    let hip = Hip::load_with(None)?;
     let devices = hip.device_count()?;
     let mut all = Vec::new();
     for &step in steps {

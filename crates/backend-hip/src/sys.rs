@@ -1,112 +1,19 @@
-//! The part of the HIP API that this backend calls, as a table of function pointers.
+//! The part of the HIP API that this backend calls, beyond what drivers have in common.
 //!
-//! One table serves ROCm 5.2 to 7.x: a function that the loaded runtime lacks is `None`, a code is
-//! a plain number, and what changed its number or its layout between versions is chosen by
-//! [`Version`](crate::Version). Structures are declared here with plain integers; `oracle` lists
-//! them for `tests/abi` and `tests/oracle.rs`, which measure them against AMD's headers.
+//! One table serves ROCm 5.2 to 10: what changed its number or its layout between versions is chosen
+//! by [`Version`](crate::Version). Structures are declared with plain integers; `oracle` lists them
+//! for `tests/abi` and `tests/oracle.rs`, which measure them against AMD's headers.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::{fmt, ptr};
 
-use gpu_api::vendor::pool::PoolProperties;
+use driver::calls::{Address, Calls, Found, Name, Stream, named};
+use driver::code::Code;
 use libloading::os::unix::Library;
-
-/// What every function of the runtime returns.
-pub(crate) type Code = u32;
-
-/// An address as the runtime takes it (`void *`, `hipDeviceptr_t`).
-pub(crate) type Address = u64;
-
-/// The runtime's name for a physical allocation (`hipMemGenericAllocationHandle_t`, a pointer).
-pub(crate) type MemoryHandle = *mut c_void;
-
-/// A stream (`hipStream_t`).
-pub(crate) type Stream = *mut c_void;
-
-/// An event (`hipEvent_t`).
-pub(crate) type Event = *mut c_void;
 
 /// Memory that another API exported (`hipExternalMemory_t`).
 pub(crate) type ExternalMemory = *mut c_void;
-
-/// A pool (`hipMemPool_t`).
-pub(crate) type PoolHandle = *mut c_void;
-
-/// What `hipLaunchHostFunc` calls.
-pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
-
 /// What `hipStreamAddCallback` calls.
 pub(crate) type Callback = unsafe extern "C" fn(Stream, Code, *mut c_void);
-
-/// A handle of memory or of an event (`hipIpcMemHandle_t`, `hipIpcEventHandle_t`), passed by value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Handle {
-    pub(crate) reserved: [c_char; 64],
-}
-const _: () = assert!(size_of::<Handle>() == 64 && align_of::<Handle>() == 1);
-
-/// The identity of a device (`hipUUID`).
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Uuid {
-    pub(crate) bytes: [c_char; 16],
-}
-
-/// Where memory lies (`hipMemLocation`).
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Location {
-    /// [`LOCATION_DEVICE`] for device memory.
-    pub(crate) kind: u32,
-    /// The device.
-    pub(crate) id: c_int,
-}
-
-/// What to allocate (`hipMemAllocationProp`), as it is from ROCm 5.7 on: before, the fields stood
-/// in another order.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct AllocationProperties {
-    /// [`ALLOCATION_PINNED`]: the only kind of physical memory that devices have.
-    pub(crate) kind: u32,
-    /// How it can be exported: [`HANDLE_POSIX_FD`].
-    pub(crate) handle_types: u32,
-    /// Where.
-    pub(crate) location: Location,
-    /// For Windows.
-    pub(crate) win32: *mut c_void,
-    /// Compression, RDMA and usage.
-    pub(crate) flags: [u16; 4],
-}
-const _: () = assert!(size_of::<AllocationProperties>() == 32);
-
-impl AllocationProperties {
-    /// Describes physical memory on a device that can be exported as a file descriptor.
-    pub(crate) fn exportable(ordinal: c_int) -> AllocationProperties {
-        AllocationProperties {
-            kind: ALLOCATION_PINNED,
-            handle_types: HANDLE_POSIX_FD,
-            location: Location {
-                kind: LOCATION_DEVICE,
-                id: ordinal,
-            },
-            win32: ptr::null_mut(),
-            flags: [0; 4],
-        }
-    }
-}
-
-/// Which device may access a mapping, and how (`hipMemAccessDesc`).
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct AccessDescription {
-    /// The device.
-    pub(crate) location: Location,
-    /// [`ACCESS_READ`] or [`ACCESS_READ_WRITE`].
-    pub(crate) flags: u32,
-}
-const _: () = assert!(size_of::<AccessDescription>() == 12);
 
 /// What the runtime knows of an address (`hipPointerAttribute_t`).
 #[repr(C)]
@@ -148,199 +55,255 @@ pub(crate) struct ExternalBuffer {
     pub(crate) reserved: [u32; 17],
 }
 
-pub(crate) const LOCATION_DEVICE: u32 = 1;
-pub(crate) const ALLOCATION_PINNED: u32 = 1;
-pub(crate) const HANDLE_POSIX_FD: u32 = 1;
 pub(crate) const RANGE_DMA_BUF: u32 = 1;
 pub(crate) const EXTERNAL_OPAQUE_FD: u32 = 1;
-pub(crate) const GRANULARITY_RECOMMENDED: u32 = 1;
-pub(crate) const ACCESS_READ: u32 = 1;
-pub(crate) const ACCESS_READ_WRITE: u32 = 3;
-pub(crate) const WAIT_GEQ: u32 = 0;
-pub(crate) const CAPTURE_RELAXED: u32 = 2;
-pub(crate) const EVENT_DISABLE_TIMING: u32 = 2;
-pub(crate) const EVENT_INTERPROCESS: u32 = 4;
-pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
-pub(crate) const HOST_ALLOC_PORTABLE: u32 = 1;
-pub(crate) const HOST_REGISTER_PORTABLE: u32 = 1;
-pub(crate) const HOST_REGISTER_MAPPED: u32 = 2;
 /// `hipDeviceAttributeVirtualMemoryManagementSupported`, from ROCm 5.3 on.
 pub(crate) const ATTRIBUTE_VIRTUAL_MEMORY: u32 = 89;
 /// `hipDeviceAttributeHostNumaId`, from ROCm 7.2 on.
 pub(crate) const ATTRIBUTE_HOST_NUMA_NODE: u32 = 92;
 
-/// One function of the runtime: its name in the manual, and where this runtime has it.
-pub(crate) struct Symbol<F> {
-    pub(crate) name: &'static str,
-    pub(crate) function: Option<F>,
-}
+/// The manual's names, which are the library's, of the rows of [`Calls`].
+const NAMES: &[Name] = &[
+    ("device_name", "hipDeviceGetName", "hipDeviceGetName"),
+    ("device_uuid", "hipDeviceGetUuid", "hipDeviceGetUuid"),
+    ("device_total", "hipDeviceTotalMem", "hipDeviceTotalMem"),
+    (
+        "device_attribute",
+        "hipDeviceGetAttribute",
+        "hipDeviceGetAttribute",
+    ),
+    (
+        "device_can_access",
+        "hipDeviceCanAccessPeer",
+        "hipDeviceCanAccessPeer",
+    ),
+    (
+        "exchange_capture_mode",
+        "hipThreadExchangeStreamCaptureMode",
+        "hipThreadExchangeStreamCaptureMode",
+    ),
+    ("mem_info", "hipMemGetInfo", "hipMemGetInfo"),
+    ("malloc", "hipMalloc", "hipMalloc"),
+    ("free", "hipFree", "hipFree"),
+    (
+        "address_range",
+        "hipMemGetAddressRange",
+        "hipMemGetAddressRange",
+    ),
+    ("host_alloc", "hipHostMalloc", "hipHostMalloc"),
+    ("host_free", "hipHostFree", "hipHostFree"),
+    ("host_register", "hipHostRegister", "hipHostRegister"),
+    ("host_unregister", "hipHostUnregister", "hipHostUnregister"),
+    (
+        "host_device_pointer",
+        "hipHostGetDevicePointer",
+        "hipHostGetDevicePointer",
+    ),
+    ("pool_create", "hipMemPoolCreate", "hipMemPoolCreate"),
+    ("pool_destroy", "hipMemPoolDestroy", "hipMemPoolDestroy"),
+    (
+        "pool_set",
+        "hipMemPoolSetAttribute",
+        "hipMemPoolSetAttribute",
+    ),
+    (
+        "pool_get",
+        "hipMemPoolGetAttribute",
+        "hipMemPoolGetAttribute",
+    ),
+    ("pool_trim", "hipMemPoolTrimTo", "hipMemPoolTrimTo"),
+    (
+        "pool_alloc",
+        "hipMallocFromPoolAsync",
+        "hipMallocFromPoolAsync",
+    ),
+    ("pool_free", "hipFreeAsync", "hipFreeAsync"),
+    (
+        "granularity",
+        "hipMemGetAllocationGranularity",
+        "hipMemGetAllocationGranularity",
+    ),
+    ("memory_create", "hipMemCreate", "hipMemCreate"),
+    ("memory_release", "hipMemRelease", "hipMemRelease"),
+    (
+        "memory_retain",
+        "hipMemRetainAllocationHandle",
+        "hipMemRetainAllocationHandle",
+    ),
+    (
+        "memory_export",
+        "hipMemExportToShareableHandle",
+        "hipMemExportToShareableHandle",
+    ),
+    (
+        "memory_import",
+        "hipMemImportFromShareableHandle",
+        "hipMemImportFromShareableHandle",
+    ),
+    (
+        "range_reserve",
+        "hipMemAddressReserve",
+        "hipMemAddressReserve",
+    ),
+    ("range_free", "hipMemAddressFree", "hipMemAddressFree"),
+    ("range_map", "hipMemMap", "hipMemMap"),
+    ("range_unmap", "hipMemUnmap", "hipMemUnmap"),
+    ("range_access", "hipMemSetAccess", "hipMemSetAccess"),
+    ("handle_get", "hipIpcGetMemHandle", "hipIpcGetMemHandle"),
+    ("handle_open", "hipIpcOpenMemHandle", "hipIpcOpenMemHandle"),
+    (
+        "handle_close",
+        "hipIpcCloseMemHandle",
+        "hipIpcCloseMemHandle",
+    ),
+    (
+        "event_handle_get",
+        "hipIpcGetEventHandle",
+        "hipIpcGetEventHandle",
+    ),
+    (
+        "event_handle_open",
+        "hipIpcOpenEventHandle",
+        "hipIpcOpenEventHandle",
+    ),
+    (
+        "event_create",
+        "hipEventCreateWithFlags",
+        "hipEventCreateWithFlags",
+    ),
+    ("event_record", "hipEventRecord", "hipEventRecord"),
+    ("event_query", "hipEventQuery", "hipEventQuery"),
+    ("event_destroy", "hipEventDestroy", "hipEventDestroy"),
+    (
+        "stream_create",
+        "hipStreamCreateWithFlags",
+        "hipStreamCreateWithFlags",
+    ),
+    ("stream_destroy", "hipStreamDestroy", "hipStreamDestroy"),
+    ("stream_query", "hipStreamQuery", "hipStreamQuery"),
+    (
+        "stream_synchronize",
+        "hipStreamSynchronize",
+        "hipStreamSynchronize",
+    ),
+    (
+        "stream_wait_event",
+        "hipStreamWaitEvent",
+        "hipStreamWaitEvent",
+    ),
+    ("stream_id", "hipStreamGetId", "hipStreamGetId"),
+    (
+        "stream_capturing",
+        "hipStreamIsCapturing",
+        "hipStreamIsCapturing",
+    ),
+    ("stream_call", "hipLaunchHostFunc", "hipLaunchHostFunc"),
+    ("copy_to_device", "hipMemcpyHtoDAsync", "hipMemcpyHtoDAsync"),
+    ("copy_to_host", "hipMemcpyDtoHAsync", "hipMemcpyDtoHAsync"),
+    ("copy", "hipMemcpyDtoDAsync", "hipMemcpyDtoDAsync"),
+    ("fill", "hipMemsetD8Async", "hipMemsetD8Async"),
+];
 
-/// Declares a table of the runtime's functions, by the names of its manual.
-macro_rules! symbols {
-    ($table:ident; $($name:ident : fn($($argument:ty),* $(,)?);)*) => {
-        /// Functions of the runtime's, by the names of its manual.
-        #[allow(non_snake_case, reason = "the manual's names can be looked up, ours could not")]
-        pub(crate) struct $table {
-            $(pub(crate) $name: Symbol<unsafe extern "C" fn($($argument),*) -> Code>,)*
-            /// Names a code.
-            pub(crate) hipGetErrorName: Symbol<unsafe extern "C" fn(Code) -> *const c_char>,
-            /// Returns what files a library that stands in for the runtime keeps open instead of
-            /// AMD's; AMD's own has no such function.
-            pub(crate) device_files: Symbol<unsafe extern "C" fn() -> *const c_char>,
-            /// Returns the folder in which such a library shows whose queues there are, likewise.
-            pub(crate) signs_of_life: Symbol<unsafe extern "C" fn() -> *const c_char>,
-        }
-
-        impl $table {
-            /// Looks every function up in a library.
-            ///
-            /// # Safety
-            ///
-            /// The library is a HIP runtime, and it is never unloaded.
-            pub(crate) unsafe fn find(library: &Library) -> $table {
-                $table {
-                    $($name: {
-                        let name = concat!(stringify!($name), "\0");
-                        // SAFETY: `Library::get` asks that the type be the symbol's: each row of
-                        // the table is the prototype in hip_runtime_api.h, with the result as the
-                        // integer that C passes it as. Our caller vouches for the library.
-                        let found = unsafe {
-                            library.get::<unsafe extern "C" fn($($argument),*) -> Code>(name.as_bytes())
-                        };
-                        Symbol { name: stringify!($name), function: found.ok().map(|function| *function) }
-                    },)*
-                    hipGetErrorName: {
-                        // SAFETY: `Library::get`: as above.
-                        let found = unsafe {
-                            library.get::<unsafe extern "C" fn(Code) -> *const c_char>(b"hipGetErrorName\0")
-                        };
-                        Symbol { name: "hipGetErrorName", function: found.ok().map(|function| *function) }
-                    },
-                    device_files: {
-                        // SAFETY: `Library::get`: the function is ours, and of that type.
-                        let found = unsafe {
-                            library.get::<unsafe extern "C" fn() -> *const c_char>(b"gpu_ipc_device_files\0")
-                        };
-                        Symbol { name: "gpu_ipc_device_files", function: found.ok().map(|function| *function) }
-                    },
-                    signs_of_life: {
-                        // SAFETY: `Library::get`: the function is ours, and of that type.
-                        let found = unsafe {
-                            library.get::<unsafe extern "C" fn() -> *const c_char>(b"gpu_ipc_signs_of_life\0")
-                        };
-                        Symbol { name: "gpu_ipc_signs_of_life", function: found.ok().map(|function| *function) }
-                    },
-                }
-            }
-
-            /// Lists the functions and the sizes of their arguments, for a test that has another
-            /// opinion.
-            pub(crate) fn signatures() -> Vec<(&'static str, Vec<usize>)> {
-                vec![$((stringify!($name), vec![$(size_of::<$argument>()),*]),)*]
-            }
-
-            /// Lists the functions that the runtime lacks.
-            pub(crate) fn missing(&self) -> Vec<&'static str> {
-                let mut missing = Vec::new();
-                $(if self.$name.function.is_none() { missing.push(self.$name.name); })*
-                if self.hipGetErrorName.function.is_none() {
-                    missing.push(self.hipGetErrorName.name);
-                }
-                missing
-            }
-        }
-    };
-}
-
-symbols! {
-    Symbols;
+driver::symbols! {
+    /// HIP's own functions, by the names of its manual.
+    Own;
 
     hipInit: fn(u32);
     hipRuntimeGetVersion: fn(*mut c_int);
     hipGetLastError: fn();
-
     hipGetDeviceCount: fn(*mut c_int);
     hipGetDevice: fn(*mut c_int);
     hipSetDevice: fn(c_int);
-    hipDeviceGetName: fn(*mut c_char, c_int, c_int);
-    hipDeviceGetUuid: fn(*mut Uuid, c_int);
     hipDeviceGetPCIBusId: fn(*mut c_char, c_int, c_int);
-    hipDeviceTotalMem: fn(*mut usize, c_int);
-    hipDeviceGetAttribute: fn(*mut c_int, u32, c_int);
-    hipDeviceCanAccessPeer: fn(*mut c_int, c_int, c_int);
     hipDeviceEnablePeerAccess: fn(c_int, u32);
-    hipThreadExchangeStreamCaptureMode: fn(*mut u32);
-
-    hipMemGetInfo: fn(*mut usize, *mut usize);
-    hipMalloc: fn(*mut Address, usize);
-    hipFree: fn(Address);
-    hipMemGetAddressRange: fn(*mut Address, *mut usize, Address);
     hipPointerGetAttributes: fn(*mut PointerAttributes, Address);
-    hipHostMalloc: fn(*mut *mut c_void, usize, u32);
-    hipHostFree: fn(*mut c_void);
-    hipHostRegister: fn(*mut c_void, usize, u32);
-    hipHostUnregister: fn(*mut c_void);
-    hipHostGetDevicePointer: fn(*mut Address, *mut c_void, u32);
-
-    hipMemGetAllocationGranularity: fn(*mut usize, *const AllocationProperties, u32);
-    hipMemCreate: fn(*mut MemoryHandle, usize, *const AllocationProperties, u64);
-    hipMemRelease: fn(MemoryHandle);
-    hipMemAddressReserve: fn(*mut Address, usize, usize, Address, u64);
-    hipMemAddressFree: fn(Address, usize);
-    hipMemMap: fn(Address, usize, usize, MemoryHandle, u64);
-    hipMemUnmap: fn(Address, usize);
-    hipMemSetAccess: fn(Address, usize, *const AccessDescription, usize);
-    hipMemExportToShareableHandle: fn(*mut c_void, MemoryHandle, u32, u64);
-    hipMemImportFromShareableHandle: fn(*mut MemoryHandle, *mut c_void, u32);
-    hipMemRetainAllocationHandle: fn(*mut MemoryHandle, Address);
-
-    hipMemPoolCreate: fn(*mut PoolHandle, *const PoolProperties);
-    hipMemPoolDestroy: fn(PoolHandle);
-    hipMemPoolSetAttribute: fn(PoolHandle, u32, *mut c_void);
-    hipMemPoolGetAttribute: fn(PoolHandle, u32, *mut c_void);
-    hipMemPoolTrimTo: fn(PoolHandle, usize);
-    hipMallocFromPoolAsync: fn(*mut Address, usize, PoolHandle, Stream);
-    hipFreeAsync: fn(Address, Stream);
-
     hipMemGetHandleForAddressRange: fn(*mut c_void, Address, usize, u32, u64);
     hipImportExternalMemory: fn(*mut ExternalMemory, *const ExternalHandle);
     hipExternalMemoryGetMappedBuffer: fn(*mut Address, ExternalMemory, *const ExternalBuffer);
     hipDestroyExternalMemory: fn(ExternalMemory);
-
-    hipIpcGetMemHandle: fn(*mut Handle, Address);
-    hipIpcOpenMemHandle: fn(*mut Address, Handle, u32);
-    hipIpcCloseMemHandle: fn(Address);
-    hipIpcGetEventHandle: fn(*mut Handle, Event);
-    hipIpcOpenEventHandle: fn(*mut Event, Handle);
-
-    hipEventCreateWithFlags: fn(*mut Event, u32);
-    hipEventRecord: fn(Event, Stream);
-    hipEventQuery: fn(Event);
-    hipEventDestroy: fn(Event);
-
-    hipStreamCreateWithFlags: fn(*mut Stream, u32);
-    hipStreamDestroy: fn(Stream);
-    hipStreamQuery: fn(Stream);
-    hipStreamSynchronize: fn(Stream);
-    hipStreamWaitEvent: fn(Stream, Event, u32);
     hipStreamGetDevice: fn(Stream, *mut c_int);
-    hipStreamGetId: fn(Stream, *mut u64);
-    hipStreamIsCapturing: fn(Stream, *mut u32);
     hipStreamWriteValue64: fn(Stream, Address, u64, u32);
     hipStreamWaitValue64: fn(Stream, Address, u64, u32, u64);
-    hipLaunchHostFunc: fn(Stream, HostFunction, *mut c_void);
     hipStreamAddCallback: fn(Stream, Callback, *mut c_void, u32);
-
-    hipMemcpyHtoDAsync: fn(Address, *const c_void, usize, Stream);
-    hipMemcpyDtoHAsync: fn(*mut c_void, Address, usize, Stream);
-    hipMemcpyDtoDAsync: fn(Address, Address, usize, Stream);
-    hipMemsetD8Async: fn(Address, u8, usize, Stream);
 }
 
-impl fmt::Debug for Symbols {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Symbols")
-            .field("missing", &self.missing())
-            .finish_non_exhaustive()
+/// A function without arguments that returns a text.
+type Text = unsafe extern "C" fn() -> *const c_char;
+
+/// What a runtime's library has beyond [`Calls`].
+#[derive(Debug)]
+pub(crate) struct Symbols {
+    pub(crate) own: Own,
+    /// `hipGetErrorName`: names a code.
+    pub(crate) name_of: Option<unsafe extern "C" fn(Code) -> *const c_char>,
+    /// Returns what files a library that stands in for the runtime keeps open instead of AMD's;
+    /// AMD's own has no such function.
+    pub(crate) device_files: Option<Text>,
+    /// Returns the folder in which such a library shows whose queues there are, likewise.
+    pub(crate) signs_of_life: Option<Text>,
+}
+
+impl Symbols {
+    /// Looks every function up in a library.
+    ///
+    /// # Safety
+    ///
+    /// The library is a HIP runtime, and it is never unloaded.
+    pub(crate) unsafe fn find(library: &Library) -> (Calls, Symbols) {
+        let look = |row: &'static str| -> Found {
+            let (manual, name) = named(NAMES, row);
+            // SAFETY: `Library::get` asks that the type be the symbol's: any symbol has an address.
+            let found = unsafe { library.get::<*mut c_void>(name.as_bytes()) };
+            (manual, found.ok().map(|address| *address))
+        };
+        // SAFETY: `find` asks that what `look` finds have the row's prototype: each is that in
+        // hip_runtime_api.h. Our caller vouches for the library.
+        let calls = unsafe { Calls::find(&look) };
+        let symbols = Symbols {
+            // SAFETY: as above.
+            own: unsafe { Own::find(&look) },
+            // SAFETY: `Library::get`: as above.
+            name_of: unsafe { library.get(b"hipGetErrorName\0") }
+                .ok()
+                .map(|found| *found),
+            // SAFETY: `Library::get`: the function is ours, and of that type.
+            device_files: unsafe { library.get(b"gpu_ipc_device_files\0") }
+                .ok()
+                .map(|found| *found),
+            // SAFETY: `Library::get`: as above.
+            signs_of_life: unsafe { library.get(b"gpu_ipc_signs_of_life\0") }
+                .ok()
+                .map(|found| *found),
+        };
+        (calls, symbols)
+    }
+
+    /// Lists the functions that the runtime lacks.
+    pub(crate) fn missing(&self, calls: &Calls) -> Vec<&'static str> {
+        let mut missing = self.own.missing();
+        missing.extend(calls.missing());
+        if self.name_of.is_none() {
+            missing.push("hipGetErrorName");
+        }
+        missing
+    }
+}
+
+/// Lists the functions, by the names of AMD's manual, and the sizes of their arguments.
+pub(crate) fn signatures() -> Vec<(&'static str, Vec<usize>)> {
+    let all = Own::signatures().into_iter().chain(Calls::signatures());
+    all.map(|(row, sizes)| (named(NAMES, row).0, sizes))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_common_call_has_hips_name() {
+        for (name, _) in signatures() {
+            assert!(name.starts_with("hip"), "{name}");
+        }
     }
 }

@@ -32,11 +32,6 @@ impl Version {
         self.0 >= major * 10_000_000 + minor * 100_000
     }
 
-    /// Returns `hipIpcMemLazyEnablePeerAccess`, without which the runtime opens no handle.
-    pub(crate) const fn lazy_peer_access(self) -> u32 {
-        if self.at_least(6, 0) { 1 } else { 0 }
-    }
-
     /// Reads a `hipMemoryType`, whose numbers became CUDA's in ROCm 6.
     pub(crate) const fn memory_type(self, number: u32) -> MemoryType {
         match (self.at_least(6, 0), number) {
@@ -46,12 +41,6 @@ impl Version {
             (true, 3) | (false, 4) => MemoryType::Managed,
             _ => MemoryType::Other,
         }
-    }
-
-    /// Says whether `hipMemImportFromShareableHandle` takes a descriptor's number as such; before
-    /// ROCm 7.1 it takes the address of one.
-    pub(crate) const fn imports_by_value(self) -> bool {
-        self.at_least(7, 1)
     }
 
     /// Says whether `hipMemRetainAllocationHandle` may be asked of any address, and retains. From
@@ -65,18 +54,6 @@ impl Version {
     /// Says whether `ATTRIBUTE_HOST_NUMA_NODE` is that attribute's number: 7.1 ends before it.
     pub(crate) const fn tells_numa_nodes(self) -> bool {
         self.at_least(7, 2)
-    }
-
-    /// Says whether `hipMemMap` fails where the mapping does, and `hipMemUnmap` refuses what is not
-    /// mapped. 6.2.2 succeeds, and follows a null pointer (`hip_vm.cpp`).
-    pub(crate) const fn tells_failed_mappings(self) -> bool {
-        self.at_least(7, 0)
-    }
-
-    /// Says whether the runtime keeps the number of an imported descriptor, and reads it at each
-    /// `hipMemSetAccess` (ROCm/rocm-systems#8304, #8436: around 7.14).
-    pub(crate) const fn keeps_descriptors(self) -> bool {
-        self.at_least(7, 12)
     }
 
     /// Says whether a handle names its exporter's number of the device. Before, the bytes are the
@@ -115,25 +92,12 @@ mod tests {
 
     #[test]
     fn what_changed_between_versions_is_chosen_by_the_version() {
-        let (old, late, six, seven) = (
+        let (old, late, six) = (
             Version(50_221_153),
             Version(50_731_921),
             Version(60_000_000),
-            Version(70_253_211),
         );
-        assert_eq!(
-            [old, late, six, seven].map(Version::lazy_peer_access),
-            [0, 0, 1, 1]
-        );
-        assert_eq!(
-            [old, late, six, seven].map(Version::imports_by_value),
-            [false, false, false, true]
-        );
-        assert_eq!(
-            [old, late, six, seven].map(Version::has_virtual_memory),
-            [false, true, true, true]
-        );
-        assert!(!Version(70_051_831).imports_by_value());
+        assert!(!old.has_virtual_memory() && late.has_virtual_memory());
         assert_eq!(old.memory_type(1), MemoryType::Device);
         assert_eq!(six.memory_type(1), MemoryType::Host);
         assert_eq!(six.memory_type(2), MemoryType::Device);

@@ -4,7 +4,7 @@
 //! `none` or to the beginning of a version, anything else that is found fails; without it, the case
 //! is named after what is found.
 
-use backend_hip::{HipBackend, Inspection};
+use backend_hip::{Hip, HipBackend, Inspection};
 use gpu_api::Error;
 use gpu_api::groups::*;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -19,7 +19,7 @@ const SINCE: &[(u32, u32, &str)] = &[
 
 fn main() {
     let expected = std::env::var("GPU_IPC_EXPECT_HIP").ok();
-    let found = HipBackend::inspect();
+    let found = Hip::inspect();
     let name = match &found {
         Ok(found) => found.version.to_string(),
         Err(_) => "none".to_owned(),

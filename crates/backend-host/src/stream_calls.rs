@@ -5,8 +5,8 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use gpu_api::contain;
 use gpu_api::groups::*;
-use gpu_api::vendor::queued::contain;
 use gpu_api::{
     CaptureStatus, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostPtr, MAX_BATCH,
     RawEvent, RawStream, Result, StreamIdentity, StreamInfo, StreamOp, WordPtr,

@@ -39,8 +39,8 @@
 //! assert_eq!(e.to_string(), "the cuda backend is not compiled in; build with the feature `cuda`");
 //! ```
 //!
-//! [`thread`] starts every thread of the library. [`vendor`] holds the code that all vendors' backends share. [`groups`] re-exports every trait,
-//! for calls on a backend's own type.
+//! [`thread`] starts every thread of the library. [`groups`] re-exports every trait, for calls on a
+//! backend's own type.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod backend;
@@ -57,7 +57,6 @@ pub mod range;
 pub mod region;
 pub mod stream;
 pub mod thread;
-pub mod vendor;
 
 pub use backend::{
     Gpu, GpuBackend, GpuCopies, GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory,
@@ -86,5 +85,5 @@ pub use region::{
 };
 pub use stream::{
     CaptureStatus, EventHandle, EventKind, MAX_BATCH, RawEvent, RawStream, StreamIdentity,
-    StreamOp, WordPtr,
+    StreamOp, WordPtr, contain,
 };

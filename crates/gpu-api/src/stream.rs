@@ -132,3 +132,11 @@ pub enum StreamOp {
         value: u64,
     },
 }
+
+/// Runs a function and lets no panic out. The panic hook has told of it; what it carries may itself
+/// panic when it is dropped.
+pub fn contain(run: impl FnOnce()) {
+    if let Err(payload) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
+        std::mem::forget(payload);
+    }
+}

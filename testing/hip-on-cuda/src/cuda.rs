@@ -3,8 +3,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
+use driver::pool::{self, PoolProperties};
 use gpu_api::PoolUsage;
-use gpu_api::vendor::pool::{self, PoolProperties};
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 
 use crate::cuda_functions::{Access, Functions, Handle, Properties};

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use gpu_api::vendor::pool::PoolProperties;
+use driver::pool::PoolProperties;
 use libloading::os::unix::Library;
 
 use crate::machine::{NOT_SUPPORTED, Outcome, UNKNOWN};

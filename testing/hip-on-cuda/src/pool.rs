@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-use gpu_api::vendor::pool::{
+use driver::pool::{
     ALLOCATION_PINNED, LOCATION_DEVICE, PoolProperties, RELEASE_THRESHOLD, RESERVED_MOST,
     RESERVED_NOW, REUSE_ALLOW_INTERNAL_DEPENDENCIES, USED_NOW,
 };

@@ -132,6 +132,7 @@ fn everything(cuda: &Arc<CudaBackend>) {
         cuda.free(plain);
         cuda.free(made);
     }
+    cuda.forget_marks();
     assert_eq!(fake::all_live(), []);
     assert_eq!(fake::violations(), 0);
 }

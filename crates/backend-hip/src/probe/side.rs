@@ -8,7 +8,7 @@ use gpu_api::{DeviceId, GpuStreams};
 use super::channel::Channel;
 use super::runtime::{Runtime, Seen, told};
 use super::{memory, order, pool};
-use crate::backend::HipBackend;
+use crate::backend::Hip;
 use crate::pool_defect::PoolDefect;
 use crate::proof::Step;
 
@@ -83,7 +83,7 @@ fn run(task: &str) -> Seen {
         Step::Waits => &[Step::Words, Step::Waits],
         _ => &[step],
     };
-    let hip = HipBackend::load_assuming(assumed).map_err(told)?;
+    let hip = Hip::load_assuming(assumed).map_err(told)?;
     let stream = hip.create_stream(device).map_err(told)?;
     let runtime = Runtime {
         hip,

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use backend_hip::{HipBackend, Proof, Step};
+use backend_hip::{Hip, HipBackend, Proof, Step};
 use gpu_api::groups::*;
 use gpu_api::{DeviceId, Error, EventKind, Sharing};
 
@@ -252,7 +252,7 @@ fn without_a_proof() {
 
 fn proof_of_elsewhere() {
     let elsewhere: Proof = "70253211 0.0.1-none vmm".parse().expect("it is one");
-    let error = HipBackend::load_with(Some(elsewhere)).expect_err("it is of another kernel");
+    let error = Hip::load_with(Some(elsewhere)).expect_err("it is of another kernel");
     assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
 }
 

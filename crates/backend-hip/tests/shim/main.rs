@@ -17,7 +17,7 @@ use std::env;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 
-use backend_hip::{HipBackend, Proof, Step, Version};
+use backend_hip::{Hip, HipBackend, Proof, Step, Version};
 use gpu_api::DeviceId;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
     // thread.
     unsafe { env::remove_var(backend_hip::LIBRARY) };
     // A runtime of the machine's own would be found behind what is none.
-    let has_runtime = HipBackend::inspect().is_ok();
+    let has_runtime = Hip::inspect().is_ok();
     let trials = cases
         .into_iter()
         .map(|case| {
@@ -133,6 +133,5 @@ pub fn hip() -> Arc<HipBackend> {
 
 /// Loads the backend with some steps proved.
 pub fn proved(steps: &[Step]) -> Arc<HipBackend> {
-    HipBackend::load_with(Some(Proof::new(version(), steps.iter().copied())))
-        .expect("the library starts")
+    Hip::load_with(Some(Proof::new(version(), steps.iter().copied()))).expect("the library starts")
 }

@@ -52,7 +52,7 @@ pub const CASES: &[Case] = &[
 ];
 
 fn refused(proof: Proof) -> String {
-    let hip = backend_hip::HipBackend::load_with(Some(proof)).expect("it is of here");
+    let hip = backend_hip::Hip::load_with(Some(proof)).expect("it is of here");
     assert!(!hip.caps(GPU).expect("it is a device").pools);
     let error = hip.create_pool(GPU, 0).expect_err("it is not proved");
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");

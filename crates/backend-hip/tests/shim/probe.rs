@@ -4,7 +4,7 @@ use std::env;
 use std::time::Duration;
 
 use backend_hip::probe::{prove, prove_and_tell};
-use backend_hip::{Findings, HipBackend, PoolDefect, Step};
+use backend_hip::{Findings, Hip, PoolDefect, Step};
 use gpu_api::groups::*;
 use gpu_api::{DeviceId, Error};
 
@@ -395,7 +395,7 @@ fn disproved_pools(defect: PoolDefect) {
         (found.proof.steps(), found.proof.pool_defects()),
         (&[][..], &[defect][..])
     );
-    let hip = HipBackend::load_with(Some(found.proof)).expect("it is of here");
+    let hip = Hip::load_with(Some(found.proof)).expect("it is of here");
     assert!(!hip.caps(GPU).expect("it is a device").pools);
     let error = hip.create_pool(GPU, 0).expect_err("it is wrong");
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");

@@ -5,7 +5,7 @@ use std::env;
 use std::time::Duration;
 
 use gpu_ipc::hip::probe::prove;
-use gpu_ipc::hip::{HipBackend, PROOF, Proof, Step};
+use gpu_ipc::hip::{Hip, PROOF, Proof, Step};
 
 use super::check::Check;
 
@@ -63,7 +63,7 @@ fn harm(step: Step) -> &'static str {
 /// Looks at the runtime. `tell` is called before each step, and ends the looking by an error.
 pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Check>, String> {
     let mut checks = Vec::new();
-    let (inspection, program) = match (HipBackend::inspect(), env::current_exe()) {
+    let (inspection, program) = match (Hip::inspect(), env::current_exe()) {
         (Ok(inspection), Ok(program)) => (inspection, program),
         // The backend itself says why.
         (Err(_), _) | (_, Err(_)) => return Ok(checks),

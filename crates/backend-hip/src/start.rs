@@ -1,0 +1,105 @@
+//! Starting the runtime: its version, how many devices it has, and what shows whose GPU work runs.
+
+use std::ffi::{CStr, c_int};
+use std::path::PathBuf;
+
+use driver::calls::Symbol;
+use driver::code::{Code, NO_DEVICE, SUCCESS};
+use gpu_api::{BackendKind, Error, Result};
+
+use crate::kernel;
+use crate::sys::Symbols;
+use crate::version::Version;
+
+/// Starts the runtime; returns its version and the number of its devices.
+///
+/// # Errors
+///
+/// [`Error::Unavailable`] with the reason and what to do about it.
+pub(crate) fn start(symbols: &Symbols) -> Result<(Version, usize)> {
+    // Asked first: it answers without a device, and an error should say which runtime gave it.
+    let version = version_of(symbols)?;
+    let text = version.to_string();
+    start_call(symbols, &text, &symbols.own.hipInit, |function| {
+        // SAFETY: `hipInit` asks for 0.
+        unsafe { function(0) }
+    })?;
+    let mut count: c_int = 0;
+    start_call(symbols, &text, &symbols.own.hipGetDeviceCount, |function| {
+        // SAFETY: `hipGetDeviceCount` writes one integer: `count` is one.
+        unsafe { function(&raw mut count) }
+    })?;
+    if count <= 0 {
+        return Err(symbols.unavailable("hipGetDeviceCount", NO_DEVICE, &text));
+    }
+    if version.major() < 5 {
+        return Err(Error::Unavailable {
+            backend: BackendKind::Hip,
+            why: format!("HIP {version} is older than what this backend knows"),
+            remedy: "update ROCm to 5.2 or later",
+        });
+    }
+    Ok((version, count.unsigned_abs() as usize))
+}
+
+/// Asks a runtime for its version, which it tells before it is started.
+pub(crate) fn version_of(symbols: &Symbols) -> Result<Version> {
+    let mut number: c_int = 0;
+    start_call(symbols, "", &symbols.own.hipRuntimeGetVersion, |function| {
+        // SAFETY: `hipRuntimeGetVersion` writes one integer: `number` is one.
+        unsafe { function(&raw mut number) }
+    })?;
+    Ok(Version(number.unsigned_abs()))
+}
+
+pub(crate) fn device_files(symbols: &Symbols) -> Vec<&'static str> {
+    let mut files = vec!["/dev/kfd", "/dev/dri/renderD"];
+    if let Some(function) = symbols.device_files {
+        // SAFETY: the function has no conditions.
+        let named = unsafe { function() };
+        // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and is
+        // never unloaded.
+        let named: &'static CStr = unsafe { CStr::from_ptr(named) };
+        files.extend(named.to_str().ok());
+    }
+    files
+}
+
+/// Finds the folder that shows whose queues there are. Its pids are those of the first PID
+/// namespace: another one's process sees its own pids elsewhere, and would take the file of a
+/// stranger for a sign.
+pub(crate) fn signs(symbols: &Symbols) -> Option<PathBuf> {
+    let folder = match symbols.signs_of_life {
+        Some(function) => {
+            // SAFETY: the function has no conditions.
+            let named = unsafe { function() };
+            // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and
+            // is never unloaded.
+            let named = unsafe { CStr::from_ptr(named) };
+            PathBuf::from(named.to_str().ok()?)
+        }
+        None if kernel::sees_kernels_pids() => PathBuf::from(kernel::PROCESSES),
+        None => return None,
+    };
+    folder.is_dir().then_some(folder)
+}
+
+/// Calls a function that starts the runtime: whatever goes wrong, the runtime is unavailable.
+fn start_call<F: Copy>(
+    symbols: &Symbols,
+    version: &str,
+    symbol: &Symbol<F>,
+    run: impl FnOnce(F) -> Code,
+) -> Result<()> {
+    let Some(function) = symbol.function else {
+        return Err(Error::Unavailable {
+            backend: BackendKind::Hip,
+            why: format!("the library that was loaded has no {}", symbol.name),
+            remedy: "it is not AMD's: see GPU_IPC_HIP_LIBRARY and LD_LIBRARY_PATH, or install ROCm's HIP runtime",
+        });
+    };
+    match run(function) {
+        SUCCESS => Ok(()),
+        code => Err(symbols.unavailable(symbol.name, code, version)),
+    }
+}

@@ -1,0 +1,55 @@
+//! The calls of a CUDA-shaped GPU driver, once for every vendor that has one.
+//!
+//! HIP took CUDA's API: streams, events, contexts or devices of a thread, virtual memory, 64-byte
+//! handles, and the same numbers for most of it. A backend for such a driver is a
+//! [`Vendor`]: its loader, names of functions, devices, errors, and one table of
+//! [`Quirks`] by version. [`Backend`] makes a
+//! [`GpuBackend`](gpu_api::GpuBackend) of it. What two drivers do differently stays in their
+//! backends. Read in this order:
+//!
+//! 1. [`code`], [`calls`]: the codes and the functions that drivers have in common.
+//! 2. [`vendor`]: what differs. [`scope`]: the calling thread around a call.
+//! 3. [`driver`]: the calls and the tables of what was made with them: [`memory_table`],
+//!    [`stream_table`], [`host_memory`], [`pool`], `device_table`, `peer_table`, `registration`,
+//!    [`given`].
+//! 4. A trait each: `device`, `peer`; `stream`, `event`, `word`, `copy`, [`pass`]; `host`;
+//!    [`plain`], `vmm` with [`physical`] and `mapping`, `alloc`; `pool_calls`; `range`;
+//!    [`pointer`]. [`queued`] is a function on its way through a driver's queue, `checks` refuses
+//!    arguments before a driver sees them.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod alloc;
+pub mod calls;
+mod checks;
+pub mod code;
+mod copy;
+pub mod device;
+mod device_table;
+pub mod driver;
+mod event;
+pub mod given;
+mod host;
+pub mod host_memory;
+mod mapping;
+pub mod memory_table;
+pub mod pass;
+mod peer;
+mod peer_table;
+pub mod physical;
+pub mod plain;
+pub mod pointer;
+pub mod pool;
+mod pool_calls;
+pub mod queued;
+mod range;
+mod registration;
+pub mod scope;
+mod stream;
+pub mod stream_table;
+pub mod vendor;
+mod vmm;
+mod word;
+
+pub use driver::{Backend, Driver};
+pub use scope::Scope;
+pub use vendor::{Descriptor, DmaBuf, Quirks, Vendor, Words};

@@ -1,0 +1,162 @@
+//! Pools of the driver's, in stream order (`pool_alloc`), and managed memory
+//! (`cuMemAllocManaged`).
+
+use std::ffi::c_void;
+use std::ptr;
+
+use crate::memory_table::Way;
+use crate::pool::{self, PoolCalls, PoolProperties};
+use gpu_api::{
+    Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuPools, GpuStreams, PoolUsage,
+    RawPool, RawStream, Result, refuse_capture, round_up,
+};
+
+use crate::calls::PoolHandle;
+use crate::code::{OUT_OF_MEMORY, SUCCESS};
+use crate::driver::Backend;
+use crate::memory_table::Origin;
+use crate::vendor::Vendor;
+
+fn handle(pool: RawPool) -> PoolHandle {
+    ptr::with_exposed_provenance_mut(pool.handle as usize)
+}
+
+// SAFETY: the condition of `GpuPools`: `pool_alloc` and `cuMemAllocManaged` give
+// memory that is nobody else's, and the driver hands it out again in stream order alone (manual,
+// "Stream Ordered Memory Allocator").
+unsafe impl<V: Vendor> GpuPools for Backend<V> {
+    fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
+        let ordinal = self.ordinal(device)?;
+        self.require_pools(device)?;
+        let made = pool::create(self, device, ordinal, keep)?;
+        self.driver().pools().insert(made.handle);
+        Ok(made)
+    }
+
+    unsafe fn destroy_pool(&self, raw: RawPool) -> Result<()> {
+        // SAFETY: `end` asks for a live pool: our caller vouches for it.
+        unsafe { self.end(raw) }?;
+        self.driver().pools().remove(&raw.handle);
+        Ok(())
+    }
+
+    unsafe fn pool_alloc(&self, raw: RawPool, stream: RawStream, len: u64) -> Result<Allocation> {
+        let size = round_up(len, 1)?;
+        // SAFETY: `capture_status` asks for a stream that is alive: our caller vouches for it.
+        refuse_capture(stream, unsafe { self.capture_status(stream) }?)?;
+        let scope = self.on_device(stream.device)?;
+        let symbol = &self.driver().calls.pool_alloc;
+        let mut base = 0;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `pool_alloc` writes one address: `base` is one. Our caller
+            // vouches for the pool and the stream.
+            unsafe { function(&raw mut base, size, handle(raw), V::stream(stream)) }
+        })?;
+        // ROCm 5.4.3 calls it a success and gives null where there is no room (ROCm/hip#3223).
+        let code = if code == SUCCESS && base == 0 {
+            OUT_OF_MEMORY
+        } else {
+            code
+        };
+        if code != SUCCESS {
+            return Err(scope.allocation_error(symbol.name, code, len));
+        }
+        self.driver()
+            .memory
+            .insert(base, len, raw.device, Origin::Pool);
+        Ok(Allocation {
+            base: DevicePtr(base),
+            len,
+        })
+    }
+
+    unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()> {
+        // SAFETY: `capture_status` asks for a stream that is alive: our caller vouches for it.
+        let status = unsafe { self.capture_status(stream) }?;
+        if status != CaptureStatus::None {
+            return Err(Error::Capturing {
+                stream: stream.handle,
+                remedy: "free it on a stream that is not captured",
+            });
+        }
+        let scope = self.on_device(stream.device)?;
+        let entry = self.take(base, Way::Return)?;
+        let freed = scope.call(&self.driver().calls.pool_free, |function| {
+            // SAFETY: `pool_free` asks for the base of stream-ordered memory that is not freed
+            // and that no other stream's unfinished work touches: it was taken out of the table
+            // once, and our caller vouches for the rest.
+            unsafe { function(base.0, V::stream(stream)) }
+        });
+        if freed.is_err() {
+            self.driver().memory.leak(base, entry);
+        }
+        freed
+    }
+
+    unsafe fn pool_usage(&self, raw: RawPool) -> Result<PoolUsage> {
+        // SAFETY: `usage` asks for a live pool: our caller vouches for it.
+        unsafe { pool::usage(self, raw) }
+    }
+
+    unsafe fn trim_pool(&self, raw: RawPool, keep: u64) -> Result<()> {
+        let scope = self.on_device(raw.device)?;
+        scope.call(&self.driver().calls.pool_trim, |function| {
+            // SAFETY: `pool_trim` asks for a live pool: our caller vouches for it.
+            unsafe { function(handle(raw), usize::try_from(keep).unwrap_or(usize::MAX)) }
+        })
+    }
+
+    fn alloc_managed(&self, device: DeviceId, len: u64) -> Result<Allocation> {
+        let size = round_up(len, self.granularity(device)?)? as u64;
+        let base = Vendor::alloc_managed(&**self, device, size)?;
+        self.driver()
+            .memory
+            .insert(base.0, size, device, Origin::Managed);
+        Ok(Allocation { base, len: size })
+    }
+}
+
+impl<V: Vendor> PoolCalls for Backend<V> {
+    fn make(&self, device: DeviceId, properties: &PoolProperties) -> Result<RawPool> {
+        let scope = self.on_device(device)?;
+        let mut made: PoolHandle = ptr::null_mut();
+        scope.call(&self.driver().calls.pool_create, |function| {
+            // SAFETY: `pool_create` writes one pointer and reads the properties: both live
+            // here.
+            unsafe { function(&raw mut made, ptr::from_ref(properties)) }
+        })?;
+        Ok(RawPool {
+            device,
+            handle: made.expose_provenance() as u64,
+        })
+    }
+
+    unsafe fn end(&self, raw: RawPool) -> Result<()> {
+        let scope = self.on_device(raw.device)?;
+        scope.call(&self.driver().calls.pool_destroy, |function| {
+            // SAFETY: `pool_destroy` asks for a live pool: our caller vouches for it. What is
+            // allocated from it stays (manual).
+            unsafe { function(handle(raw)) }
+        })
+    }
+
+    unsafe fn set(&self, raw: RawPool, attribute: u32, mut value: u64) -> Result<()> {
+        let scope = self.on_device(raw.device)?;
+        scope.call(&self.driver().calls.pool_set, |function| {
+            // SAFETY: `pool_set` reads a value as long as the property's, eight bytes
+            // at most: `value` has them. Our caller vouches for the pool.
+            unsafe { function(handle(raw), attribute, (&raw mut value).cast::<c_void>()) }
+        })
+    }
+
+    unsafe fn get(&self, raw: RawPool, attribute: u32) -> Result<u64> {
+        let scope = self.on_device(raw.device)?;
+        let mut value = 0_u64;
+        scope.call(&self.driver().calls.pool_get, |function| {
+            // SAFETY: `pool_get` writes a value of eight bytes, as our caller vouches:
+            // `value` has them, and the pool is live.
+            unsafe { function(handle(raw), attribute, (&raw mut value).cast::<c_void>()) }
+        })?;
+        Ok(value)
+    }
+}

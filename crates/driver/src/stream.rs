@@ -1,0 +1,161 @@
+//! Streams: queues of GPU work.
+//!
+//! A stream's handle is its `Stream`. The handles 0 and 1 (the legacy default stream) and 2 (the
+//! per-thread default stream) mean something only together with a context, which is the primary one
+//! of the stream's device.
+
+use std::ptr;
+
+use crate::queued::{self, QueuedFunction};
+use gpu_api::{CaptureStatus, DeviceId, Error, GpuStreams, RawStream, Result, StreamInfo};
+
+use crate::calls::STREAM_NON_BLOCKING;
+use crate::code::{NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
+use crate::driver::Backend;
+use crate::scope::Scope;
+use crate::vendor::Vendor;
+
+// SAFETY: the condition of `GpuStreams`: `true` and success are `stream_query`'s and
+// `stream_synchronize`'s, which the manual gives to work that has completed.
+unsafe impl<V: Vendor> GpuStreams for Backend<V> {
+    fn create_stream(&self, device: DeviceId) -> Result<RawStream> {
+        let scope = self.on_device(device)?;
+        let mut made = ptr::null_mut();
+        scope.call(&self.driver().calls.stream_create, |function| {
+            // SAFETY: `stream_create` writes one pointer: `made` is one.
+            unsafe { function(&raw mut made, STREAM_NON_BLOCKING) }
+        })?;
+        let raw = RawStream::new(device, made.expose_provenance() as u64);
+        self.driver().streams.insert(raw);
+        Ok(raw)
+    }
+
+    unsafe fn destroy_stream(&self, raw: RawStream) -> Result<()> {
+        // A driver that waits for all that is queued may be held up by what the calling thread does
+        // next: there a stream that is busy is destroyed on a thread that may block.
+        // SAFETY: `query_stream` asks for a stream that is alive: our caller vouches for it.
+        if self.quirks().destroy_waits && !matches!(unsafe { self.query_stream(raw) }, Ok(true)) {
+            self.driver().streams.remove(raw);
+            return self.destroy_later(raw);
+        }
+        let scope = self.on_device(raw.device)?;
+        let known = self.driver().streams.remove(raw);
+        let result = scope.call(&self.driver().calls.stream_destroy, |function| {
+            // SAFETY: `stream_destroy` asks for a stream that is alive: our caller vouches for it,
+            // and that nobody uses it afterwards.
+            unsafe { function(V::stream(raw)) }
+        });
+        if let (Err(_), Some(known)) = (&result, known) {
+            // It may live: its context must not be given back.
+            self.driver().streams.put_back(raw, known);
+        }
+        result
+    }
+
+    unsafe fn query_stream(&self, raw: RawStream) -> Result<bool> {
+        let scope = self.on_device(raw.device)?;
+        let symbol = &self.driver().calls.stream_query;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `stream_query` asks for a stream that is alive: our caller vouches for it.
+            unsafe { function(V::stream(raw)) }
+        })?;
+        match code {
+            SUCCESS => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(scope.error(symbol.name, code)),
+        }
+    }
+
+    unsafe fn synchronize_stream(&self, raw: RawStream) -> Result<()> {
+        let scope = self.on_device(raw.device)?;
+        scope.call(&self.driver().calls.stream_synchronize, |function| {
+            // SAFETY: `stream_synchronize` asks for a stream that is alive: our caller vouches for
+            // it.
+            unsafe { function(V::stream(raw)) }
+        })
+    }
+
+    unsafe fn stream_info(&self, raw: RawStream) -> Result<StreamInfo> {
+        // SAFETY: `Vendor::stream_info` has our condition.
+        unsafe { Vendor::stream_info(&**self, raw) }
+    }
+
+    unsafe fn capture_status(&self, raw: RawStream) -> Result<CaptureStatus> {
+        let scope = self.asking_stream(raw)?;
+        // SAFETY: `status_within` has our condition.
+        unsafe { self.status_within(&scope, raw) }
+    }
+
+    unsafe fn host_function(
+        &self,
+        raw: RawStream,
+        function: Box<dyn FnOnce() + Send>,
+    ) -> Result<()> {
+        // A graph may run more than once, and the function can be called only once.
+        // SAFETY: `capture_status` asks for a stream that is alive: our caller vouches for it.
+        if unsafe { self.capture_status(raw) }? != CaptureStatus::None {
+            return Err(Error::Capturing {
+                stream: raw.handle,
+                remedy: "queue host functions outside the capture",
+            });
+        }
+        let scope = self.on_device(raw.device)?;
+        let (ours, theirs) = QueuedFunction::new(function);
+        let call = &self.driver().calls.stream_call;
+        let result = if call.function.is_some() {
+            scope.call(call, |call| {
+                // SAFETY: `stream_call` asks for a function that takes the address beside it and
+                // calls no driver: `queued::run` does, and our trait asks the latter of the
+                // closure. Our caller vouches for the stream.
+                unsafe { call(V::stream(raw), queued::run, theirs) }
+            })
+        } else {
+            // SAFETY: `call_back` asks for a live stream, for which our caller vouches, and for a
+            // function to call once: as above.
+            unsafe { self.call_back(&scope, raw, theirs) }
+        };
+        if result.is_err() {
+            ours.take_back();
+        }
+        result
+    }
+}
+
+impl<V: Vendor> Backend<V> {
+    /// Destroys a busy stream on a thread of its own. It ends with the stream's work, or with the
+    /// process.
+    fn destroy_later(&self, raw: RawStream) -> Result<()> {
+        let destroy = self.destroying(raw)?;
+        // Without a thread the stream is leaked, which does not block.
+        gpu_api::thread::start("gpu-ipc-stream", destroy).map(drop)
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive, and the scope is its own or of its context.
+    pub(crate) unsafe fn status_within(
+        &self,
+        scope: &Scope<'_, V>,
+        raw: RawStream,
+    ) -> Result<CaptureStatus> {
+        let symbol = &self.driver().calls.stream_capturing;
+        if symbol.function.is_none() {
+            return Ok(CaptureStatus::None);
+        }
+        let mut status = 0;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `stream_capturing` writes one integer: `status` is one. Our caller vouches
+            // for the stream.
+            unsafe { function(V::stream(raw), &raw mut status) }
+        })?;
+        match (code, status) {
+            (SUCCESS, 0) => Ok(CaptureStatus::None),
+            (SUCCESS, 1) => Ok(CaptureStatus::Active),
+            (SUCCESS, _) => Ok(CaptureStatus::Invalidated),
+            // The legacy default stream while a stream that it orders is being captured: work
+            // queued on it would destroy that capture.
+            (STREAM_CAPTURE_IMPLICIT, _) => Ok(CaptureStatus::Active),
+            (code, _) => Err(scope.error(symbol.name, code)),
+        }
+    }
+}
