@@ -146,8 +146,8 @@ pub mod cuda {
 #[cfg(feature = "hip")]
 pub mod hip {
     pub use backend_hip::{
-        Finding, Findings, Hip, HipBackend, Inspection, KnownBug, LIBRARY, PROOF, Proof, Step, Version,
-        probe,
+        Finding, Findings, Hip, HipBackend, Inspection, KnownBug, LIBRARY, PROOF, Proof, Step,
+        Version, probe,
     };
 }
 

@@ -14,7 +14,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "gpu-ipc-backend-cuda",
         &["gpu-ipc-gpu-api", "gpu-ipc-driver"],
     ),
-    ("gpu-ipc-backend-hip", &["gpu-ipc-gpu-api", "gpu-ipc-driver"]),
+    (
+        "gpu-ipc-backend-hip",
+        &["gpu-ipc-gpu-api", "gpu-ipc-driver"],
+    ),
     (
         "gpu-ipc-hip-on-cuda",
         &["gpu-ipc-gpu-api", "gpu-ipc-driver", "gpu-ipc-backend-host"],

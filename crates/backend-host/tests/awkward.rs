@@ -134,8 +134,8 @@ fn a_broken_device_says_so_runs_nothing_and_leaves_the_other_alone() {
     backend.break_device(FIRST);
     // SAFETY: `query_stream`: made above.
     assert_eq!(code(unsafe { backend.query_stream(broken) }), Some(700));
-    // SAFETY: `synchronize_stream`: made above.
     assert_eq!(
+        // SAFETY: `synchronize_stream`: made above.
         code(unsafe { backend.synchronize_stream(broken) }),
         Some(700)
     );

@@ -297,8 +297,8 @@ fn old_driver() {
         unsafe { cuda.stream_info(other) }.expect("a stream of our own is numbered by us");
     assert_ne!(info.identity, other_info.identity);
     let foreign = RawStream::new(GPU, fake::foreign_stream().expose_provenance() as u64);
-    // SAFETY: `stream_info`: the fake driver's stream lives as long as it does.
     assert!(matches!(
+        // SAFETY: `stream_info`: the fake driver's stream lives as long as it does.
         unsafe { cuda.stream_info(foreign) },
         Err(Error::Unsupported { .. })
     ));
@@ -306,8 +306,8 @@ fn old_driver() {
         word: WordPtr(8),
         value: 1,
     };
-    // SAFETY: `stream_batch`: the driver refuses before it looks at the word.
     assert!(matches!(
+        // SAFETY: `stream_batch`: the driver refuses before it looks at the word.
         unsafe { cuda.stream_batch(stream, &[write]) },
         Err(Error::Unsupported { .. })
     ));

@@ -263,8 +263,8 @@ fn a_free_that_failed_is_never_tried_again() {
     fake::fail("cuIpcCloseMemHandle", 999);
     // SAFETY: `close`: opened above, and nothing uses it.
     assert!(unsafe { cuda.close(opened) }.is_err());
-    // SAFETY: `close`: refused before the driver is asked: that is what is tested.
     assert!(matches!(
+        // SAFETY: `close`: refused before the driver is asked: that is what is tested.
         unsafe { cuda.close(opened) },
         Err(Error::Invalid { .. })
     ));
@@ -299,18 +299,18 @@ fn lengths_and_addresses_are_checked() {
         Err(Error::Invalid { .. })
     ));
     let base = cuda.alloc(GPU, 1, Sharing::Fd).expect("there is room").base;
-    // SAFETY: `close`: refused: it is no other process' memory.
     assert!(matches!(
+        // SAFETY: `close`: refused: it is no other process' memory.
         unsafe { cuda.close(base) },
         Err(Error::Invalid { .. })
     ));
-    // SAFETY: `free`: refused: it is no base.
     assert!(matches!(
+        // SAFETY: `free`: refused: it is no base.
         unsafe { cuda.free(base.offset(64)) },
         Err(Error::Invalid { .. })
     ));
-    // SAFETY: `host_free`: refused: it is no host memory.
     assert!(matches!(
+        // SAFETY: `host_free`: refused: it is no host memory.
         unsafe { cuda.host_free(gpu_api::HostPtr(base.0 as usize)) },
         Err(Error::Invalid { .. })
     ));
@@ -520,16 +520,16 @@ fn every_failure_of_a_piece_leaves_nothing() {
         .import_fds(GPU, &mut pieces(2, 2), PIECE, Access::ReadWrite)
         .expect("they fit");
     fake::fail("cuMemUnmap", 999);
-    // SAFETY: `close`: imported above, and nothing uses it.
     assert_eq!(
+        // SAFETY: `close`: imported above, and nothing uses it.
         unsafe { cuda.close(base) }
             .err()
             .as_ref()
             .and_then(fake::code),
         Some(999)
     );
-    // SAFETY: `close`: refused before the driver is asked: that is what is tested.
     assert!(matches!(
+        // SAFETY: `close`: refused before the driver is asked: that is what is tested.
         unsafe { cuda.close(base) },
         Err(Error::Invalid { .. })
     ));
@@ -562,8 +562,8 @@ fn a_handle_is_closed_as_often_as_it_was_opened() {
         unsafe { cuda.close(first) }.expect("it was opened twice");
     }
     assert_eq!(fake::live(Kind::Opened), 0);
-    // SAFETY: `close`: refused: it is not open.
     assert!(matches!(
+        // SAFETY: `close`: refused: it is not open.
         unsafe { cuda.close(first) },
         Err(Error::Invalid { .. })
     ));

@@ -74,15 +74,15 @@ fn a_pool_keeps_what_it_is_told_and_makes_nobody_wait() {
             used: 1000
         }
     );
-    // SAFETY: `free` asks for memory of `alloc`: it is refused for any other.
     assert!(
+        // SAFETY: `free` asks for memory of `alloc`: it is refused for any other.
         unsafe { cuda.free(memory.base) }.is_err(),
         "a pool's memory goes back to the pool"
     );
     // SAFETY: `pool_free`: allocated above, nothing uses it, and the stream is alive.
     unsafe { cuda.pool_free(stream, memory.base) }.expect("it is there");
-    // SAFETY: `pool_free`: it is refused.
     assert!(
+        // SAFETY: `pool_free`: it is refused.
         unsafe { cuda.pool_free(stream, memory.base) }.is_err(),
         "once"
     );
@@ -145,8 +145,8 @@ fn pools_stay_out_of_captures() {
     // SAFETY: `pool_alloc`: the pool and the stream are alive.
     let memory = unsafe { cuda.pool_alloc(pool, stream, 1000) }.expect("there is room");
     fake::set_capture(1);
-    // SAFETY: `capture_status`: the stream is alive.
     assert_eq!(
+        // SAFETY: `capture_status`: the stream is alive.
         unsafe { cuda.capture_status(stream) }.expect("it can be asked"),
         CaptureStatus::Active
     );

@@ -169,8 +169,8 @@ fn words_are_whole_pages_registered_once() {
     );
     // SAFETY: `unregister_words`: registered above, and no operation is queued.
     unsafe { cuda.unregister_words(start) }.expect("it is registered");
-    // SAFETY: `unregister_words`: refused: it is not registered.
     assert!(matches!(
+        // SAFETY: `unregister_words`: refused: it is not registered.
         unsafe { cuda.unregister_words(start) },
         Err(Error::Invalid { .. })
     ));
@@ -184,8 +184,8 @@ fn a_registration_that_could_not_be_ended_keeps_its_context() {
     // queued.
     unsafe { cuda.register_words(words.start(), words.len()) }.expect("whole pages");
     fake::fail("cuMemHostUnregister", 999);
-    // SAFETY: `unregister_words`: registered above, and no operation is queued.
     assert_eq!(
+        // SAFETY: `unregister_words`: registered above, and no operation is queued.
         unsafe { cuda.unregister_words(words.start()) }
             .err()
             .as_ref()
@@ -249,15 +249,15 @@ fn a_batch_writes_in_order_and_has_bounds() {
             256
         ],
     ] {
-        // SAFETY: `stream_batch`: refused before the driver is asked.
         assert!(matches!(
+            // SAFETY: `stream_batch`: refused before the driver is asked.
             unsafe { cuda.stream_batch(stream, &ops) },
             Err(Error::Invalid { .. })
         ));
     }
     fake::fail("cuStreamBatchMemOp_v2", 801);
-    // SAFETY: `stream_batch`: the stream was made and the words registered above.
     assert!(matches!(
+        // SAFETY: `stream_batch`: the stream was made and the words registered above.
         unsafe { cuda.stream_batch(stream, &twice) },
         Err(Error::Unsupported { .. })
     ));
@@ -359,14 +359,14 @@ fn a_batch_behind_another_stream_is_one_visit() {
 fn the_legacy_stream_beside_a_capture_counts_as_captured() {
     let cuda = fake::cuda();
     let stream = cuda.create_stream(GPU).expect("a stream can be made");
-    // SAFETY: `capture_status`: made above.
     assert_eq!(
+        // SAFETY: `capture_status`: made above.
         unsafe { cuda.capture_status(stream) }.ok(),
         Some(CaptureStatus::None)
     );
     fake::set_capture(1);
-    // SAFETY: `capture_status`: a default stream is always alive.
     assert_eq!(
+        // SAFETY: `capture_status`: a default stream is always alive.
         unsafe { cuda.capture_status(RawStream::new(GPU, 0)) }.ok(),
         Some(CaptureStatus::Active)
     );

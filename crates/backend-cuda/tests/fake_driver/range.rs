@@ -211,8 +211,8 @@ fn a_piece_that_could_not_be_unmapped_is_never_tried_again() {
     // SAFETY: `unmap_memory`: refused by the table.
     assert!(unsafe { cuda.unmap_memory(DevicePtr(8)) }.is_err());
     fake::fail("cuMemUnmap", 719);
-    // SAFETY: `unmap_memory`: mapped above.
     assert_eq!(
+        // SAFETY: `unmap_memory`: mapped above.
         fake::code(&unsafe { cuda.unmap_memory(range.base) }.expect_err("it failed")),
         Some(719)
     );

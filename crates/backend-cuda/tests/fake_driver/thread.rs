@@ -363,8 +363,8 @@ fn default_streams_are_those_of_their_own_device() {
                 queue("a copy out", &mut |to| unsafe {
                     cuda.copy_to_host(stream, to.as_mut_ptr(), memory, 8)
                 });
-                // SAFETY: as above.
                 queue("a question", &mut |_| {
+                    // SAFETY: as above.
                     unsafe { cuda.query_stream(stream) }.map(|_| ())
                 });
                 // SAFETY: as above.
@@ -452,8 +452,8 @@ fn contexts_go_in_and_out() {
     let cuda = fake::cuda();
     for device in [DeviceId(0), DeviceId(1)] {
         let context = cuda.context(device).expect("it is a device");
-        // SAFETY: `device_of_context`: a primary context that the backend retained.
         assert_eq!(
+            // SAFETY: `device_of_context`: a primary context that the backend retained.
             unsafe { cuda.device_of_context(context) }.ok(),
             Some(device)
         );

@@ -117,8 +117,8 @@ fn a_broken_context_is_told_by_every_call_and_hangs_none() -> Result<()> {
     driver(cuda.create_stream(GPU).map(drop));
     // SAFETY: `free`: allocated above; no kernel that touches it runs.
     driver(unsafe { cuda.free(plain.base) });
-    // SAFETY: `free`: refused, because it leaked.
     assert!(matches!(
+        // SAFETY: `free`: refused, because it leaked.
         unsafe { cuda.free(plain.base) },
         Err(Error::Invalid { .. })
     ));
@@ -184,9 +184,9 @@ fn what_the_thread_costs_is_shown() -> Result<()> {
     }];
     let show = |thread: &str| -> Result<()> {
         for (name, call) in [
-            // SAFETY: the methods of this list: everything was made and registered above.
             (
                 "record_event",
+                // SAFETY: the methods of this list: everything was made and registered above.
                 &(|| unsafe { cuda.record_event(event, stream) }) as &dyn Fn() -> Result<()>,
             ),
             // SAFETY: see above.
@@ -197,16 +197,16 @@ fn what_the_thread_costs_is_shown() -> Result<()> {
             ("stream_batch of 1", &|| unsafe {
                 cuda.stream_batch(stream, &write)
             }),
-            // SAFETY: see above.
             ("query_event", &|| {
+                // SAFETY: see above.
                 unsafe { cuda.query_event(event) }.map(drop)
             }),
-            // SAFETY: see above.
             ("capture_status", &|| {
+                // SAFETY: see above.
                 unsafe { cuda.capture_status(stream) }.map(drop)
             }),
-            // SAFETY: see above.
             ("stream_info", &|| {
+                // SAFETY: see above.
                 unsafe { cuda.stream_info(stream) }.map(drop)
             }),
         ] {

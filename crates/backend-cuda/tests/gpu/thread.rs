@@ -126,8 +126,8 @@ fn a_global_capture_survives_everything() -> Result<()> {
     unsafe { application.begin_capture(stream, CAPTURE_GLOBAL) }?;
     // SAFETY: `fill`: allocated above; captured, as an application's own work is.
     unsafe { cuda.fill(stream, buffer.base, 5, 4096) }?;
-    // SAFETY: `capture_status`: made above.
     assert_eq!(
+        // SAFETY: `capture_status`: made above.
         unsafe { cuda.capture_status(stream) }?,
         CaptureStatus::Active
     );
@@ -135,8 +135,8 @@ fn a_global_capture_survives_everything() -> Result<()> {
     thread::spawn(everything)
         .join()
         .expect("it does not panic")?;
-    // SAFETY: `capture_status`: made above.
     assert_eq!(
+        // SAFETY: `capture_status`: made above.
         unsafe { cuda.capture_status(stream) }?,
         CaptureStatus::Active
     );

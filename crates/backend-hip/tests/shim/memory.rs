@@ -131,8 +131,8 @@ fn opened() {
         // SAFETY: `close`: opened above, once for each.
         unsafe { hip.close(base) }.expect("it closes");
     }
-    // SAFETY: `close`: the table refuses what is not open.
     assert!(
+        // SAFETY: `close`: the table refuses what is not open.
         unsafe { hip.close(first) }.is_err(),
         "closed more often than it was opened"
     );
@@ -236,8 +236,8 @@ fn adopted() {
         Some(Sharing::Handle)
     );
     assert!(hip.export_handle(base).is_ok());
-    // SAFETY: `free`: the table refuses what it did not allocate.
     assert!(
+        // SAFETY: `free`: the table refuses what it did not allocate.
         unsafe { hip.free(base) }.is_err(),
         "freed what somebody else allocated"
     );

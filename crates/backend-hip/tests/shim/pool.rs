@@ -101,8 +101,8 @@ fn a_pool_comes_and_goes_whole() {
     let pool = hip.create_pool(GPU, u64::MAX).expect("a pool");
     // SAFETY: `pool_alloc`: the pool and the stream are alive.
     let memory = unsafe { hip.pool_alloc(pool, stream, 1000) }.expect("there is room");
-    // SAFETY: `pool_alloc`: as above.
     assert!(matches!(
+        // SAFETY: `pool_alloc`: as above.
         unsafe { hip.pool_alloc(pool, stream, 0) },
         Err(Error::Invalid { .. })
     ));
@@ -124,15 +124,15 @@ fn a_pool_comes_and_goes_whole() {
         usage.used >= 1000 && usage.reserved >= usage.used && usage.most_reserved >= usage.reserved,
         "{usage:?}"
     );
-    // SAFETY: `free` asks for memory of `alloc`: it is refused for any other.
     assert!(
+        // SAFETY: `free` asks for memory of `alloc`: it is refused for any other.
         unsafe { hip.free(memory.base) }.is_err(),
         "a pool's memory goes back to the pool"
     );
     // SAFETY: `pool_free`: allocated above, nothing uses it, and the stream is alive.
     unsafe { hip.pool_free(stream, memory.base) }.expect("it is there");
-    // SAFETY: `pool_free`: it is refused.
     assert!(
+        // SAFETY: `pool_free`: it is refused.
         unsafe { hip.pool_free(stream, memory.base) }.is_err(),
         "once"
     );

@@ -113,15 +113,15 @@ fn adopted() {
 fn told() {
     let hip = hip();
     let stream = made();
-    // SAFETY: `stream_info`: the stream is alive.
     assert!(matches!(
+        // SAFETY: `stream_info`: the stream is alive.
         unsafe { hip.stream_info(stream) },
         Err(Error::Unsupported { .. })
     ));
     // SAFETY: `adopt_stream`: the stream lives until it is forgotten, and is of this device.
     unsafe { hip.adopt_stream(stream) }.expect("who made it knows its device");
-    // SAFETY: `stream_info`: the stream is alive.
     assert_eq!(
+        // SAFETY: `stream_info`: the stream is alive.
         unsafe { hip.stream_info(stream) }
             .expect("it is known")
             .device,
@@ -142,8 +142,8 @@ fn told() {
     );
     assert!(hip.forget_stream(stream));
     let own = hip.create_stream(DeviceId(1)).expect("a stream");
-    // SAFETY: `stream_info`: the stream is alive.
     assert_eq!(
+        // SAFETY: `stream_info`: the stream is alive.
         unsafe { hip.stream_info(own) }.expect("it is ours").device,
         DeviceId(1)
     );
