@@ -123,7 +123,7 @@ pub mod backend {
         KernelPages, Lent, MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, Piece, PointerInfo,
         PoolUsage, RawEvent, RawMemory, RawPool, RawStream, Reclaim, Reclaimed, Region, RegionId,
         RegionSource, Sharing, SourceUsage, Spot, StreamIdentity, StreamInfo, StreamOp, WordPtr,
-        explain, groups, thread, vendor,
+        explain, groups, thread,
     };
 
     pub use crate::detect::{Backends, Detected, detect_only};

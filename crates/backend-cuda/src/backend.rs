@@ -1,7 +1,6 @@
-//! The backend itself: the driver, and its devices.
+//! What NVIDIA's driver does otherwise than others.
 
 use std::ffi::{c_int, c_void};
-use std::fmt;
 use std::path::PathBuf;
 use std::ptr;
 use std::time::Duration;
@@ -16,7 +15,8 @@ use gpu_api::{
     ForkGuard, MemHandle, PointerInfo, RawStream, Result, StreamInfo, StreamOp,
 };
 
-use crate::sys::{self, MEMORY_GLOBAL, Own, attribute as property};
+use crate::cuda::Cuda;
+use crate::sys::{self, MEMORY_GLOBAL, attribute as property};
 use crate::{call, error, pointer, start};
 
 /// NVIDIA's driver, loaded at run time.
@@ -64,38 +64,7 @@ const QUIRKS: Quirks = Quirks {
     destroy_waits: false,
 };
 
-/// What CUDA's driver has beyond the calls that drivers have in common.
-pub struct Cuda {
-    driver: Driver,
-    pub(crate) own: Own,
-    version: u32,
-    pub(crate) devices: Vec<start::Device>,
-    /// A forked child must not call the driver.
-    fork: ForkGuard,
-}
-
-impl fmt::Debug for Cuda {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cuda")
-            .field("version", &self.version)
-            .field("devices", &self.devices.len())
-            .finish_non_exhaustive()
-    }
-}
-
 impl Cuda {
-    /// Returns the version of CUDA that the driver speaks, as it writes it: 13000 is 13.0.
-    pub fn driver_version(&self) -> u32 {
-        self.version
-    }
-
-    /// Finds a device.
-    pub(crate) fn device(&self, device: DeviceId) -> Result<&start::Device> {
-        self.devices
-            .get(device.0 as usize)
-            .ok_or_else(|| error::no_device(device, self.devices.len()))
-    }
-
     /// Says whether a device has a property.
     pub(crate) fn has(&self, ordinal: c_int, property: u32) -> bool {
         attribute(self, ordinal, property).is_some_and(|value| value != 0)
@@ -143,18 +112,13 @@ impl Vendor for Cuda {
         })
     }
 
-    fn end(backend: &CudaBackend) {
-        // First of all: in a forked child another thread of the parent's may hold a table's lock
-        // for good.
-        if backend.fork.is_child() {
-            return;
-        }
-        backend.forget_marks();
-        if backend.driver.is_empty() {
-            // SAFETY: `release` asks that nothing made in the contexts be left, and that nothing
-            // is called afterwards: the tables are empty, and the backend is being dropped.
-            unsafe { backend.release() };
-        }
+    fn closes(&self) -> bool {
+        !self.fork.is_child()
+    }
+
+    unsafe fn release(&self) {
+        // SAFETY: `release_contexts` has our conditions.
+        unsafe { self.release_contexts() };
     }
 
     fn driver(&self) -> &Driver {

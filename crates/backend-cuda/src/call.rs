@@ -8,7 +8,7 @@ use driver::code::{INVALID_CONTEXT, SUCCESS};
 use driver::{Scope, Vendor};
 use gpu_api::{DeviceId, Error, RawStream, Result};
 
-use crate::backend::Cuda;
+use crate::cuda::Cuda;
 use crate::error;
 use crate::sys::{CUcontext, CUdevice};
 
@@ -160,7 +160,7 @@ impl Cuda {
     /// # Safety
     ///
     /// Nothing that was made in them is left, and nobody calls this driver afterwards.
-    pub(crate) unsafe fn release(&self) {
+    pub(crate) unsafe fn release_contexts(&self) {
         let Ok(scope) = self.relaxed() else { return };
         for device in &self.devices {
             if let (Some(_), Ok(ordinal)) = (device.context.get(), device.ordinal) {

@@ -5,7 +5,7 @@ use driver::device::{attribute as ask, granularity};
 use driver::{Scope, Vendor};
 use gpu_api::{Caps, DeviceId, DeviceUuid, Result};
 
-use crate::backend::Cuda;
+use crate::cuda::Cuda;
 use crate::mps;
 use crate::sys::attribute;
 

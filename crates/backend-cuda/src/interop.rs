@@ -18,7 +18,7 @@ use std::ptr;
 
 use gpu_api::{DeviceId, Result};
 
-use crate::backend::Cuda;
+use crate::cuda::Cuda;
 
 impl Cuda {
     /// Finds the device of a context (`CUcontext`) of the application's.

@@ -14,7 +14,8 @@ use driver::Vendor;
 use driver::calls::Symbol;
 use driver::code::{Code, SUCCESS};
 
-use crate::backend::{Cuda, CudaBackend};
+use crate::backend::CudaBackend;
+use crate::cuda::Cuda;
 use crate::error;
 use crate::sys::{CUcontext, CUdeviceptr, CUstream, look};
 

@@ -4,7 +4,8 @@
 //! [`CudaBackend::load`] says what is missing. Read in this order:
 //!
 //! 1. `sys`: the driver's functions as a table that may have gaps, and its structures.
-//! 2. `error`: the driver's codes and what they become. `start`: the running driver's devices.
+//! 2. `error`: the driver's codes and what they become. `start`, [`cuda`]: the running driver and its
+//!    devices.
 //! 3. [`backend`]: [`CudaBackend`], which is [`driver::Backend`] over [`Cuda`]: what NVIDIA's driver
 //!    does otherwise than AMD's.
 //! 4. `call`: contexts. `device`, `mps`: what the driver says of a device. `stream`, `word`: queues of
@@ -22,6 +23,7 @@
 
 pub mod backend;
 mod call;
+pub mod cuda;
 mod device;
 mod error;
 pub mod interop;
@@ -35,4 +37,5 @@ mod stream;
 mod sys;
 mod word;
 
-pub use backend::{Cuda, CudaBackend};
+pub use backend::CudaBackend;
+pub use cuda::Cuda;

@@ -10,7 +10,7 @@ use driver::pointer::{exportable, is_virtual, refusal as refuse};
 use driver::{Scope, Vendor};
 use gpu_api::{AddressRange, DevicePtr, MemHandle, MemoryKind, PointerInfo, Result, Sharing};
 
-use crate::backend::Cuda;
+use crate::cuda::Cuda;
 use crate::sys::{MEMORY_DEVICE, MEMORY_HOST, pointer};
 
 /// What is asked of an address. The last is unknown to drivers before 11.3.

@@ -7,7 +7,7 @@
 use driver::Vendor;
 use gpu_api::{DeviceId, Error, RawStream, Result, StreamIdentity, StreamInfo};
 
-use crate::backend::Cuda;
+use crate::cuda::Cuda;
 use crate::sys::CUcontext;
 
 impl Cuda {

@@ -5,7 +5,7 @@ use driver::code::{NOT_SUPPORTED, SUCCESS};
 use driver::{Scope, Vendor};
 use gpu_api::{Error, RawStream, Result, StreamOp};
 
-use crate::backend::Cuda;
+use crate::cuda::Cuda;
 use crate::sys::{BatchOperation, WAIT_VALUE_64, WRITE_VALUE_64};
 
 /// Batches up to here are built on the stack; a release is one of two, a share one of a few.

@@ -1,7 +1,6 @@
-//! The backend itself: the runtime, its devices, and what was proved of it.
+//! What AMD's runtime does otherwise than others.
 
 use std::ffi::{c_int, c_void};
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::ptr;
@@ -18,8 +17,9 @@ use gpu_api::{
 };
 
 use crate::handles::Handles;
+use crate::hip::Hip;
 use crate::proof::{Proof, Step};
-use crate::sys::{Own, Symbols};
+use crate::sys::Symbols;
 use crate::version::Version;
 use crate::{call, error, library, pointer, start};
 
@@ -72,31 +72,6 @@ pub struct Inspection {
 /// # Ok::<(), Error>(())
 /// ```
 pub type HipBackend = Backend<Hip>;
-
-/// What AMD's runtime has beyond the calls that drivers have in common.
-pub struct Hip {
-    driver: Driver,
-    symbols: Symbols,
-    version: Version,
-    quirks: Quirks,
-    proof: Option<Proof>,
-    /// What tells the devices apart; `None` for one that would not say.
-    pub(crate) identities: Vec<Option<DeviceUuid>>,
-    device_files: Vec<&'static str>,
-    /// The folder that shows whose queues there are, where there is one with this process' pids.
-    signs: Option<PathBuf>,
-    pub(crate) handles: Handles,
-}
-
-impl fmt::Debug for Hip {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hip")
-            .field("version", &self.version)
-            .field("devices", &self.identities.len())
-            .field("proof", &self.proof)
-            .finish_non_exhaustive()
-    }
-}
 
 impl Hip {
     /// Loads the runtime and starts it, with a proof, or with none.
@@ -162,40 +137,6 @@ impl Hip {
         };
         Ok(hip.identified())
     }
-
-    /// Returns the runtime's version.
-    pub fn version(&self) -> Version {
-        self.version
-    }
-
-    /// Returns the proof that is in force: `None` without one, or with one of another runtime or
-    /// kernel.
-    pub fn proof(&self) -> Option<&Proof> {
-        self.proof.as_ref()
-    }
-
-    /// Says whether a step was seen to work with this runtime.
-    pub(crate) fn proved(&self, step: Step) -> bool {
-        self.proof.as_ref().is_some_and(|proof| proof.has(step))
-    }
-
-    /// Lists the functions that the runtime lacks, of those that this backend would call.
-    pub fn missing_functions(&self) -> Vec<&'static str> {
-        self.symbols.missing(&self.driver.calls)
-    }
-
-    pub(crate) fn symbols(&self) -> &Symbols {
-        &self.symbols
-    }
-
-    pub(crate) fn own(&self) -> &Own {
-        &self.symbols.own
-    }
-
-    /// Returns the device, if it is the only one.
-    pub(crate) fn only_device(&self) -> Option<DeviceId> {
-        (self.identities.len() == 1).then_some(DeviceId(0))
-    }
 }
 
 /// Finds the runtime's functions.
@@ -225,7 +166,11 @@ impl Vendor for Hip {
     }
 
     /// The runtime's threads and its context stay.
-    fn end(_: &HipBackend) {}
+    fn closes(&self) -> bool {
+        false
+    }
+
+    unsafe fn release(&self) {}
 
     fn driver(&self) -> &Driver {
         &self.driver

@@ -11,7 +11,7 @@ use driver::code::SUCCESS;
 use driver::{Scope, Vendor};
 use gpu_api::{DeviceId, Result};
 
-use crate::backend::Hip;
+use crate::hip::Hip;
 
 /// The device to put back; `None` while the thread's device was not touched.
 #[derive(Debug, Default)]

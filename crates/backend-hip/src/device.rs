@@ -8,7 +8,7 @@ use driver::device::{attribute, granularity, text};
 use driver::{Descriptor, Scope, Vendor};
 use gpu_api::{Caps, DeviceId, DeviceUuid, Error, Result};
 
-use crate::backend::Hip;
+use crate::hip::Hip;
 use crate::proof::Step;
 use crate::sys::{ATTRIBUTE_HOST_NUMA_NODE, ATTRIBUTE_VIRTUAL_MEMORY};
 use crate::{bugs, error};

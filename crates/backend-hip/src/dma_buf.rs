@@ -11,7 +11,7 @@ use driver::physical::bad_descriptor;
 use driver::{DmaBuf, Scope, Vendor};
 use gpu_api::{DeviceId, DevicePtr, Error, Result, close_on_exec};
 
-use crate::backend::Hip;
+use crate::hip::Hip;
 use crate::sys::{EXTERNAL_OPAQUE_FD, ExternalBuffer, ExternalHandle, RANGE_DMA_BUF};
 
 impl DmaBuf for Hip {

@@ -15,7 +15,7 @@ use driver::Vendor;
 use driver::memory_table::{Origin, Way};
 use driver::pointer::driver_range;
 
-use crate::backend::Hip;
+use crate::hip::Hip;
 use crate::stream::require;
 use crate::version::MemoryType;
 

@@ -9,10 +9,10 @@
 //! 2. `kernel`: which driver the kernel has. `error`: the runtime's codes and what they become;
 //!    `bugs`: what others reported of which version; `pool_defect`: what its pools may do wrong;
 //!    [`proof`]: what may be used.
-//! 3. `start`: starting the runtime. [`backend`]: [`HipBackend`], which is [`driver::Backend`] over
+//! 3. `start`, [`hip`]: the running runtime. [`backend`]: [`HipBackend`], which is [`driver::Backend`] over
 //!    [`Hip`]: what AMD's runtime does otherwise than NVIDIA's driver.
 //! 4. `call`: the current device and the last error of the calling thread. `device`: what the
-//!    runtime says of a device. `stream`, `word`: queues of GPU work. `handles`, `dma_buf`: sharing
+//!    runtime says of a device. `stream`, `word`: queues of GPU work. `handles`, `plain`, `dma_buf`: sharing
 //!    plain memory. `pointer`: addresses that others allocated.
 //! 5. [`probe`]: how it is found out what may be used.
 //! 6. [`interop`]: streams and addresses of other libraries, and ours for them.
@@ -33,11 +33,13 @@ mod device;
 mod dma_buf;
 mod error;
 mod handles;
+pub mod hip;
 pub mod interop;
 mod kernel;
 mod library;
 #[doc(hidden)]
 pub mod oracle;
+mod plain;
 mod pointer;
 mod pool_defect;
 pub mod probe;
@@ -49,8 +51,9 @@ mod sys;
 mod version;
 mod word;
 
-pub use backend::{Hip, HipBackend, Inspection};
+pub use backend::{HipBackend, Inspection};
 pub use bugs::KnownBug;
+pub use hip::Hip;
 pub use library::LIBRARY;
 pub use pool_defect::PoolDefect;
 pub use probe::{Finding, Findings};

@@ -5,7 +5,7 @@ use driver::pointer::{driver_range, is_virtual};
 use driver::{Scope, Vendor};
 use gpu_api::{DevicePtr, MemoryKind, PointerInfo, Result, Sharing};
 
-use crate::backend::Hip;
+use crate::hip::Hip;
 use crate::sys::PointerAttributes;
 use crate::version::MemoryType;
 

@@ -44,7 +44,7 @@ use std::time::Duration;
 
 use gpu_api::{DeviceId, GpuDevices, Result};
 
-use crate::backend::Hip;
+use crate::hip::Hip;
 use crate::pool_defect::PoolDefect;
 use crate::proof::{Proof, Step};
 

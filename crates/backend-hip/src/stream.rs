@@ -12,8 +12,8 @@ use driver::queued;
 use driver::{Scope, Vendor};
 use gpu_api::{DeviceId, Error, RawStream, Result, StreamIdentity, StreamInfo};
 
-use crate::backend::Hip;
 use crate::error;
+use crate::hip::Hip;
 
 impl Hip {
     /// Finds a stream's identity and device.

@@ -4,8 +4,8 @@ use driver::calls::WAIT_GEQ;
 use driver::{Scope, Vendor};
 use gpu_api::{RawStream, Result, StreamOp};
 
-use crate::backend::Hip;
 use crate::error;
+use crate::hip::Hip;
 use crate::proof::Step;
 
 /// Every bit of a word counts in a wait.

@@ -2,7 +2,7 @@
 
 use gpu_api::{Allocation, DeviceId, DevicePtr, GpuMemory, Result, Sharing};
 
-use crate::driver::Backend;
+use crate::backend::Backend;
 use crate::memory_table::{Origin, Way};
 use crate::vendor::{Descriptor, Vendor};
 

@@ -2,7 +2,7 @@
 
 use gpu_api::{DevicePtr, GpuCopies, RawStream, Result};
 
-use crate::driver::Backend;
+use crate::backend::Backend;
 use crate::vendor::Vendor;
 
 // SAFETY: the condition of `GpuCopies`: the driver writes what it is told to.

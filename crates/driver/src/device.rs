@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, GpuDevices, MemoryInfo, Result};
 
+use crate::backend::Backend;
 use crate::calls::AllocationProperties;
 use crate::code::SUCCESS;
-use crate::driver::Backend;
 use crate::vendor::{Descriptor, Vendor};
 
 /// What memory is rounded up to where it is not virtual: the page size of large device mappings.

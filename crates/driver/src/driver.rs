@@ -1,21 +1,18 @@
-//! The backend itself: a vendor's driver, and what was made with it.
+//! A driver's calls, and what was made with them.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{DeviceId, RawEvent, Result};
+use gpu_api::{DeviceId, RawEvent};
 
 use crate::calls::Calls;
 use crate::device_table::DeviceTable;
 use crate::given::GivenTable;
 use crate::host_memory::HostTable;
-use crate::memory_table::{Entry, MemoryTable, Way};
+use crate::memory_table::MemoryTable;
 use crate::peer_table::PeerTable;
 use crate::registration::Registrations;
 use crate::stream_table::StreamTable;
-use crate::vendor::Vendor;
 
 /// A driver's calls, and everything that was made with them and not given back.
 ///
@@ -33,7 +30,7 @@ pub struct Driver {
     pub(crate) registrations: Registrations,
     pub(crate) peers: PeerTable,
     pub(crate) given: GivenTable,
-    /// Events that no wait uses at this moment: [`pass`](crate::pass).
+    /// Events that no wait uses at this moment: `pass` has them.
     pub(crate) marks: Mutex<Vec<(DeviceId, RawEvent)>>,
     pools: Mutex<BTreeSet<u64>>,
 }
@@ -71,55 +68,5 @@ impl Driver {
 
     pub(crate) fn marks(&self) -> MutexGuard<'_, Vec<(DeviceId, RawEvent)>> {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A backend over a CUDA-shaped driver: [`GpuBackend`](gpu_api::GpuBackend), with what the vendor
-/// adds behind [`Deref`].
-pub struct Backend<V: Vendor>(V);
-
-impl<V: Vendor> Backend<V> {
-    /// Loads the vendor's driver and starts it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`](gpu_api::Error::Unavailable) with what is missing and what to do about
-    /// it: no library, one that is not the vendor's, no device.
-    pub fn load() -> Result<Arc<Backend<V>>> {
-        Ok(Arc::new(Backend(V::load()?)))
-    }
-
-    /// Takes a driver that runs.
-    pub fn new(vendor: V) -> Backend<V> {
-        Backend(vendor)
-    }
-
-    /// Takes memory out of the table before the driver is called: it may hand the same address out
-    /// again before that call has returned.
-    pub(crate) fn take(&self, base: gpu_api::DevicePtr, way: Way) -> Result<Entry> {
-        let entry = self.driver().memory.take(base, way)?;
-        self.forgotten(base);
-        Ok(entry)
-    }
-}
-
-impl<V: Vendor> Drop for Backend<V> {
-    fn drop(&mut self) {
-        V::end(self);
-    }
-}
-
-impl<V: Vendor> Deref for Backend<V> {
-    type Target = V;
-
-    fn deref(&self) -> &V {
-        &self.0
-    }
-}
-
-/// Its tables grow with what is allocated, and are private.
-impl<V: Vendor> fmt::Debug for Backend<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(V::NAME).finish_non_exhaustive()
     }
 }

@@ -4,11 +4,10 @@ use std::ptr;
 
 use gpu_api::{DeviceId, EventHandle, EventKind, GpuEvents, RawEvent, RawStream, Result};
 
+use crate::backend::Backend;
 use crate::calls::{EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, Event, Handle};
 use crate::code::{NOT_READY, SUCCESS};
-use crate::driver::Backend;
-use crate::scope::Scope;
-use crate::vendor::Vendor;
+use crate::vendor::{Scope, Vendor};
 
 /// Turns an event's number into what the driver takes.
 fn event(raw: RawEvent) -> Event {

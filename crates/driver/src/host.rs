@@ -7,11 +7,10 @@ use std::ptr::{self, NonNull};
 use crate::host_memory::PinnedMemory;
 use gpu_api::{DeviceId, Error, GpuHostMemory, HostMemory, HostPtr, Result};
 
+use crate::backend::Backend;
 use crate::calls::{HOST_ALLOC_PORTABLE, HOST_REGISTER_MAPPED, HOST_REGISTER_PORTABLE};
 use crate::code::SUCCESS;
-use crate::driver::Backend;
-use crate::scope::Scope;
-use crate::vendor::Vendor;
+use crate::vendor::{Scope, Vendor};
 
 // SAFETY: the condition of `GpuHostMemory`: `host_alloc` hands on what `host_alloc` or the
 // kernel gave.

@@ -8,10 +8,11 @@
 //! backends. Read in this order:
 //!
 //! 1. [`code`], [`calls`]: the codes and the functions that drivers have in common.
-//! 2. [`vendor`]: what differs. [`scope`]: the calling thread around a call.
-//! 3. [`driver`]: the calls and the tables of what was made with them: [`memory_table`],
+//! 2. [`driver`]: the calls and the tables of what was made with them: [`memory_table`],
 //!    [`stream_table`], [`host_memory`], [`pool`], `device_table`, `peer_table`, `registration`,
 //!    [`given`].
+//! 3. [`vendor`]: what differs, and the calling thread around a call. [`backend`]: a vendor as a
+//!    backend.
 //! 4. A trait each: `device`, `peer`; `stream`, `event`, `word`, `copy`, [`pass`]; `host`;
 //!    [`plain`], `vmm` with [`physical`] and `mapping`, `alloc`; `pool_calls`; `range`;
 //!    [`pointer`]. [`queued`] is a function on its way through a driver's queue, `checks` refuses
@@ -19,6 +20,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod alloc;
+pub mod backend;
 pub mod calls;
 mod checks;
 pub mod code;
@@ -43,13 +45,12 @@ mod pool_calls;
 pub mod queued;
 mod range;
 mod registration;
-pub mod scope;
 mod stream;
 pub mod stream_table;
 pub mod vendor;
 mod vmm;
 mod word;
 
-pub use driver::{Backend, Driver};
-pub use scope::Scope;
-pub use vendor::{Descriptor, DmaBuf, Quirks, Vendor, Words};
+pub use backend::Backend;
+pub use driver::Driver;
+pub use vendor::{Descriptor, DmaBuf, Quirks, Scope, Vendor, Words};

@@ -10,8 +10,7 @@ use crate::calls::{
 };
 use crate::code::SUCCESS;
 use crate::physical::Physical;
-use crate::scope::Scope;
-use crate::vendor::Vendor;
+use crate::vendor::{Scope, Vendor};
 
 /// Addresses with physical memory mapped on them, piece by piece; dropped, all of it is taken down
 /// again in reverse.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use gpu_api::{CaptureStatus, DeviceId, EventKind, GpuEvents, GpuStreams, RawEvent, RawStream};
 
-use crate::driver::Backend;
+use crate::backend::Backend;
 use crate::vendor::Vendor;
 
 /// The shortest and the longest time between two looks.

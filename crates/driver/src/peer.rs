@@ -4,12 +4,11 @@ use std::ffi::c_int;
 
 use gpu_api::{DeviceId, Error, Result};
 
+use crate::backend::Backend;
 use crate::code::{PEER_ACCESS_ALREADY_ENABLED, SUCCESS};
-use crate::driver::Backend;
 use crate::mapping;
 use crate::peer_table::Reach;
-use crate::scope::Scope;
-use crate::vendor::Vendor;
+use crate::vendor::{Scope, Vendor};
 
 /// What is said of memory that was imported as a dma-buf, and of another device.
 const ONE_DEVICE: &str = "memory of a dma-buf is mapped for the device that imported it alone (clr, `rocmemory.cpp`: one \

@@ -12,8 +12,7 @@ use crate::code::{
     OPERATING_SYSTEM, SUCCESS, UNKNOWN,
 };
 use crate::given::Given;
-use crate::scope::Scope;
-use crate::vendor::Vendor;
+use crate::vendor::{Scope, Vendor};
 
 /// A handle of physical memory; dropped, it is given back. A mapping keeps the memory.
 pub(crate) struct Physical<'a, 'd, V: Vendor> {

@@ -4,13 +4,12 @@ use gpu_api::{
     AddressRange, Allocation, DeviceId, DevicePtr, GpuHandles, MemHandle, Result, round_up,
 };
 
+use crate::backend::Backend;
 use crate::calls::Handle;
 use crate::code::{Code, SUCCESS};
-use crate::driver::Backend;
 use crate::memory_table::Origin;
 use crate::pointer;
-use crate::scope::Scope;
-use crate::vendor::Vendor;
+use crate::vendor::{Scope, Vendor};
 
 // SAFETY: the condition of `GpuHandles`: a handle is what `handle_get` gave, and is opened by its
 // own call.

@@ -4,12 +4,11 @@ use gpu_api::{
     AddressRange, DevicePtr, Error, GpuPointers, MemoryKind, PointerInfo, Result, Sharing,
 };
 
+use crate::backend::Backend;
 use crate::calls::MemoryHandle;
 use crate::code::{NO_SUCH_ADDRESS, SUCCESS};
-use crate::driver::Backend;
 use crate::memory_table::{Origin, Way};
-use crate::scope::Scope;
-use crate::vendor::Vendor;
+use crate::vendor::{Scope, Vendor};
 
 // SAFETY: the condition of `GpuPointers`: what is told is what the table or the driver says of the
 // address.

@@ -11,9 +11,9 @@ use gpu_api::{
     RawPool, RawStream, Result, refuse_capture, round_up,
 };
 
+use crate::backend::Backend;
 use crate::calls::PoolHandle;
 use crate::code::{OUT_OF_MEMORY, SUCCESS};
-use crate::driver::Backend;
 use crate::memory_table::Origin;
 use crate::vendor::Vendor;
 

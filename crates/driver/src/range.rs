@@ -9,7 +9,7 @@ use gpu_api::{
     round_up,
 };
 
-use crate::driver::Backend;
+use crate::backend::Backend;
 use crate::mapping;
 use crate::memory_table::Origin;
 use crate::physical::{Physical, wrong_length};

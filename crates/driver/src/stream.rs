@@ -9,11 +9,10 @@ use std::ptr;
 use crate::queued::{self, QueuedFunction};
 use gpu_api::{CaptureStatus, DeviceId, Error, GpuStreams, RawStream, Result, StreamInfo};
 
+use crate::backend::Backend;
 use crate::calls::STREAM_NON_BLOCKING;
 use crate::code::{NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
-use crate::driver::Backend;
-use crate::scope::Scope;
-use crate::vendor::Vendor;
+use crate::vendor::{Scope, Vendor};
 
 // SAFETY: the condition of `GpuStreams`: `true` and success are `stream_query`'s and
 // `stream_synchronize`'s, which the manual gives to work that has completed.

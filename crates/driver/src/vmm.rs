@@ -13,9 +13,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use gpu_api::{Access, Allocation, DeviceId, DevicePtr, Error, GpuDescriptors, Result, round_up};
 
 use crate::alloc::DESCRIPTORS;
+use crate::backend::Backend;
 use crate::calls::MemoryHandle;
 use crate::code::{INVALID_VALUE, NOT_SUPPORTED};
-use crate::driver::Backend;
 use crate::given::Given;
 use crate::mapping::{Building, unmap, unreserve};
 use crate::memory_table::{Entry, Origin};

@@ -6,7 +6,7 @@ use std::ptr;
 use crate::checks;
 use gpu_api::{DeviceId, GpuWords, HostPtr, RawEvent, RawStream, Result, StreamOp, WordPtr};
 
-use crate::driver::Backend;
+use crate::backend::Backend;
 use crate::host;
 use crate::vendor::Vendor;
 

@@ -8,7 +8,7 @@ use gpu_api::{DeviceId, GpuStreams};
 use super::channel::Channel;
 use super::runtime::{Runtime, Seen, told};
 use super::{memory, order, pool};
-use crate::backend::Hip;
+use crate::hip::Hip;
 use crate::pool_defect::PoolDefect;
 use crate::proof::Step;
 

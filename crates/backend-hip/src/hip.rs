@@ -1,0 +1,73 @@
+//! The running runtime, its devices, and what was proved of it.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use driver::{Driver, Quirks};
+use gpu_api::{DeviceId, DeviceUuid};
+
+use crate::handles::Handles;
+use crate::proof::{Proof, Step};
+use crate::sys::{Own, Symbols};
+use crate::version::Version;
+
+/// What AMD's runtime has beyond the calls that drivers have in common.
+pub struct Hip {
+    pub(crate) driver: Driver,
+    pub(crate) symbols: Symbols,
+    pub(crate) version: Version,
+    pub(crate) quirks: Quirks,
+    pub(crate) proof: Option<Proof>,
+    /// What tells the devices apart; `None` for one that would not say.
+    pub(crate) identities: Vec<Option<DeviceUuid>>,
+    pub(crate) device_files: Vec<&'static str>,
+    /// The folder that shows whose queues there are, where there is one with this process' pids.
+    pub(crate) signs: Option<PathBuf>,
+    pub(crate) handles: Handles,
+}
+
+impl fmt::Debug for Hip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hip")
+            .field("version", &self.version)
+            .field("devices", &self.identities.len())
+            .field("proof", &self.proof)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Hip {
+    /// Returns the runtime's version.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Returns the proof that is in force: `None` without one, or with one of another runtime or
+    /// kernel.
+    pub fn proof(&self) -> Option<&Proof> {
+        self.proof.as_ref()
+    }
+
+    /// Says whether a step was seen to work with this runtime.
+    pub(crate) fn proved(&self, step: Step) -> bool {
+        self.proof.as_ref().is_some_and(|proof| proof.has(step))
+    }
+
+    /// Lists the functions that the runtime lacks, of those that this backend would call.
+    pub fn missing_functions(&self) -> Vec<&'static str> {
+        self.symbols.missing(&self.driver.calls)
+    }
+
+    pub(crate) fn symbols(&self) -> &Symbols {
+        &self.symbols
+    }
+
+    pub(crate) fn own(&self) -> &Own {
+        &self.symbols.own
+    }
+
+    /// Returns the device, if it is the only one.
+    pub(crate) fn only_device(&self) -> Option<DeviceId> {
+        (self.identities.len() == 1).then_some(DeviceId(0))
+    }
+}
