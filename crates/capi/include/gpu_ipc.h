@@ -1,5 +1,9 @@
-// gpu_ipc.h: share GPU memory between processes without copying it.
-//
+/* gpu_ipc.h: share GPU memory between processes without copying it. */
+
+#if defined(__cplusplus) ? __cplusplus < 201103L : !defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L
+#error "gpu_ipc.h needs C11 or C++11, or later: compile with -std=c11 or -std=c++11"
+#else
+
 // Written by cbindgen from crates/capi/src; docs/C.md goes through a first program.
 //
 // Handles. What a function opens is a handle: a number in the shape of a pointer, never to be followed. Every kind has a
@@ -9,13 +13,15 @@
 // with it: what it stands for goes with the last of them. In a forked child handles of the parent give GPU_IPC_FORKED, and
 // nothing is done; the child opens its own.
 //
-// Errors. Functions return GPU_IPC_OK, which is 0, or a code; those that return a value return 0, null or -1 after an error.
-// gpu_ipc_last_error_text and _remedy tell more of the last failure on the calling thread. Codes and numbers of kinds that
-// this header does not list are legal: a later library may give them. After an error results are as they were, and handles
-// null, unless a function says otherwise.
+// Errors. Functions return GPU_IPC_OK, which is 0, or a code; those that return a value return 0, null or -1 after an error
+// unless they say otherwise. gpu_ipc_last_error_text and _remedy tell more of the last failure on the calling thread; as
+// errno, they are as they were after a call that succeeds, and gpu_ipc_clear_error forgets them. Codes and numbers of kinds
+// that this header does not list are legal: a later library may give them. After an error results are as they were, and
+// handles null, unless a function says otherwise.
 //
 // Structures that begin with their size have it set by the caller: gpu_ipc_stats stats = {.size = sizeof stats}. Zero is the
-// default of every option.
+// default of every option. A size that no version of the structure has is GPU_IPC_INVALID; a reserved field that is not zero
+// is GPU_IPC_UNSUPPORTED, and so is what lies beyond the structure that the library knows.
 //
 // Times are nanoseconds: below 0 is for ever, 0 does not wait.
 //
@@ -23,6 +29,16 @@
 // Any thread means several at once too. A failure inside the library is GPU_IPC_PANIC. What cannot be found out is a wrong
 // address: a pointer that is not null must be good for what the function says of it. Nor may a thread be cancelled, or leave
 // by longjmp, inside a call. No function may be called in a signal handler.
+//
+// Threads of the library block all signals but SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS and SIGTRAP. The dispositions and the
+// masks of the program stay as they are, and no call raises SIGPIPE.
+//
+// Stack. A thread that calls needs 256 KiB of it, beside what a GPU's driver needs.
+//
+// Memory. GPU_IPC_OUT_OF_MEMORY is about memory for blocks, GPU_IPC_EXHAUSTED about limits and tables. When the process can
+// get no memory for the library's own small objects (RLIMIT_AS, a control group without swap), it is aborted.
+//
+// Callbacks return: one that throws a C++ exception, or leaves by longjmp, aborts the process.
 
 
 #ifndef GPU_IPC_H
@@ -31,6 +47,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+// In place of a number of claims: every participant that asks, as often as there are, as long as
+// the block is not closed.
+#define GPU_IPC_EVERYBODY 4294967295
 
 // The bytes of a descriptor.
 #define GPU_IPC_DESCRIPTOR_BYTES 192
@@ -182,8 +202,8 @@
 // Of a participant: the producer is closing its session; what was granted can still be claimed.
 #define GPU_IPC_NOTICE_CLOSING 7
 
-// Of a participant: the producer is short of memory and would like the region unmapped, which happens when no block of
-// it is held.
+// Of a participant: the producer is short of memory and would like the region unmapped, which
+// happens when no block of it is held.
 #define GPU_IPC_NOTICE_PLEASE_UNMAP 8
 
 // Of a participant: a grant was taken back before it was claimed.
@@ -216,10 +236,12 @@
 // The bytes of a part's or object's name with its zero byte, at most.
 #define GPU_IPC_NAME_BYTES 256
 
-// Wait for the producer's work on the calling thread, or queue the wait on the stream that is given.
+// Wait for the producer's work on the calling thread, or queue the wait on the stream that is
+// given.
 #define GPU_IPC_WAIT 0
 
-// Do not wait for the producer's work: ask `gpu_ipc_received_state`, or call `gpu_ipc_received_wait`.
+// Do not wait for the producer's work: ask `gpu_ipc_received_state`, or call
+// `gpu_ipc_received_wait`.
 #define GPU_IPC_NO_WAIT 1
 
 // The producer's work on the block is not finished.
@@ -233,6 +255,18 @@
 
 // The producer died or broke before its work was finished: the contents are garbage.
 #define GPU_IPC_STATE_POISONED 4
+
+// The version of this header: `1000000 * major + 1000 * minor + patch`.
+#define GPU_IPC_VERSION (((GPU_IPC_VERSION_MAJOR * 1000000) + (GPU_IPC_VERSION_MINOR * 1000)) + GPU_IPC_VERSION_PATCH)
+
+// Before 1 every minor version is another interface, with another soname.
+#define GPU_IPC_VERSION_MAJOR 0
+
+// Functions and fields may come.
+#define GPU_IPC_VERSION_MINOR 2
+
+// The interface is the same.
+#define GPU_IPC_VERSION_PATCH 0
 
 // A block that this process produces.
 typedef struct gpu_ipc_block gpu_ipc_block;
@@ -268,7 +302,8 @@ typedef struct gpu_ipc_writer gpu_ipc_writer;
 typedef struct gpu_ipc_share_options {
     // `sizeof(gpu_ipc_share_options)`.
     size_t size;
-    // How long the grant can be claimed, in nanoseconds: 0 for what the session was opened with, below 0 for ever.
+    // How long the grant can be claimed, in nanoseconds: 0 for what the session was opened with,
+    // below 0 for ever.
     int64_t time_to_live_ns;
     // Bytes of the user's own that travel in the descriptor: shape, type, frame number.
     uint8_t user[64];
@@ -280,19 +315,20 @@ typedef struct gpu_ipc_descriptor {
     uint8_t bytes[GPU_IPC_DESCRIPTOR_BYTES];
 } gpu_ipc_descriptor;
 
-// One of several grants.
+// One of several grants. All zero is a grant to no participant, which is refused.
 typedef struct gpu_ipc_grant {
     // The block.
     struct gpu_ipc_block *block;
     // The participant's number; 0 for a ticket.
     uint64_t participant;
-    // How often the ticket can be claimed; 0 for by everybody, as long as the block is not closed.
+    // How often the ticket can be claimed, or `GPU_IPC_EVERYBODY`; 0 for a participant.
     uint32_t claims;
     // Zero.
     uint32_t reserved;
 } gpu_ipc_grant;
 
-// What a descriptor says. It says nothing about the grant, which may be revoked, claimed, or of another session.
+// What a descriptor says. It says nothing about the grant, which may be revoked, claimed, or of
+// another session.
 typedef struct gpu_ipc_descriptor_info {
     // `sizeof(gpu_ipc_descriptor_info)`.
     size_t size;
@@ -336,7 +372,8 @@ typedef struct gpu_ipc_notice {
 typedef struct gpu_ipc_client_options {
     // `sizeof(gpu_ipc_client_options)`.
     size_t size;
-    // The broker's directory; null for `$NVIDIA_DRA_LOCAL_IPC_DIR`, or `broker` in the runtime directory.
+    // The broker's directory; null for `$NVIDIA_DRA_LOCAL_IPC_DIR`, or `broker` in the runtime
+    // directory.
     const char *dir;
     // What it calls itself, for people; null for nothing.
     const char *name;
@@ -354,7 +391,8 @@ typedef struct gpu_ipc_part_spec {
     const uint64_t *strides;
     // How many dimensions there are, at most 32.
     uint32_t rank;
-    // DLPack's type code of its elements: 0 signed, 1 unsigned, 2 float, 4 bfloat, 5 complex, 6 bool.
+    // DLPack's type code of its elements: 0 signed, 1 unsigned, 2 float, 4 bfloat, 5 complex, 6
+    // bool.
     uint8_t type_code;
     // Bits of one lane: 8 for bytes, 32 for float.
     uint8_t type_bits;
@@ -384,11 +422,13 @@ typedef struct gpu_ipc_create_options {
     uint32_t replace;
     // Zero.
     uint32_t reserved;
-    // The group of each part, as many as there are parts; null to lay all of them together. A group has memory of its
-    // own, so that it can be taken over without the others. At most 16 groups, in the order of their numbers.
+    // The group of each part, as many as there are parts; null to lay all of them together. A
+    // group has memory of its own, so that it can be taken over without the others. At most 16
+    // groups, in the order of their numbers.
     const uint32_t *groups;
-    // Names of parts that are as in the name's newest epoch: its memory is taken over, without a copy, and may not be
-    // written to. All parts of a group or none, and each epoch with the same groups.
+    // Names of parts that are as in the name's newest epoch: its memory is taken over, without a
+    // copy, and may not be written to. All parts of a group or none, and each epoch with the same
+    // groups.
     const char *const *unchanged;
     // How many they are.
     size_t unchanged_count;
@@ -448,9 +488,11 @@ typedef struct gpu_ipc_part {
 typedef struct gpu_ipc_connect_options {
     // `sizeof(gpu_ipc_connect_options)`.
     size_t size;
-    // What it calls itself, for people; null for the command that this process runs. 32 bytes count.
+    // What it calls itself, for people; null for the command that this process runs. 32 bytes
+    // count.
     const char *name;
-    // How long to wait for the producer's welcome, in nanoseconds: 0 for 30 seconds, below 0 for ever.
+    // How long to wait for the producer's welcome, in nanoseconds: 0 for 30 seconds, below 0 for
+    // ever.
     int64_t timeout_ns;
     // The most bytes that stay mapped without being used; 0 for as many as the device has.
     uint64_t cache_bytes;
@@ -460,6 +502,9 @@ typedef struct gpu_ipc_connect_options {
     uint32_t read_only;
     // Zero.
     uint32_t reserved;
+    // How long to wait for a producer that does not listen yet, in nanoseconds: 0 not at all,
+    // below 0 for ever. `gpu_ipc_connect` alone.
+    int64_t wait_for_producer_ns;
 } gpu_ipc_connect_options;
 
 // What a session is opened with; all zero is a good choice.
@@ -476,11 +521,13 @@ typedef struct gpu_ipc_session_options {
     uint64_t region_bytes;
     // How long a grant can be claimed, in nanoseconds: 0 for 5 minutes, below 0 for ever.
     int64_t time_to_live_ns;
-    // How long after the proof of a participant's death its blocks are kept from reuse, in nanoseconds; 0 for 100 ms.
+    // How long after the proof of a participant's death its blocks are kept from reuse, in
+    // nanoseconds; 0 for 100 ms.
     uint64_t quarantine_ns;
     // The most leases of one participant, at least 8,192; 0 for 2,097,152.
     uint64_t max_leases;
-    // Not 0: the session's own memory grows in place where the device can, so that blocks lie across regions.
+    // Not 0: the session's own memory grows in place where the device can, so that blocks lie
+    // across regions.
     uint64_t grows_in_place;
 } gpu_ipc_session_options;
 
@@ -519,7 +566,8 @@ typedef struct gpu_ipc_stats {
     uint64_t quarantined;
     // Bytes of the blocks behind those.
     uint64_t quarantined_bytes;
-    // Leases whose word in shared memory makes no sense: their blocks are barred until the holder's death.
+    // Leases whose word in shared memory makes no sense: their blocks are barred until the
+    // holder's death.
     uint64_t poisoned;
     // Blocks that are never used again, because nobody can say when the work on them ends.
     uint64_t leaked_blocks;
@@ -545,8 +593,8 @@ typedef struct gpu_ipc_stats {
     uint64_t in_use_bytes;
     // Bytes in regions that other processes may have mapped.
     uint64_t pinned_bytes;
-    // Of the blocks in limbo, those that wait for streams on which no event could be recorded: a thread synchronises
-    // these.
+    // Of the blocks in limbo, those that wait for streams on which no event could be recorded: a
+    // thread synchronises these.
     uint64_t unmarked_blocks;
 } gpu_ipc_stats;
 
@@ -554,15 +602,15 @@ typedef struct gpu_ipc_stats {
 extern "C" {
 #endif // __cplusplus
 
-// Grants a lease on a block to one participant, and writes the descriptor by which it is claimed: plain bytes for any
-// transport.
+// Grants a lease on a block to one participant, and writes the descriptor by which it is claimed:
+// plain bytes for any transport.
 //
-// The contents may be read after what is queued on `after` at this moment; null says that all work on the block is
-// done. `options` may be null.
+// The contents may be read after what is queued on `after` at this moment; null says that all work
+// on the block is done. `options` may be null.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`,
-// `CLOSING`, `FORKED`, `CAPTURING`, `MISMATCH` for a stream of another device, `EXHAUSTED`, `DRIVER`. After an error
-// nothing is granted.
+// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
+// `PARTICIPANT_GONE`, `CLOSING`, `FORKED`, `CAPTURING`, `MISMATCH` for a stream of another device,
+// `EXHAUSTED`, `DRIVER`. After an error nothing is granted.
 //
 // Caller: `options` is null, or has as many bytes as its `size` says.
 int32_t gpu_ipc_share(struct gpu_ipc_block *block,
@@ -571,12 +619,14 @@ int32_t gpu_ipc_share(struct gpu_ipc_block *block,
                       const struct gpu_ipc_share_options *options,
                       struct gpu_ipc_descriptor *descriptor);
 
-// Grants leases on a block to the first that ask: a ticket that can be claimed `claims` times, each time by another
-// participant; with 0 by all, as long as the block is not closed.
+// Grants leases on a block to the first that ask: a ticket that can be claimed `claims` times,
+// each time by another participant; with `GPU_IPC_EVERYBODY` by all, as long as the block is not
+// closed.
 //
 // Otherwise as `gpu_ipc_share`. Each claim asks the producer.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`.
+// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`,
+// and `INVALID` for 0 claims.
 //
 // Caller: `options` is null, or has as many bytes as its `size` says.
 int32_t gpu_ipc_share_ticket(struct gpu_ipc_block *block,
@@ -585,14 +635,15 @@ int32_t gpu_ipc_share_ticket(struct gpu_ipc_block *block,
                              const struct gpu_ipc_share_options *options,
                              struct gpu_ipc_descriptor *descriptor);
 
-// Shares several blocks of a session after the same work, each with the participant that it names: one fence for each
-// participant. The descriptors come in the order of the grants.
+// Shares several blocks of a session after the same work, each with the participant that it names:
+// one fence for each participant. The descriptors come in the order of the grants.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`, and `MISMATCH` for
-// a block of another session. After an error nothing is granted.
+// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`,
+// `MISMATCH` for a block of another session, and `INVALID` for a grant to no participant. After an
+// error nothing is granted.
 //
-// Caller: There are `count` grants, and room for as many descriptors; `options` is null, or has as many bytes as its `size`
-// says.
+// Caller: There are `count` grants, and room for as many descriptors; `options` is null, or has as many
+// bytes as its `size` says.
 int32_t gpu_ipc_share_many(struct gpu_ipc_session *session,
                            const struct gpu_ipc_grant *grants,
                            size_t count,
@@ -600,18 +651,18 @@ int32_t gpu_ipc_share_many(struct gpu_ipc_session *session,
                            const struct gpu_ipc_share_options *options,
                            struct gpu_ipc_descriptor *descriptors);
 
-// Takes a grant back that nobody has claimed; `cancelled` says whether it did, and may be null. A ticket is ended
-// before its last claim; leases that it gave stay.
+// Takes a grant back that nobody has claimed; `cancelled` says whether it did, and may be null. A
+// ticket is ended before its last claim; leases that it gave stay.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for one of another
-// session or block, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for
+// one of another session or block, `FORKED`.
 int32_t gpu_ipc_block_cancel(struct gpu_ipc_block *block, const struct gpu_ipc_descriptor *descriptor, bool *cancelled);
 
-// Returns the address of a block's first byte in this process; null after an error. On the host backend the CPU may
-// use it.
+// Returns the address of a block's first byte in this process; null after an error. On the host
+// backend the CPU may use it.
 //
-// Streams whose queued work touches the block are named with `gpu_ipc_block_used_on` before it is closed, unless the
-// block was shared after that work.
+// Streams whose queued work touches the block are named with `gpu_ipc_block_used_on` before it is
+// closed, unless the block was shared after that work.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 void *gpu_ipc_block_ptr(struct gpu_ipc_block *block);
@@ -621,29 +672,32 @@ void *gpu_ipc_block_ptr(struct gpu_ipc_block *block);
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 uint64_t gpu_ipc_block_len(struct gpu_ipc_block *block);
 
-// Names a stream of this process whose queued work touches the block: it is not used again before that is done.
+// Names a stream of this process whose queued work touches the block: it is not used again before
+// that is done.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the
-// per-thread default stream, `FORKED`.
+// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
+// `INVALID` for the per-thread default stream, `FORKED`.
 int32_t gpu_ipc_block_used_on(struct gpu_ipc_block *block, struct gpu_ipc_stream *stream);
 
-// Waits until no lease on the block is outstanding, so that it can be written again. With 0 it asks; when the answer
-// is no, the session's notice `GPU_IPC_NOTICE_TRY_AGAIN` says when to ask again.
+// Waits until no lease on the block is outstanding, so that it can be written again. With 0 it
+// asks; when the answer is no, the session's notice `GPU_IPC_NOTICE_TRY_AGAIN` says when to ask
+// again.
 //
-// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`,
-// `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+// `DEADLINE`, `FORKED`.
 int32_t gpu_ipc_block_wait_released(struct gpu_ipc_block *block, int64_t timeout_ns);
 
-// Counts the leases that are granted or held; 0 after an error. A ticket that can still be claimed counts as one, an
-// unlimited one as none.
+// Counts the leases that are granted or held; `SIZE_MAX` after an error, so that a block is not
+// taken for free. A ticket that can still be claimed counts as one, an unlimited one as none.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 size_t gpu_ipc_block_outstanding(struct gpu_ipc_block *block);
 
 // Copies `len` bytes into a block from `offset` on, after the work that is queued on the stream.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's
-// end, `MISMATCH` for a stream of another device, `CAPTURING`, `DRIVER`.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+// `INVALID` beyond the block's end, `MISMATCH` for a stream of another device, `CAPTURING`,
+// `DRIVER`.
 //
 // Caller: There are `len` bytes.
 int32_t gpu_ipc_block_write(struct gpu_ipc_block *block,
@@ -652,10 +706,11 @@ int32_t gpu_ipc_block_write(struct gpu_ipc_block *block,
                             size_t len,
                             struct gpu_ipc_stream *stream);
 
-// Copies `len` bytes of a block from `offset` on to the host, after the work that is queued on the stream.
+// Copies `len` bytes of a block from `offset` on to the host, after the work that is queued on the
+// stream.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: as `gpu_ipc_block_write`; then the bytes
-// are as they were.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: as
+// `gpu_ipc_block_write`; then the bytes are as they were.
 //
 // Caller: There is room for `len` bytes.
 int32_t gpu_ipc_block_read(struct gpu_ipc_block *block,
@@ -664,27 +719,27 @@ int32_t gpu_ipc_block_read(struct gpu_ipc_block *block,
                            size_t len,
                            struct gpu_ipc_stream *stream);
 
-// Closes a block: nobody can be granted a lease on it any more. It is given back when its last lease has ended and the
-// work on it is done. Null is passed over.
+// Closes a block: nobody can be granted a lease on it any more. It is given back when its last
+// lease has ended and the work on it is done. Null is passed over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_block_close(struct gpu_ipc_block *block);
 
 // Reads what a descriptor says, of bytes that somebody sent.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_DESCRIPTOR` naming the first field that is wrong, `MISMATCH`
-// for another version, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_DESCRIPTOR` naming the first field that is
+// wrong, `MISMATCH` for another version, `INVALID`.
 //
 // Caller: There are `len` bytes; `info` has as many bytes as its `size` says.
 int32_t gpu_ipc_descriptor_get_info(const void *bytes, size_t len, struct gpu_ipc_descriptor_info *info);
 
 // Finds the devices that this process can use, GPUs first, and opens each.
 //
-// Writes as many handles as fit into `capacity` and the number of all to `count`. Loads every vendor's driver that
-// there is. `gpu_ipc_device_open` says of a vendor that is missing why.
+// Writes as many handles as fit into `capacity` and the number of all to `count`. Loads every
+// vendor's driver that there is. `gpu_ipc_device_open` says of a vendor that is missing why.
 //
-// Keeps: nothing; the handles are the caller's to close. Thread: any. Blocks: while drivers start, up to seconds.
-// Errors: `INVALID`, `EXHAUSTED`.
+// Keeps: nothing; the handles are the caller's to close. Thread: any. Blocks: while drivers start,
+// up to seconds. Errors: `INVALID`, `EXHAUSTED`.
 //
 // Caller: `devices` has room for `capacity` handles, or is null and `capacity` 0.
 int32_t gpu_ipc_detect(struct gpu_ipc_device **devices, size_t capacity, size_t *count);
@@ -693,8 +748,8 @@ int32_t gpu_ipc_detect(struct gpu_ipc_device **devices, size_t capacity, size_t 
 //
 // Loads that vendor's driver alone.
 //
-// Keeps: nothing. Thread: any. Blocks: while the driver starts, up to seconds. Errors: `NOT_COMPILED`, `UNAVAILABLE`
-// with the reason, `INVALID`, `DRIVER`.
+// Keeps: nothing. Thread: any. Blocks: while the driver starts, up to seconds. Errors:
+// `NOT_COMPILED`, `UNAVAILABLE` with the reason, `INVALID`, `DRIVER`.
 int32_t gpu_ipc_device_open(uint32_t backend, uint32_t number, struct gpu_ipc_device **device);
 
 // Fills in a device's properties.
@@ -704,76 +759,94 @@ int32_t gpu_ipc_device_open(uint32_t backend, uint32_t number, struct gpu_ipc_de
 // Caller: `info` has as many bytes as its `size` says.
 int32_t gpu_ipc_device_get_info(struct gpu_ipc_device *device, struct gpu_ipc_device_info *info);
 
-// Closes a device; sessions, participants and streams that were opened with it go on. Null is passed over.
+// Closes a device; sessions, participants and streams that were opened with it go on. Null is
+// passed over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_device_close(struct gpu_ipc_device *device);
 
-// Returns the code of the last call that failed on this thread; 0 when none has.
+// Returns the code of the last call that failed on this thread; 0 when none has since
+// `gpu_ipc_clear_error`. As `errno` it is not touched by a call that succeeds.
 //
 // Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
 int32_t gpu_ipc_last_error(void);
 
-// Returns what the last call that failed on this thread says: both sides of what differs, and the cause.
+// Forgets the last failure of this thread: the code is 0 and both texts are empty until the next
+// call that fails. For calls that return a value, where that alone does not say whether they
+// failed.
 //
-// The text is UTF-8, never null, and valid until the next call on this thread that fails, or the thread's end.
+// Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
+void gpu_ipc_clear_error(void);
+
+// Returns what the last call that failed on this thread says: both sides of what differs, and the
+// cause.
+//
+// The text is UTF-8, never null, cut after 4,095 bytes, and at one address until the thread's end:
+// the next call on this thread that fails writes over it.
 //
 // Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
 const char *gpu_ipc_last_error_text(void);
 
 // Returns what to do about the last call that failed on this thread; empty where there is nothing.
 //
-// The text is UTF-8, never null, and valid until the next call on this thread that fails, or the thread's end.
+// The text is UTF-8, never null, cut after 1,023 bytes, and at one address until the thread's end:
+// the next call on this thread that fails writes over it.
 //
 // Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
 const char *gpu_ipc_last_error_remedy(void);
 
-// Returns a code's name, a few words that stay the same in every version; "unknown" for a code of a later version.
+// Returns a code's name, a few words that stay the same in every version; "unknown" for a code of
+// a later version.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: none.
 const char *gpu_ipc_error_name(int32_t code);
 
-// Writes the library's log to a descriptor, a line each: 2 for standard error, below 0 for nowhere (the default).
-// `level` is `GPU_IPC_LOG_...`.
+// Writes the library's log to a descriptor, a line each: 2 for standard error, below 0 for nowhere
+// (the default). `level` is `GPU_IPC_LOG_...`.
 //
-// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no; later a full descriptor blocks the
-// thread that logs. Errors: `INVALID`, `SYSTEM`.
+// A pipe or socket whose reader has gone loses the lines and raises no SIGPIPE.
+//
+// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no; later a full
+// descriptor blocks the thread that logs. Errors: `INVALID`, `SYSTEM`.
 //
 // Caller: `fd` is below 0, or open, and nobody closes it during the call.
 int32_t gpu_ipc_log_to(int fd, uint32_t level);
 
-// Takes the oldest notice of a session that was not read yet; `GPU_IPC_NOTICE_NONE` when there is none. While there is
-// one, `gpu_ipc_session_fd` is readable; an event loop that tells of changes only reads until there is none.
+// Takes the oldest notice of a session that was not read yet; `GPU_IPC_NOTICE_NONE` when there is
+// none. While there is one, `gpu_ipc_session_fd` is readable; an event loop that tells of changes
+// only reads until there is none.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_session_next_notice(struct gpu_ipc_session *session, struct gpu_ipc_notice *notice);
 
-// Takes the oldest notice of a participant that was not read yet; `GPU_IPC_NOTICE_NONE` when there is none. While
-// there is one, `gpu_ipc_participant_fd` is readable; an event loop that tells of changes only reads until there is
-// none.
+// Takes the oldest notice of a participant that was not read yet; `GPU_IPC_NOTICE_NONE` when there
+// is none. While there is one, `gpu_ipc_participant_fd` is readable; an event loop that tells of
+// changes only reads until there is none.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_participant_next_notice(struct gpu_ipc_participant *participant, struct gpu_ipc_notice *notice);
 
-// Connects to a broker of objects, for objects on a device. It reconnects by itself when the broker was started again.
+// Connects to a broker of objects, for objects on a device. It reconnects by itself when the
+// broker was started again.
 //
-// Keeps: nothing; texts are copied. Thread: any. Blocks: for the broker's welcome. Errors: `BAD_HANDLE`, `CONNECT`,
-// `REFUSED`, `INVALID`, `UNSUPPORTED`.
+// Keeps: nothing; texts are copied. Thread: any. Blocks: for the broker's welcome. Errors:
+// `BAD_HANDLE`, `CONNECT`, `REFUSED`, `INVALID`, `UNSUPPORTED`.
 //
 // Caller: `options` is null, or has as many bytes as its `size` says and good pointers in them.
 int32_t gpu_ipc_client_connect(struct gpu_ipc_device *device,
                                const struct gpu_ipc_client_options *options,
                                struct gpu_ipc_client **client);
 
-// Makes an object to be filled: all its memory is there, readable and writable by this process alone. Nobody sees it
-// before `gpu_ipc_writer_commit`.
+// Makes an object to be filled: all its memory is there, readable and writable by this process
+// alone. Nobody sees it before `gpu_ipc_writer_commit`.
 //
-// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which may scrub memory
-// first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit, a name of another user, or parts that are not
-// as in the newest epoch, `NOT_FOUND` where there is none, `INVALID`, `WRITER_LOST`, `DEADLINE`, `FORKED`.
+// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which
+// may scrub memory first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit, a name of
+// another user, or parts that are not as in the newest epoch, `NOT_FOUND` where there is none,
+// `INVALID`, `WRITER_LOST`, `DEADLINE`, `FORKED`.
 //
-// Caller: `name` ends with a zero byte; there are `count` parts with good pointers in them; `options` is null, or has as many
-// bytes as its `size` says and good pointers in them.
+// Caller: `name` ends with a zero byte; there are `count` parts with good pointers in them; `options` is
+// null, or has as many bytes as its `size` says and good pointers in them.
 int32_t gpu_ipc_object_create(struct gpu_ipc_client *client,
                               const char *name,
                               const struct gpu_ipc_part_spec *parts,
@@ -783,8 +856,8 @@ int32_t gpu_ipc_object_create(struct gpu_ipc_client *client,
 
 // Maps an object read-only: an epoch of a name, 0 for the newest.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED`, `MISMATCH` for
-// one of another device, `INVALID`, `DEADLINE`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`,
+// `REFUSED`, `MISMATCH` for one of another device, `INVALID`, `DEADLINE`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte.
 int32_t gpu_ipc_object_open(struct gpu_ipc_client *client,
@@ -801,8 +874,8 @@ int32_t gpu_ipc_object_open_identity(struct gpu_ipc_client *client,
 
 // Waits until a name has an epoch newer than `seen`, and says which.
 //
-// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`,
-// `REFUSED`, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+// `DEADLINE`, `REFUSED`, `INVALID`.
 //
 // Caller: `name` ends with a zero byte.
 int32_t gpu_ipc_object_watch(struct gpu_ipc_client *client,
@@ -811,19 +884,20 @@ int32_t gpu_ipc_object_watch(struct gpu_ipc_client *client,
                              int64_t timeout_ns,
                              uint64_t *epoch);
 
-// Removes an epoch of a name, with 0 all; a process that has one mapped keeps it. `last` gets the last epoch that the
-// name had, and may be null.
+// Removes an epoch of a name, with 0 all; a process that has one mapped keeps it. `last` gets the
+// last epoch that the name had, and may be null.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED` for another
-// user's, `INVALID`, `DEADLINE`.
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`,
+// `REFUSED` for another user's, `INVALID`, `DEADLINE`.
 //
 // Caller: `name` ends with a zero byte.
 int32_t gpu_ipc_object_remove(struct gpu_ipc_client *client, const char *name, uint64_t epoch, uint64_t *last);
 
-// Asks for the outcome of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets the epoch of
-// one that was committed, else 0, and may be null.
+// Asks for the outcome of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch`
+// gets the epoch of one that was committed, else 0, and may be null.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `DEADLINE`, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `DEADLINE`,
+// `INVALID`.
 int32_t gpu_ipc_object_outcome(struct gpu_ipc_client *client,
                                const struct gpu_ipc_identity *identity,
                                uint32_t *outcome,
@@ -836,111 +910,122 @@ int32_t gpu_ipc_client_close(struct gpu_ipc_client *client);
 
 // Describes the object that a reader has mapped.
 //
-// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`,
+// `INVALID`.
 //
 // Caller: `info` has as many bytes as its `size` says.
 int32_t gpu_ipc_reader_get_info(struct gpu_ipc_reader *reader, struct gpu_ipc_reader_info *info);
 
 // Copies the bytes that the writer put beside the parts; as many as fit into `capacity`.
 //
-// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`,
+// `INVALID`.
 //
 // Caller: There is room for `capacity` bytes.
 int32_t gpu_ipc_reader_user(struct gpu_ipc_reader *reader, void *bytes, size_t capacity);
 
 // Describes a part and its address, which stays the same for the reader's life, at every epoch.
 //
-// It is read-only: a kernel that writes there ends its context. Work on it is named with `gpu_ipc_reader_used_on`;
-// work on a stream that was not named, and that is not finished when the reader advances, sleeps or is closed, is
-// undefined behaviour.
+// It is read-only: a kernel that writes there ends its context. Work on it is named with
+// `gpu_ipc_reader_used_on`; work on a stream that was not named, and that is not finished when the
+// reader advances, sleeps or is closed, is undefined behaviour.
 //
-// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`,
+// `INVALID`.
 //
 // Caller: `name` ends with a zero byte; `part` has as many bytes as its `size` says.
 int32_t gpu_ipc_reader_get_part(struct gpu_ipc_reader *reader, const char *name, struct gpu_ipc_part *part);
 
 // Describes a part by its number: from 0 to below the count of parts, in the order of their names.
 //
-// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`,
+// `INVALID`.
 //
 // Caller: `part` has as many bytes as its `size` says.
 int32_t gpu_ipc_reader_get_part_at(struct gpu_ipc_reader *reader, size_t number, struct gpu_ipc_part *part);
 
 // Copies `len` bytes of a part from `offset` on to the host.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
-// end, `ASLEEP`, `POISONED`, `DRIVER`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+// `INVALID` beyond the part's end, `ASLEEP`, `POISONED`, `DRIVER`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte; there is room for `len` bytes.
 int32_t gpu_ipc_reader_read(struct gpu_ipc_reader *reader, const char *name, uint64_t offset, void *bytes, size_t len);
 
 // Copies a part into the part of the same name of an object that is being filled, on the device.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` for a part that
-// either has not, of another length, or taken over; `MISMATCH` for a writer on another device; `ASLEEP`, `POISONED`,
-// `DRIVER`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+// `INVALID` for a part that either has not, of another length, or taken over; `MISMATCH` for a
+// writer on another device; `ASLEEP`, `POISONED`, `DRIVER`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte.
 int32_t gpu_ipc_reader_copy_part(struct gpu_ipc_reader *reader, const char *name, struct gpu_ipc_writer *writer);
 
-// Copies the whole object into memory of this process alone, which may be written to: scratch memory of the broker,
-// which counts against its limits. The reader stays as it is.
+// Copies the whole object into memory of this process alone, which may be written to: scratch
+// memory of the broker, which counts against its limits. The reader stays as it is.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker and until the copy has finished. Errors: `BAD_HANDLE`, `ASLEEP`,
-// `POISONED`, `OUT_OF_MEMORY`, `REFUSED`, `DRIVER`, `DEADLINE`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: for the broker and until the copy has finished. Errors:
+// `BAD_HANDLE`, `ASLEEP`, `POISONED`, `OUT_OF_MEMORY`, `REFUSED`, `DRIVER`, `DEADLINE`, `FORKED`.
 int32_t gpu_ipc_reader_writable_copy(struct gpu_ipc_reader *reader, struct gpu_ipc_scratch **scratch);
 
 // Names a stream whose work touches the object: advance, sleep and close wait for it.
 //
-// Keeps: the stream, until the reader is closed. Thread: any. Blocks: while another call is in this reader. Errors:
-// `BAD_HANDLE`, `MISMATCH` for a stream of another device.
+// Keeps: the stream, until the reader is closed. Thread: any. Blocks: while another call is in
+// this reader. Errors: `BAD_HANDLE`, `MISMATCH` for a stream of another device.
 int32_t gpu_ipc_reader_used_on(struct gpu_ipc_reader *reader, struct gpu_ipc_stream *stream);
 
-// Moves to an epoch of the name, with 0 to the newest, at the same addresses; `moved` says whether it was another one,
-// and may be null.
+// Moves to an epoch of the name, with 0 to the newest, at the same addresses; `moved` says whether
+// it was another one, and may be null.
 //
-// Waits for the streams that were named. The caller launches nothing meanwhile that touches the addresses; what was
-// registered with them elsewhere (NCCL, RDMA) is registered anew.
+// Waits for the streams that were named. The caller launches nothing meanwhile that touches the
+// addresses; what was registered with them elsewhere (NCCL, RDMA) is registered anew.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker and the streams. Errors: `BAD_HANDLE`; `LAYOUT_DIFFERS`,
-// `NOT_FOUND`, `ASLEEP`: nothing changed; `POISONED`: open the object anew; `DRIVER`, `DEADLINE`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: for the broker and the streams. Errors: `BAD_HANDLE`;
+// `LAYOUT_DIFFERS`, `NOT_FOUND`, `ASLEEP`: nothing changed; `POISONED`: open the object anew;
+// `DRIVER`, `DEADLINE`, `FORKED`.
 int32_t gpu_ipc_reader_advance(struct gpu_ipc_reader *reader, uint64_t epoch, bool *moved);
 
 // Moves to the object of an identity, as `gpu_ipc_reader_advance` does to an epoch.
 //
-// Keeps: nothing. Thread: any. Blocks: as `gpu_ipc_reader_advance`. Errors: as `gpu_ipc_reader_advance`.
+// Keeps: nothing. Thread: any. Blocks: as `gpu_ipc_reader_advance`. Errors: as
+// `gpu_ipc_reader_advance`.
 int32_t gpu_ipc_reader_advance_identity(struct gpu_ipc_reader *reader,
                                         const struct gpu_ipc_identity *identity,
                                         bool *moved);
 
-// Gives the mapping up, and keeps the addresses; with `release` the lease too, so that a sole reader's memory goes.
+// Gives the mapping up, and keeps the addresses; with `release` the lease too, so that a sole
+// reader's memory goes.
 //
-// Keeps: nothing. Thread: any. Blocks: for the streams that were named. Errors: `BAD_HANDLE`, `DRIVER`, `POISONED`,
-// `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: for the streams that were named. Errors: `BAD_HANDLE`,
+// `DRIVER`, `POISONED`, `FORKED`.
 int32_t gpu_ipc_reader_sleep(struct gpu_ipc_reader *reader, bool release);
 
 // Maps the same object again, at the same addresses.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND` when the lease was released
-// and the object has gone, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the reader sleeps on.
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND` when the
+// lease was released and the object has gone, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the
+// reader sleeps on.
 int32_t gpu_ipc_reader_wake(struct gpu_ipc_reader *reader);
 
-// Maps an epoch of the name, with 0 the newest, at the same addresses. One that does not sleep advances.
+// Maps an epoch of the name, with 0 the newest, at the same addresses. One that does not sleep
+// advances.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: as `gpu_ipc_reader_wake`, and `LAYOUT_DIFFERS`; the
-// reader sleeps on.
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: as `gpu_ipc_reader_wake`, and
+// `LAYOUT_DIFFERS`; the reader sleeps on.
 int32_t gpu_ipc_reader_wake_to(struct gpu_ipc_reader *reader, uint64_t epoch);
 
-// Closes a reader; its addresses are given back when the work on the named streams is done. Null is passed over.
+// Closes a reader; its addresses are given back when the work on the named streams is done. Null
+// is passed over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_reader_close(struct gpu_ipc_reader *reader);
 
-// Makes memory that is never committed: it counts against the broker's limits, and goes with this process. `name` is
-// what the broker's listing calls it.
+// Makes memory that is never committed: it counts against the broker's limits, and goes with this
+// process. `name` is what the broker's listing calls it.
 //
-// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which may scrub memory
-// first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit, `INVALID`, `DEADLINE`, `FORKED`.
+// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which
+// may scrub memory first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit, `INVALID`,
+// `DEADLINE`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte; there are `count` parts with good pointers in them.
 int32_t gpu_ipc_object_scratch(struct gpu_ipc_client *client,
@@ -949,20 +1034,22 @@ int32_t gpu_ipc_object_scratch(struct gpu_ipc_client *client,
                                size_t count,
                                struct gpu_ipc_scratch **scratch);
 
-// Describes a part and its address. The GPU, and on the host backend the CPU, may write there until the close.
+// Describes a part and its address. The GPU, and on the host backend the CPU, may write there
+// until the close.
 //
-// Work on it is named with `gpu_ipc_scratch_used_on`: work on a stream that was not named, and that is not finished at
-// the close, is undefined behaviour.
+// Work on it is named with `gpu_ipc_scratch_used_on`: work on a stream that was not named, and
+// that is not finished at the close, is undefined behaviour.
 //
-// Keeps: nothing. Thread: any. Blocks: while another call is in this memory. Errors: `BAD_HANDLE`, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: while another call is in this memory. Errors: `BAD_HANDLE`,
+// `INVALID`.
 //
 // Caller: `name` ends with a zero byte; `part` has as many bytes as its `size` says.
 int32_t gpu_ipc_scratch_get_part(struct gpu_ipc_scratch *scratch, const char *name, struct gpu_ipc_part *part);
 
 // Copies `len` bytes from the host into a part from `offset` on.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
-// end, `DRIVER`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+// `INVALID` beyond the part's end, `DRIVER`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte; there are `len` bytes.
 int32_t gpu_ipc_scratch_write(struct gpu_ipc_scratch *scratch,
@@ -973,8 +1060,8 @@ int32_t gpu_ipc_scratch_write(struct gpu_ipc_scratch *scratch,
 
 // Copies `len` bytes of a part from `offset` on to the host.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
-// end, `DRIVER`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+// `INVALID` beyond the part's end, `DRIVER`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte; there is room for `len` bytes.
 int32_t gpu_ipc_scratch_read(struct gpu_ipc_scratch *scratch,
@@ -985,34 +1072,38 @@ int32_t gpu_ipc_scratch_read(struct gpu_ipc_scratch *scratch,
 
 // Names a stream whose work touches the memory: the close waits for it.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this memory. Errors:
-// `BAD_HANDLE`, `MISMATCH` for a stream of another device.
+// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this
+// memory. Errors: `BAD_HANDLE`, `MISMATCH` for a stream of another device.
 int32_t gpu_ipc_scratch_used_on(struct gpu_ipc_scratch *scratch, struct gpu_ipc_stream *stream);
 
-// Gives scratch memory up; it goes when the work on the named streams is done. Null is passed over.
+// Gives scratch memory up; it goes when the work on the named streams is done. Null is passed
+// over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_scratch_close(struct gpu_ipc_scratch *scratch);
 
-// Describes a part and its address. The GPU, and on the host backend the CPU, may write there until the commit.
+// Describes a part and its address. The GPU, and on the host backend the CPU, may write there
+// until the commit.
 //
-// Work on it is named with `gpu_ipc_writer_used_on` or at the commit: work on a stream that was not named is undefined
-// behaviour.
+// Work on it is named with `gpu_ipc_writer_used_on` or at the commit: work on a stream that was
+// not named is undefined behaviour.
 //
-// Keeps: nothing. Thread: any. Blocks: while another call is in this writer. Errors: `BAD_HANDLE`, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: while another call is in this writer. Errors: `BAD_HANDLE`,
+// `INVALID`.
 //
 // Caller: `name` ends with a zero byte; `part` has as many bytes as its `size` says.
 int32_t gpu_ipc_writer_get_part(struct gpu_ipc_writer *writer, const char *name, struct gpu_ipc_part *part);
 
 // Writes the identity of the object, by which `gpu_ipc_object_outcome` tells of its commit.
 //
-// Keeps: nothing. Thread: any. Blocks: while another call is in this writer. Errors: `BAD_HANDLE`, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: while another call is in this writer. Errors: `BAD_HANDLE`,
+// `INVALID`.
 int32_t gpu_ipc_writer_identity(struct gpu_ipc_writer *writer, struct gpu_ipc_identity *identity);
 
 // Copies `len` bytes from the host into a part from `offset` on.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
-// end, `DRIVER`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+// `INVALID` beyond the part's end, `DRIVER`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte; there are `len` bytes.
 int32_t gpu_ipc_writer_write(struct gpu_ipc_writer *writer,
@@ -1023,19 +1114,19 @@ int32_t gpu_ipc_writer_write(struct gpu_ipc_writer *writer,
 
 // Names a stream whose work touches the object: the commit waits for it.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this writer. Errors:
-// `BAD_HANDLE`, `MISMATCH` for a stream of another device.
+// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this
+// writer. Errors: `BAD_HANDLE`, `MISMATCH` for a stream of another device.
 int32_t gpu_ipc_writer_used_on(struct gpu_ipc_writer *writer, struct gpu_ipc_stream *stream);
 
-// Commits an object: it becomes visible, whole, once all that is queued on these streams, and on those that were named
-// before, has finished. The handle is closed, whatever the call returns.
+// Commits an object: it becomes visible, whole, once all that is queued on these streams, and on
+// those that were named before, has finished. The handle is closed, whatever the call returns.
 //
-// With `epoch` it waits until the object is visible, and says its epoch. Without it returns at once: the commit goes
-// on, and `gpu_ipc_object_outcome` tells what became of it.
+// With `epoch` it waits until the object is visible, and says its epoch. Without it returns at
+// once: the commit goes on, and `gpu_ipc_object_outcome` tells what became of it.
 //
-// Keeps: the streams, until that work is done. Thread: any. Blocks: with `epoch` up to `timeout_ns`, below 0 for ever.
-// Errors: `BAD_HANDLE`; `CAPTURING` and `MISMATCH` for a stream: nothing is committed; `CONFLICT`, `WRITER_LOST`,
-// `REFUSED`; `DEADLINE`: the commit goes on.
+// Keeps: the streams, until that work is done. Thread: any. Blocks: with `epoch` up to
+// `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`; `CAPTURING` and `MISMATCH` for a stream:
+// nothing is committed; `CONFLICT`, `WRITER_LOST`, `REFUSED`; `DEADLINE`: the commit goes on.
 //
 // Caller: There are `count` streams.
 int32_t gpu_ipc_writer_commit(struct gpu_ipc_writer *writer,
@@ -1051,26 +1142,28 @@ int32_t gpu_ipc_writer_close(struct gpu_ipc_writer *writer);
 
 // Connects to a producer's session by the path of its socket, and starts the participant's thread.
 //
-// Keeps: nothing; texts are copied. Thread: any. Blocks: for the producer's welcome, as the options say. Errors:
-// `BAD_HANDLE`, `CONNECT`, `REFUSED` with the producer's reason, `DEADLINE`, `MISMATCH` for another version,
-// `UNSUPPORTED`, `INVALID`, `SYSTEM`.
+// Keeps: nothing; texts are copied. Thread: any. Blocks: for the producer to listen and for its
+// welcome, as the options say. Errors: `BAD_HANDLE`, `CONNECT`, `REFUSED` with the producer's reason, `DEADLINE`,
+// `MISMATCH` for another version, `UNSUPPORTED`, `INVALID`, `SYSTEM`.
 //
-// Caller: `path` ends with a zero byte; `options` is null, or has as many bytes as its `size` says and good pointers in them.
+// Caller: `path` ends with a zero byte; `options` is null, or has as many bytes as its `size` says and
+// good pointers in them.
 int32_t gpu_ipc_connect(struct gpu_ipc_device *device,
                         const char *path,
                         const struct gpu_ipc_connect_options *options,
                         struct gpu_ipc_participant **participant);
 
-// Joins a session by a connection that somebody else made: one end of a socket pair (`SOCK_SEQPACKET`) whose other end
-// the session accepted, or what another process passed on.
+// Joins a session by a connection that somebody else made: one end of a socket pair
+// (`SOCK_SEQPACKET`) whose other end the session accepted, or what another process passed on.
 //
-// Every other copy of it must be closed, this one by the caller after the call: as long as one is open this process'
-// death is not proven.
+// Every other copy of it must be closed, this one by the caller after the call: as long as one is
+// open this process' death is not proven.
 //
-// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: as `gpu_ipc_connect`. Errors: as
+// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: as `gpu_ipc_connect`.
+// Errors: as `gpu_ipc_connect`.
+//
+// Caller: `connection` is open, and nobody closes it during the call; `options` is as for
 // `gpu_ipc_connect`.
-//
-// Caller: `connection` is open, and nobody closes it during the call; `options` is as for `gpu_ipc_connect`.
 int32_t gpu_ipc_connect_by(struct gpu_ipc_device *device,
                            int connection,
                            const struct gpu_ipc_connect_options *options,
@@ -1090,14 +1183,15 @@ int gpu_ipc_participant_fd(struct gpu_ipc_participant *participant);
 
 // Claims what a descriptor grants.
 //
-// `wait` says what happens to the producer's work on the block: `GPU_IPC_WAIT` waits for it, on `stream` if there is
-// one (which counts as used, so that the lease ends behind it), else on this thread; `GPU_IPC_NO_WAIT` does not.
+// `wait` says what happens to the producer's work on the block: `GPU_IPC_WAIT` waits for it, on
+// `stream` if there is one (which counts as used, so that the lease ends behind it), else on this
+// thread; `GPU_IPC_NO_WAIT` does not.
 //
-// Keeps: the stream, until the work that the block was used for is done. Thread: any. Blocks: up to `timeout_ns`,
-// below 0 for ever: for the producer's answer when the descriptor is a ticket or its region is not mapped yet, and for
-// its work. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `NOT_ADDRESSEE`, `REVOKED`, `ALREADY_CLAIMED`, `STALE`,
-// `PRODUCER_GONE`, `CAPTURING`, `MISMATCH`, `FORKED`, `DRIVER`, and `DEADLINE`, after which the same claim can be made
-// again.
+// Keeps: the stream, until the work that the block was used for is done. Thread: any. Blocks: up
+// to `timeout_ns`, below 0 for ever: for the producer's answer when the descriptor is a ticket or
+// its region is not mapped yet, and for its work. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`,
+// `NOT_ADDRESSEE`, `REVOKED`, `ALREADY_CLAIMED`, `STALE`, `PRODUCER_GONE`, `CAPTURING`,
+// `MISMATCH`, `FORKED`, `DRIVER`, and `DEADLINE`, after which the same claim can be made again.
 //
 // Caller: There are `len` bytes.
 int32_t gpu_ipc_claim(struct gpu_ipc_participant *participant,
@@ -1108,11 +1202,13 @@ int32_t gpu_ipc_claim(struct gpu_ipc_participant *participant,
                       int64_t timeout_ns,
                       struct gpu_ipc_received **received);
 
-// Claims what a descriptor grants if that needs no waiting; otherwise asks for what it needs and answers
-// `WOULD_BLOCK`. When it may have come, the participant has the notice `GPU_IPC_NOTICE_TRY_AGAIN`.
+// Claims what a descriptor grants if that needs no waiting; otherwise asks for what it needs and
+// answers `WOULD_BLOCK`. When it may have come, the participant has the notice
+// `GPU_IPC_NOTICE_TRY_AGAIN`.
 //
-// Keeps: as `gpu_ipc_claim`; what was asked for, 30 seconds or until `gpu_ipc_participant_abandon`. Thread: any.
-// Blocks: no. Errors: `WOULD_BLOCK`, and those of `gpu_ipc_claim` but `DEADLINE`.
+// Keeps: as `gpu_ipc_claim`; what was asked for, 30 seconds or until
+// `gpu_ipc_participant_abandon`. Thread: any. Blocks: no. Errors: `WOULD_BLOCK`, and those of
+// `gpu_ipc_claim` but `DEADLINE`.
 //
 // Caller: There are `len` bytes.
 int32_t gpu_ipc_try_claim(struct gpu_ipc_participant *participant,
@@ -1124,12 +1220,12 @@ int32_t gpu_ipc_try_claim(struct gpu_ipc_participant *participant,
 
 // Claims several descriptors, with one question for up to 64 tickets among them.
 //
-// Each gives a handle, or null, in `received`, and a code in `codes`, in the same order; one that fails does not touch
-// the others. The call returns `GPU_IPC_OK` if all were claimed, else the code of the first that was not, of which the
-// error's text tells.
+// Each gives a handle, or null, in `received`, and a code in `codes`, in the same order; one that
+// fails does not touch the others. The call returns `GPU_IPC_OK` if all were claimed, else the
+// code of the first that was not, of which the error's text tells.
 //
-// Keeps: as `gpu_ipc_claim`. Thread: any. Blocks: as `gpu_ipc_claim`, all of them together. Errors: as
-// `gpu_ipc_claim`.
+// Keeps: as `gpu_ipc_claim`. Thread: any. Blocks: as `gpu_ipc_claim`, all of them together.
+// Errors: as `gpu_ipc_claim`.
 //
 // Caller: There are `count` descriptors, and room for as many handles and codes; `codes` may be null.
 int32_t gpu_ipc_claim_many(struct gpu_ipc_participant *participant,
@@ -1141,45 +1237,48 @@ int32_t gpu_ipc_claim_many(struct gpu_ipc_participant *participant,
                            struct gpu_ipc_received **received,
                            int32_t *codes);
 
-// Asks ahead for what the claims of these descriptors will need, and does not wait for the answers: a claim within 30
-// seconds finds them there. What is no ticket is passed over.
+// Asks ahead for what the claims of these descriptors will need, and does not wait for the
+// answers: a claim within 30 seconds finds them there. What is no ticket is passed over.
 //
-// Keeps: what was asked for, 30 seconds. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PRODUCER_GONE`, `FORKED`.
+// Keeps: what was asked for, 30 seconds. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
+// `PRODUCER_GONE`, `FORKED`.
 //
 // Caller: There are `count` descriptors.
 int32_t gpu_ipc_participant_prefetch(struct gpu_ipc_participant *participant,
                                      const struct gpu_ipc_descriptor *descriptors,
                                      size_t count);
 
-// Gives up what was asked for on behalf of a claim that answered `WOULD_BLOCK`, or of a prefetch. The claim can be
-// made later all the same.
+// Gives up what was asked for on behalf of a claim that answered `WOULD_BLOCK`, or of a prefetch.
+// The claim can be made later all the same.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 //
 // Caller: There are `len` bytes.
 int32_t gpu_ipc_participant_abandon(struct gpu_ipc_participant *participant, const void *descriptor, size_t len);
 
-// Closes a participant and waits until the producer has noted that: every block that it received is closed and its
-// work done, everything is unmapped, and goodbye is said and heard. Null is passed over.
+// Closes a participant and waits until the producer has noted that: every block that it received
+// is closed and its work done, everything is unmapped, and goodbye is said and heard. Null is
+// passed over.
 //
 // The handle is closed whatever the call returns; after `DEADLINE` the rest goes on by itself.
 //
-// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` with
-// what is still held, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+// `DEADLINE` with what is still held, `FORKED`.
 int32_t gpu_ipc_participant_leave(struct gpu_ipc_participant *participant, int64_t timeout_ns);
 
-// Closes a participant; blocks that it received stay good. It says goodbye when the last of them is closed and its
-// work done. Null is passed over.
+// Closes a participant; blocks that it received stay good. It says goodbye when the last of them
+// is closed and its work done. Null is passed over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_participant_close(struct gpu_ipc_participant *participant);
 
-// Returns the address of a received block's first byte in this process; null after an error. On the host backend the
-// CPU may use it.
+// Returns the address of a received block's first byte in this process; null after an error. On
+// the host backend the CPU may use it.
 //
-// Every stream whose work touches the block is named with `gpu_ipc_received_used_on` before the block is closed (the
-// one that the claim waited on is), and work of the CPU is over by then. Otherwise the producer may use the bytes
-// again meanwhile: undefined behaviour that no library can see. The address means nothing in a forked child.
+// Every stream whose work touches the block is named with `gpu_ipc_received_used_on` before the
+// block is closed (the one that the claim waited on is), and work of the CPU is over by then.
+// Otherwise the producer may use the bytes again meanwhile: undefined behaviour that no library
+// can see. The address means nothing in a forked child.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 void *gpu_ipc_received_ptr(struct gpu_ipc_received *received);
@@ -1189,44 +1288,50 @@ void *gpu_ipc_received_ptr(struct gpu_ipc_received *received);
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 uint64_t gpu_ipc_received_len(struct gpu_ipc_received *received);
 
-// Returns the number of the region that a received block lies in, as `GPU_IPC_NOTICE_PLEASE_UNMAP` names it; 0 after
-// an error.
+// Returns the number of the region that a received block lies in, as `GPU_IPC_NOTICE_PLEASE_UNMAP`
+// names it; 0 after an error, and for the first region: `gpu_ipc_last_error` tells them apart after
+// `gpu_ipc_clear_error`.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 uint64_t gpu_ipc_received_region(struct gpu_ipc_received *received);
 
-// Returns the state of the contents at this moment: `GPU_IPC_STATE_...`. After a wait on a stream, call this after
-// synchronising it.
+// Returns the state of the contents at this moment: `GPU_IPC_STATE_...`. After a wait on a stream,
+// call this after synchronising it.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 int32_t gpu_ipc_received_state(struct gpu_ipc_received *received, uint32_t *state);
 
-// Waits for the producer's work on a block after its claim: on this thread, or by queueing the wait on a stream, which
-// counts as used.
+// Waits for the producer's work on a block after its claim: on this thread, or by queueing the
+// wait on a stream, which counts as used.
 //
-// Keeps: the stream, until its work is done. Thread: any. Blocks: without a stream up to `timeout_ns`, below 0 for
-// ever. Errors: `BAD_HANDLE`, `DEADLINE`, `CAPTURING`, `MISMATCH`, `FORKED`. The block stays held.
+// Keeps: the stream, until its work is done. Thread: any. Blocks: without a stream up to
+// `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`, `CAPTURING`, `MISMATCH`,
+// `FORKED`. The block stays held.
 int32_t gpu_ipc_received_wait(struct gpu_ipc_received *received, struct gpu_ipc_stream *stream, int64_t timeout_ns);
 
-// Names a stream of this process whose work touches the block, of any device and vendor: the lease ends behind it.
+// Names a stream of this process whose work touches the block, of any device and vendor: the lease
+// ends behind it.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the
-// per-thread default stream, `FORKED`.
+// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
+// `INVALID` for the per-thread default stream, `FORKED`.
 int32_t gpu_ipc_received_used_on(struct gpu_ipc_received *received, struct gpu_ipc_stream *stream);
 
-// Makes another handle for a part of a received block, under the same lease, which ends with the last of them.
+// Makes another handle for a part of a received block, under the same lease, which ends with the
+// last of them.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a range that is empty or not in the
-// block.
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a range that is
+// empty or not in the block.
 int32_t gpu_ipc_received_slice(struct gpu_ipc_received *received,
                                uint64_t offset,
                                uint64_t len,
                                struct gpu_ipc_received **part);
 
-// Copies `len` bytes into a received block from `offset` on, after the work that is queued on the stream.
+// Copies `len` bytes into a received block from `offset` on, after the work that is queued on the
+// stream.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's
-// end and for a participant that maps read-only, `MISMATCH`, `CAPTURING`, `DRIVER`.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+// `INVALID` beyond the block's end and for a participant that maps read-only, `MISMATCH`,
+// `CAPTURING`, `DRIVER`.
 //
 // Caller: There are `len` bytes.
 int32_t gpu_ipc_received_write(struct gpu_ipc_received *received,
@@ -1235,10 +1340,11 @@ int32_t gpu_ipc_received_write(struct gpu_ipc_received *received,
                                size_t len,
                                struct gpu_ipc_stream *stream);
 
-// Copies `len` bytes of a received block from `offset` on to the host, after the work that is queued on the stream.
+// Copies `len` bytes of a received block from `offset` on to the host, after the work that is
+// queued on the stream.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID`, `MISMATCH`,
-// `CAPTURING`, `DRIVER`; then the bytes are as they were.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+// `INVALID`, `MISMATCH`, `CAPTURING`, `DRIVER`; then the bytes are as they were.
 //
 // Caller: There is room for `len` bytes.
 int32_t gpu_ipc_received_read(struct gpu_ipc_received *received,
@@ -1247,28 +1353,31 @@ int32_t gpu_ipc_received_read(struct gpu_ipc_received *received,
                               size_t len,
                               struct gpu_ipc_stream *stream);
 
-// Asks the producer for a descriptor of a received block for another participant: the one of that number in the same
-// session, or with 0 the first `claims` that ask (0: all). The new lease does not depend on this one.
+// Asks the producer for a descriptor of a received block for another participant: the one of that
+// number in the same session, or with 0 the first `claims` that ask (`GPU_IPC_EVERYBODY`: all).
+// The new lease does not depend on this one.
 //
-// Waits for the producer's work on the block first. Work of this process on it must be done: the receiver waits for
-// none.
+// Waits for the producer's work on the block first. Work of this process on it must be done: the
+// receiver waits for none.
 //
-// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `REFUSED` and
-// `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for contents that are garbage, `DEADLINE`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+// `INVALID` for no participant, `REFUSED` and `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for contents that are garbage,
+// `DEADLINE`, `FORKED`.
 int32_t gpu_ipc_received_forward(struct gpu_ipc_received *received,
                                  uint64_t participant,
                                  uint32_t claims,
                                  int64_t timeout_ns,
                                  struct gpu_ipc_descriptor *descriptor);
 
-// Closes a received block. The lease ends when its last handle is closed and all work on the streams that were named
-// is done. Null is passed over.
+// Closes a received block. The lease ends when its last handle is closed and all work on the
+// streams that were named is done. Null is passed over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_received_close(struct gpu_ipc_received *received);
 
-// Closes many received blocks at the cost of a few: those that follow each other and were used on the same streams
-// wait for one event on each, and one batch of stores ends them. Nulls are passed over.
+// Closes many received blocks at the cost of a few: those that follow each other and were used on
+// the same streams wait for one event on each, and one batch of stores ends them. Nulls are passed
+// over.
 //
 // Every handle that is good is closed, whatever the call returns.
 //
@@ -1279,8 +1388,8 @@ int32_t gpu_ipc_received_close_many(struct gpu_ipc_received *const *received, si
 
 // Opens a session: binds its socket and starts its thread.
 //
-// Keeps: nothing; texts are copied. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` when somebody listens on
-// the path already, `UNSUPPORTED` on a device that shares no memory, `SYSTEM`.
+// Keeps: nothing; texts are copied. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` when
+// somebody listens on the path already, `UNSUPPORTED` on a device that shares no memory, `SYSTEM`.
 //
 // Caller: `options` is null, or has as many bytes as its `size` says and good pointers in them.
 int32_t gpu_ipc_session_open(struct gpu_ipc_device *device,
@@ -1289,35 +1398,37 @@ int32_t gpu_ipc_session_open(struct gpu_ipc_device *device,
 
 // Writes the path of a session's socket, with a zero byte behind.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a buffer that is too small: 4,096 bytes
-// are always enough.
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a buffer that is
+// too small: 4,096 bytes are always enough.
 //
 // Caller: `buffer` has `capacity` bytes.
 int32_t gpu_ipc_session_path(struct gpu_ipc_session *session, char *buffer, size_t capacity);
 
 // Allocates a block of `len` bytes, aligned to 256.
 //
-// Before the device is asked for more, what leases have ended is collected; when it has no more, participants are
-// asked to unmap what they do not use.
+// Before the device is asked for more, what leases have ended is collected; when it has no more,
+// participants are asked to unmap what they do not use.
 //
-// Keeps: nothing. Thread: any. Blocks: in the driver, and up to 100 ms for participants when memory is short; with
-// `timeout_ns` above 0 up to that long for room. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY` with who holds it, `INVALID`
-// for 0 bytes, `CLOSING`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: in the driver, and up to 100 ms for participants when
+// memory is short; with `timeout_ns` above 0 up to that long for room. Errors: `BAD_HANDLE`,
+// `OUT_OF_MEMORY` with who holds it, `INVALID` for 0 bytes, `CLOSING`, `FORKED`.
 int32_t gpu_ipc_alloc(struct gpu_ipc_session *session, uint64_t len, int64_t timeout_ns, struct gpu_ipc_block **block);
 
-// Takes in memory of another allocator, so that it can be shared: `len` bytes at `memory` that lie in one allocation.
+// Takes in memory of another allocator, so that it can be shared: `len` bytes at `memory` that lie
+// in one allocation.
 //
-// The memory stays allocated, and no other block overlaps it, until `returned` was called, or the process ends. That
-// is when the block was dropped, its last lease has ended, and nobody maps it.
+// The memory stays allocated, and no other block overlaps it, until `returned` was called, or the
+// process ends. That is when the block was dropped, its last lease has ended, and nobody maps it.
 //
-// Keeps: the memory, `returned` and `context`, until `returned` is called: once, inside a `gpu_ipc_session_collect` or
-// `gpu_ipc_session_shutdown` of this session, on the thread of that call and with no lock held, so that it may call
-// any function. A notice `GPU_IPC_NOTICE_TOKENS_RETURNED` says that a collect would. Thread: any. Blocks: no. Errors:
-// `BAD_HANDLE`, `UNSUPPORTED` for memory that cannot be shared, with what to change; `INVALID`, `CLOSING`, `FORKED`.
-// After an error `returned` is not called.
+// Keeps: the memory, `returned` and `context`, until `returned` is called: once, inside a
+// `gpu_ipc_session_collect` or `gpu_ipc_session_shutdown` of this session, on the thread of that
+// call and with no lock held, so that it may call any function. A notice
+// `GPU_IPC_NOTICE_TOKENS_RETURNED` says that a collect would. Thread: any. Blocks: no. Errors:
+// `BAD_HANDLE`, `UNSUPPORTED` for memory that cannot be shared, with what to change; `INVALID`,
+// `CLOSING`, `FORKED`. After an error `returned` is not called.
 //
-// Caller: The memory stays allocated, and overlaps no other block, as said above; `returned` may be called with `context` on
-// the threads named.
+// Caller: The memory stays allocated, and overlaps no other block, as said above; `returned` may be called
+// with `context` on the threads named.
 int32_t gpu_ipc_adopt(struct gpu_ipc_session *session,
                       void *memory,
                       uint64_t len,
@@ -1325,11 +1436,12 @@ int32_t gpu_ipc_adopt(struct gpu_ipc_session *session,
                       void *context,
                       struct gpu_ipc_block **block);
 
-// Looks for leases that have ended, gives back what nothing holds any more, and calls `returned` of adopted memory
-// that is its owner's again. The session's own thread collects too, but calls nothing back.
+// Looks for leases that have ended, gives back what nothing holds any more, and calls `returned`
+// of adopted memory that is its owner's again. The session's own thread collects too, but calls
+// nothing back.
 //
-// Keeps: nothing. `collected` may be null. Thread: any. Blocks: no, but for the callbacks. Errors: `BAD_HANDLE`,
-// `INVALID`.
+// Keeps: nothing. `collected` may be null. Thread: any. Blocks: no, but for the callbacks. Errors:
+// `BAD_HANDLE`, `INVALID`.
 //
 // Caller: `collected` is null, or has as many bytes as its `size` says.
 int32_t gpu_ipc_session_collect(struct gpu_ipc_session *session, struct gpu_ipc_collected *collected);
@@ -1343,14 +1455,15 @@ int32_t gpu_ipc_session_get_stats(struct gpu_ipc_session *session, struct gpu_ip
 
 // Returns regions that nobody uses or maps to the driver, and says how many bytes.
 //
-// Keeps: nothing. `bytes` may be null. Thread: any. Blocks: in the driver. Errors: `BAD_HANDLE`, `DRIVER`, `FORKED`.
+// Keeps: nothing. `bytes` may be null. Thread: any. Blocks: in the driver. Errors: `BAD_HANDLE`,
+// `DRIVER`, `FORKED`.
 int32_t gpu_ipc_session_trim(struct gpu_ipc_session *session, uint64_t *bytes);
 
-// Lists the participants that are connected: as many numbers as fit into `capacity`, and how many there are. With a
-// `least` above 0 it waits until that many are connected.
+// Lists the participants that are connected: as many numbers as fit into `capacity`, and how many
+// there are. With a `least` above 0 it waits until that many are connected.
 //
-// Keeps: nothing. Thread: any. Blocks: with `least` above 0 up to `timeout_ns`, below 0 for ever. Errors:
-// `BAD_HANDLE`, `DEADLINE`, `INVALID`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: with `least` above 0 up to `timeout_ns`, below 0 for ever.
+// Errors: `BAD_HANDLE`, `DEADLINE`, `INVALID`, `FORKED`.
 //
 // Caller: `participants` has room for `capacity` numbers, or is null and `capacity` 0.
 int32_t gpu_ipc_session_participants(struct gpu_ipc_session *session,
@@ -1360,10 +1473,11 @@ int32_t gpu_ipc_session_participants(struct gpu_ipc_session *session,
                                      size_t capacity,
                                      size_t *count);
 
-// Writes what a participant that is connected calls itself, or else the command that it runs, with a zero byte behind.
+// Writes what a participant that is connected calls itself, or else the command that it runs, with
+// a zero byte behind.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `INVALID` for a buffer that is
-// too small: 256 bytes are always enough.
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `INVALID` for
+// a buffer that is too small: 256 bytes are always enough.
 //
 // Caller: `buffer` has `capacity` bytes.
 int32_t gpu_ipc_session_participant_name(struct gpu_ipc_session *session,
@@ -1371,14 +1485,14 @@ int32_t gpu_ipc_session_participant_name(struct gpu_ipc_session *session,
                                          char *buffer,
                                          size_t capacity);
 
-// Takes in a connection that reached the application in another way than through the session's socket: one end of a
-// socket pair (`SOCK_SEQPACKET`), or what another process passed on.
+// Takes in a connection that reached the application in another way than through the session's
+// socket: one end of a socket pair (`SOCK_SEQPACKET`), or what another process passed on.
 //
-// Every other copy of it must be closed, this one by the caller after the call: as long as one is open the
-// participant's death is not proven.
+// Every other copy of it must be closed, this one by the caller after the call: as long as one is
+// open the participant's death is not proven.
 //
-// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for what
-// is no such socket, `CLOSING`, `FORKED`, `SYSTEM`.
+// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. Errors:
+// `BAD_HANDLE`, `INVALID` for what is no such socket, `CLOSING`, `FORKED`, `SYSTEM`.
 //
 // Caller: `connection` is open, and nobody closes it during the call.
 int32_t gpu_ipc_session_accept(struct gpu_ipc_session *session, int connection);
@@ -1390,18 +1504,19 @@ int32_t gpu_ipc_session_accept(struct gpu_ipc_session *session, int connection);
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int gpu_ipc_session_fd(struct gpu_ipc_session *session);
 
-// Shares nothing more, closes the socket, and waits until nothing is held or the time is over. Calls `returned` of
-// adopted memory that came home. Whatever is held after that stays safe; ask `gpu_ipc_session_get_stats` what it is.
+// Shares nothing more, closes the socket, and waits until nothing is held or the time is over.
+// Calls `returned` of adopted memory that came home. Whatever is held after that stays safe; ask
+// `gpu_ipc_session_get_stats` what it is.
 //
 // Can be called again to wait longer. The handle stays open.
 //
-// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` while
-// something is held, with what and by whom; `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+// `DEADLINE` while something is held, with what and by whom; `FORKED`.
 int32_t gpu_ipc_session_shutdown(struct gpu_ipc_session *session, int64_t timeout_ns);
 
-// Closes a session: its socket goes with the last use of it. Blocks that were allocated stay good, with this process
-// and with others. Adopted memory whose `returned` was not called stays lent until the process ends: shut the session
-// down first. Null is passed over.
+// Closes a session: its socket goes with the last use of it. Blocks that were allocated stay good,
+// with this process and with others. Adopted memory whose `returned` was not called stays lent
+// until the process ends: shut the session down first. Null is passed over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_session_close(struct gpu_ipc_session *session);
@@ -1411,21 +1526,25 @@ int32_t gpu_ipc_session_close(struct gpu_ipc_session *session);
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`, `DRIVER`.
 int32_t gpu_ipc_stream_create(struct gpu_ipc_device *device, struct gpu_ipc_stream **stream);
 
-// Takes an application's stream by the driver's handle: a `cudaStream_t`, `CUstream` or `hipStream_t`.
+// Takes an application's stream by the driver's handle: a `cudaStream_t`, `CUstream` or
+// `hipStream_t`.
 //
-// Null and 1 are the legacy default stream of `device`. 2 is the calling thread's default stream of `device`, which is
-// taken by calls that queue at once and refused by those where a later moment counts (`..._used_on`).
+// Null and 1 are the legacy default stream of `device`. 2 is the calling thread's default stream
+// of `device`, which is taken by calls that queue at once and refused by those where a later
+// moment counts (`..._used_on`).
 //
-// The stream must live until `released` was called, which may be after `gpu_ipc_stream_close`: a lease that ends
-// behind the stream's work still needs it. Without `released` it must live until the process ends. No thread may begin
-// to capture it while another is in a call that was given it.
+// The stream must live until `released` was called, which may be after `gpu_ipc_stream_close`: a
+// lease that ends behind the stream's work still needs it. Without `released` it must live until
+// the process ends. No thread may begin to capture it while another is in a call that was given
+// it.
 //
-// Keeps: the stream, `released` and `context`, until `released` is called: once, on a thread of the library's own that
-// holds no lock, so that it may call any function. Not in a forked child. Thread: any. Blocks: no. Errors:
-// `BAD_HANDLE`, `INVALID`, `MISMATCH` for a stream of another device or context, `SYSTEM`. After an error `released`
-// is not called.
+// Keeps: the stream, `released` and `context`, until `released` is called: once, on a thread of
+// the library's own that holds no lock, so that it may call any function. Not in a forked child.
+// Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`, `MISMATCH` for a stream of another
+// device or context, `SYSTEM`. After an error `released` is not called.
 //
-// Caller: `handle` is a live stream, and stays so as said above; `released` may be called with `context` on any thread.
+// Caller: `handle` is a live stream, and stays so as said above; `released` may be called with `context`
+// on any thread.
 int32_t gpu_ipc_stream_borrow(struct gpu_ipc_device *device,
                               void *handle,
                               gpu_ipc_callback released,
@@ -1434,36 +1553,44 @@ int32_t gpu_ipc_stream_borrow(struct gpu_ipc_device *device,
 
 // Blocks until all that is queued on a stream has finished.
 //
-// Keeps: nothing. Thread: any. Blocks: as long as the work takes. Errors: `BAD_HANDLE`, `DRIVER`, an error of earlier
-// work among them.
+// Keeps: nothing. Thread: any. Blocks: as long as the work takes. Errors: `BAD_HANDLE`, `DRIVER`,
+// an error of earlier work among them.
 int32_t gpu_ipc_stream_synchronize(struct gpu_ipc_stream *stream);
 
-// Closes a stream. What was used on it keeps it until that work is done; then one that was made here is destroyed, and
-// of a borrowed one it is told. Null is passed over.
+// Closes a stream. What was used on it keeps it until that work is done; then one that was made
+// here is destroyed, and of a borrowed one it is told. Null is passed over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_stream_close(struct gpu_ipc_stream *stream);
 
-// Lets PyTorch allocate its segments of this session's device from the session, by `gpu_ipc_torch_alloc` and
-// `gpu_ipc_torch_free`. To be called once for each device, before PyTorch allocates there.
+// Lets PyTorch allocate its segments of this session's device from the session, by
+// `gpu_ipc_torch_alloc` and `gpu_ipc_torch_free`. To be called once for each device, before
+// PyTorch allocates there.
 //
-// Keeps: the session, until the process ends: segments may outlive the handle. Thread: any. Blocks: no. Errors:
-// `BAD_HANDLE`, `UNSUPPORTED` for a session that is on no CUDA device, `INVALID` when another session has that device.
+// Keeps: the session, until the process ends: segments may outlive the handle. Thread: any.
+// Blocks: no. Errors: `BAD_HANDLE`, `UNSUPPORTED` for a session that is on no CUDA device,
+// `INVALID` when another session has that device.
 int32_t gpu_ipc_torch_use(struct gpu_ipc_session *session);
 
 // Allocates a segment for PyTorch; null when there is none, which PyTorch takes for no memory. For
 // `CUDAPluggableAllocator(path, "gpu_ipc_torch_alloc", "gpu_ipc_torch_free")`.
 //
-// Keeps: nothing. Thread: any. Blocks: as `gpu_ipc_alloc`. Errors: as `gpu_ipc_alloc`; `INVALID` for a device that no
-// session was named for by `gpu_ipc_torch_use`.
-void *gpu_ipc_torch_alloc(ptrdiff_t size, int device, void *_stream);
+// Keeps: nothing. Thread: any. Blocks: as `gpu_ipc_alloc`. Errors: as `gpu_ipc_alloc`; `INVALID`
+// for a device that no session was named for by `gpu_ipc_torch_use`.
+void *gpu_ipc_torch_alloc(ptrdiff_t size, int device, void *stream);
 
-// Takes a segment of PyTorch's back. It stays with those who hold leases on parts of it, and until the work on its
-// stream is done. What was not allocated here is passed over.
+// Takes a segment of PyTorch's back. It stays with those who hold leases on parts of it, and until
+// the work on its stream is done. What was not allocated here is passed over.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `DRIVER`, `MISMATCH`: then the segment is kept until the process
-// ends, for nobody knows when its work is done.
-void gpu_ipc_torch_free(void *start, ptrdiff_t _size, int device, void *stream);
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `DRIVER`, `MISMATCH`: then the segment is kept
+// until the process ends, for nobody knows when its work is done.
+void gpu_ipc_torch_free(void *start, ptrdiff_t size, int device, void *stream);
+
+// Returns the version of the library that runs, in the form of `GPU_IPC_VERSION`, which is that of
+// the header.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: none.
+uint32_t gpu_ipc_version(void);
 
 #ifdef __cplusplus
 }  // extern "C"
@@ -1471,42 +1598,142 @@ void gpu_ipc_torch_free(void *start, ptrdiff_t _size, int device, void *stream);
 
 // The structures are those that the library was compiled with.
 #ifdef __cplusplus
-#define GPU_IPC_SAME(what, is) static_assert((what) == (is), #what)
+#define GPU_IPC_SIZE(type, bytes) static_assert(sizeof(type) == (bytes), #type)
+#define GPU_IPC_FIELD(type, field, at, bytes) \
+    static_assert(offsetof(type, field) == (at) && sizeof(type::field) == (bytes), #type "." #field)
 #else
-#define GPU_IPC_SAME(what, is) _Static_assert((what) == (is), #what)
+#define GPU_IPC_SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), #type)
+#define GPU_IPC_FIELD(type, field, at, bytes) \
+    _Static_assert(offsetof(type, field) == (at) && sizeof(((type *)0)->field) == (bytes), #type "." #field)
 #endif
-GPU_IPC_SAME(sizeof(gpu_ipc_client_options), 32);
-GPU_IPC_SAME(offsetof(gpu_ipc_client_options, patience_ns), 24);
-GPU_IPC_SAME(sizeof(gpu_ipc_collected), 32);
-GPU_IPC_SAME(offsetof(gpu_ipc_collected, returned), 24);
-GPU_IPC_SAME(sizeof(gpu_ipc_connect_options), 48);
-GPU_IPC_SAME(offsetof(gpu_ipc_connect_options, reserved), 44);
-GPU_IPC_SAME(sizeof(gpu_ipc_create_options), 88);
-GPU_IPC_SAME(offsetof(gpu_ipc_create_options, unchanged_count), 80);
-GPU_IPC_SAME(sizeof(gpu_ipc_descriptor), 192);
-GPU_IPC_SAME(offsetof(gpu_ipc_descriptor, bytes), 0);
-GPU_IPC_SAME(sizeof(gpu_ipc_descriptor_info), 104);
-GPU_IPC_SAME(offsetof(gpu_ipc_descriptor_info, user), 40);
-GPU_IPC_SAME(sizeof(gpu_ipc_device_info), 168);
-GPU_IPC_SAME(offsetof(gpu_ipc_device_info, name), 40);
-GPU_IPC_SAME(sizeof(gpu_ipc_grant), 24);
-GPU_IPC_SAME(offsetof(gpu_ipc_grant, reserved), 20);
-GPU_IPC_SAME(sizeof(gpu_ipc_identity), 16);
-GPU_IPC_SAME(offsetof(gpu_ipc_identity, bytes), 0);
-GPU_IPC_SAME(sizeof(gpu_ipc_notice), 16);
-GPU_IPC_SAME(offsetof(gpu_ipc_notice, number), 8);
-GPU_IPC_SAME(sizeof(gpu_ipc_part), 800);
-GPU_IPC_SAME(offsetof(gpu_ipc_part, name), 544);
-GPU_IPC_SAME(sizeof(gpu_ipc_part_spec), 32);
-GPU_IPC_SAME(offsetof(gpu_ipc_part_spec, type_lanes), 30);
-GPU_IPC_SAME(sizeof(gpu_ipc_reader_info), 312);
-GPU_IPC_SAME(offsetof(gpu_ipc_reader_info, name), 56);
-GPU_IPC_SAME(sizeof(gpu_ipc_session_options), 72);
-GPU_IPC_SAME(offsetof(gpu_ipc_session_options, grows_in_place), 64);
-GPU_IPC_SAME(sizeof(gpu_ipc_share_options), 80);
-GPU_IPC_SAME(offsetof(gpu_ipc_share_options, user), 16);
-GPU_IPC_SAME(sizeof(gpu_ipc_stats), 184);
-GPU_IPC_SAME(offsetof(gpu_ipc_stats, unmarked_blocks), 176);
-#undef GPU_IPC_SAME
+GPU_IPC_SIZE(gpu_ipc_client_options, 32);
+GPU_IPC_FIELD(gpu_ipc_client_options, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_client_options, dir, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_client_options, name, 16, 8);
+GPU_IPC_FIELD(gpu_ipc_client_options, patience_ns, 24, 8);
+GPU_IPC_SIZE(gpu_ipc_collected, 32);
+GPU_IPC_FIELD(gpu_ipc_collected, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_collected, blocks, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_collected, bytes, 16, 8);
+GPU_IPC_FIELD(gpu_ipc_collected, returned, 24, 8);
+GPU_IPC_SIZE(gpu_ipc_connect_options, 56);
+GPU_IPC_FIELD(gpu_ipc_connect_options, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_connect_options, name, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_connect_options, timeout_ns, 16, 8);
+GPU_IPC_FIELD(gpu_ipc_connect_options, cache_bytes, 24, 8);
+GPU_IPC_FIELD(gpu_ipc_connect_options, cache_regions, 32, 8);
+GPU_IPC_FIELD(gpu_ipc_connect_options, read_only, 40, 4);
+GPU_IPC_FIELD(gpu_ipc_connect_options, reserved, 44, 4);
+GPU_IPC_FIELD(gpu_ipc_connect_options, wait_for_producer_ns, 48, 8);
+GPU_IPC_SIZE(gpu_ipc_create_options, 88);
+GPU_IPC_FIELD(gpu_ipc_create_options, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_create_options, user, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_create_options, user_len, 16, 8);
+GPU_IPC_FIELD(gpu_ipc_create_options, uids, 24, 8);
+GPU_IPC_FIELD(gpu_ipc_create_options, uid_count, 32, 8);
+GPU_IPC_FIELD(gpu_ipc_create_options, readers, 40, 4);
+GPU_IPC_FIELD(gpu_ipc_create_options, expect, 44, 4);
+GPU_IPC_FIELD(gpu_ipc_create_options, expected, 48, 8);
+GPU_IPC_FIELD(gpu_ipc_create_options, replace, 56, 4);
+GPU_IPC_FIELD(gpu_ipc_create_options, reserved, 60, 4);
+GPU_IPC_FIELD(gpu_ipc_create_options, groups, 64, 8);
+GPU_IPC_FIELD(gpu_ipc_create_options, unchanged, 72, 8);
+GPU_IPC_FIELD(gpu_ipc_create_options, unchanged_count, 80, 8);
+GPU_IPC_SIZE(gpu_ipc_descriptor, 192);
+GPU_IPC_FIELD(gpu_ipc_descriptor, bytes, 0, 192);
+GPU_IPC_SIZE(gpu_ipc_descriptor_info, 104);
+GPU_IPC_FIELD(gpu_ipc_descriptor_info, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_descriptor_info, len, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_descriptor_info, participant, 16, 8);
+GPU_IPC_FIELD(gpu_ipc_descriptor_info, session, 24, 16);
+GPU_IPC_FIELD(gpu_ipc_descriptor_info, user, 40, 64);
+GPU_IPC_SIZE(gpu_ipc_device_info, 168);
+GPU_IPC_FIELD(gpu_ipc_device_info, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_device_info, backend, 8, 4);
+GPU_IPC_FIELD(gpu_ipc_device_info, number, 12, 4);
+GPU_IPC_FIELD(gpu_ipc_device_info, uuid, 16, 16);
+GPU_IPC_FIELD(gpu_ipc_device_info, total_bytes, 32, 8);
+GPU_IPC_FIELD(gpu_ipc_device_info, name, 40, 128);
+GPU_IPC_SIZE(gpu_ipc_grant, 24);
+GPU_IPC_FIELD(gpu_ipc_grant, block, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_grant, participant, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_grant, claims, 16, 4);
+GPU_IPC_FIELD(gpu_ipc_grant, reserved, 20, 4);
+GPU_IPC_SIZE(gpu_ipc_identity, 16);
+GPU_IPC_FIELD(gpu_ipc_identity, bytes, 0, 16);
+GPU_IPC_SIZE(gpu_ipc_notice, 16);
+GPU_IPC_FIELD(gpu_ipc_notice, kind, 0, 4);
+GPU_IPC_FIELD(gpu_ipc_notice, reserved, 4, 4);
+GPU_IPC_FIELD(gpu_ipc_notice, number, 8, 8);
+GPU_IPC_SIZE(gpu_ipc_part, 800);
+GPU_IPC_FIELD(gpu_ipc_part, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_part, ptr, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_part, len, 16, 8);
+GPU_IPC_FIELD(gpu_ipc_part, rank, 24, 4);
+GPU_IPC_FIELD(gpu_ipc_part, type_code, 28, 1);
+GPU_IPC_FIELD(gpu_ipc_part, type_bits, 29, 1);
+GPU_IPC_FIELD(gpu_ipc_part, type_lanes, 30, 2);
+GPU_IPC_FIELD(gpu_ipc_part, shape, 32, 256);
+GPU_IPC_FIELD(gpu_ipc_part, strides, 288, 256);
+GPU_IPC_FIELD(gpu_ipc_part, name, 544, 256);
+GPU_IPC_SIZE(gpu_ipc_part_spec, 32);
+GPU_IPC_FIELD(gpu_ipc_part_spec, name, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_part_spec, shape, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_part_spec, strides, 16, 8);
+GPU_IPC_FIELD(gpu_ipc_part_spec, rank, 24, 4);
+GPU_IPC_FIELD(gpu_ipc_part_spec, type_code, 28, 1);
+GPU_IPC_FIELD(gpu_ipc_part_spec, type_bits, 29, 1);
+GPU_IPC_FIELD(gpu_ipc_part_spec, type_lanes, 30, 2);
+GPU_IPC_SIZE(gpu_ipc_reader_info, 312);
+GPU_IPC_FIELD(gpu_ipc_reader_info, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_reader_info, epoch, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_reader_info, identity, 16, 16);
+GPU_IPC_FIELD(gpu_ipc_reader_info, part_count, 32, 8);
+GPU_IPC_FIELD(gpu_ipc_reader_info, user_len, 40, 8);
+GPU_IPC_FIELD(gpu_ipc_reader_info, asleep, 48, 4);
+GPU_IPC_FIELD(gpu_ipc_reader_info, reserved, 52, 4);
+GPU_IPC_FIELD(gpu_ipc_reader_info, name, 56, 256);
+GPU_IPC_SIZE(gpu_ipc_session_options, 72);
+GPU_IPC_FIELD(gpu_ipc_session_options, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_session_options, socket, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_session_options, uids, 16, 8);
+GPU_IPC_FIELD(gpu_ipc_session_options, uid_count, 24, 8);
+GPU_IPC_FIELD(gpu_ipc_session_options, region_bytes, 32, 8);
+GPU_IPC_FIELD(gpu_ipc_session_options, time_to_live_ns, 40, 8);
+GPU_IPC_FIELD(gpu_ipc_session_options, quarantine_ns, 48, 8);
+GPU_IPC_FIELD(gpu_ipc_session_options, max_leases, 56, 8);
+GPU_IPC_FIELD(gpu_ipc_session_options, grows_in_place, 64, 8);
+GPU_IPC_SIZE(gpu_ipc_share_options, 80);
+GPU_IPC_FIELD(gpu_ipc_share_options, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_share_options, time_to_live_ns, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_share_options, user, 16, 64);
+GPU_IPC_SIZE(gpu_ipc_stats, 184);
+GPU_IPC_FIELD(gpu_ipc_stats, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, live_blocks, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, live_bytes, 16, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, limbo_blocks, 24, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, limbo_bytes, 32, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, in_flight, 40, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, held, 48, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, quarantined, 56, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, quarantined_bytes, 64, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, poisoned, 72, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, leaked_blocks, 80, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, leaked_bytes, 88, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, revoked, 96, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, expired, 104, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, deaths, 112, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, corrupt_words, 120, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, tickets, 128, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, participants, 136, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, regions, 144, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, reserved_bytes, 152, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, in_use_bytes, 160, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, pinned_bytes, 168, 8);
+GPU_IPC_FIELD(gpu_ipc_stats, unmarked_blocks, 176, 8);
+#undef GPU_IPC_SIZE
+#undef GPU_IPC_FIELD
 
 #endif  /* GPU_IPC_H */
+
+#endif  /* C11 or C++11 */

@@ -2,6 +2,9 @@
 //
 // Each handle of the C library is a class that closes it. Failures are gpu_ipc::Error. What a function keeps, which thread
 // may call it, whether it blocks and its errors: see the function of the same name in gpu_ipc.h.
+//
+// Functions throw where those of gpu_ipc.h fail, but for close, release, reset and get, which do not fail. What an owner's
+// or a stream's destructor throws in a callback of the library ends the process by std::terminate.
 
 #ifndef GPU_IPC_HPP
 #define GPU_IPC_HPP
@@ -10,6 +13,8 @@
 
 #include <array>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -21,22 +26,28 @@
 
 namespace gpu_ipc {
 
-/// What a call failed with: its code, text and remedy.
+/// What a call failed with: its code, text and remedy. Copies do not throw.
 class Error : public std::exception {
 public:
-    explicit Error(int32_t code)
-        : code_(code), what_(gpu_ipc_last_error_text()), remedy_(gpu_ipc_last_error_remedy()) {}
+    /// Takes the texts of this thread's last failure.
+    explicit Error(int32_t code) : Error(code, gpu_ipc_last_error_text(), gpu_ipc_last_error_remedy()) {}
+    Error(int32_t code, std::string what, std::string remedy)
+        : code_(code), texts_(std::make_shared<const Texts>(Texts{std::move(what), std::move(remedy)})) {}
 
     /// GPU_IPC_...; a later library may have codes that this header does not list.
     int32_t code() const noexcept { return code_; }
-    const char *what() const noexcept override { return what_.c_str(); }
+    const char *what() const noexcept override { return texts_->what.c_str(); }
     /// What to do; empty where there is nothing.
-    const char *remedy() const noexcept { return remedy_.c_str(); }
+    const char *remedy() const noexcept { return texts_->remedy.c_str(); }
 
 private:
+    struct Texts {
+        std::string what;
+        std::string remedy;
+    };
+
     int32_t code_;
-    std::string what_;
-    std::string remedy_;
+    std::shared_ptr<const Texts> texts_;
 };
 
 /// Throws what a call failed with.
@@ -45,6 +56,21 @@ inline void check(int32_t code) {
         throw Error(code);
     }
 }
+
+/// Passes a result on, and throws if it is the one that says that the call failed.
+template <class T>
+T unless(T failed, T result) {
+    if (result == failed) {
+        throw Error(gpu_ipc_last_error());
+    }
+    return result;
+}
+
+/// The version of the library that runs, as GPU_IPC_VERSION, which is that of the header.
+inline uint32_t version() noexcept { return gpu_ipc_version(); }
+
+/// Writes the library's log to a descriptor; GPU_IPC_LOG_...
+inline void log_to(int fd, uint32_t level = GPU_IPC_LOG_WARN) { check(gpu_ipc_log_to(fd, level)); }
 
 /// Calls that are asked not to wait.
 inline constexpr std::chrono::nanoseconds no_wait{0};
@@ -87,7 +113,14 @@ private:
 
 using Descriptor = gpu_ipc_descriptor;
 
-/// Whom a lease is for.
+/// Reads what a descriptor says.
+inline gpu_ipc_descriptor_info info_of(const Descriptor &descriptor) {
+    auto info = sized<gpu_ipc_descriptor_info>();
+    check(gpu_ipc_descriptor_get_info(descriptor.bytes, sizeof descriptor.bytes, &info));
+    return info;
+}
+
+/// Whom a lease is for. The default, and one(0), is no participant, and refused.
 struct To {
     uint64_t participant = 0;
     uint32_t claims = 0;
@@ -96,7 +129,7 @@ struct To {
     /// The first `claims` participants that ask.
     static To ticket(uint32_t claims) { return {0, claims}; }
     /// Everybody, as long as the block is not closed.
-    static To everybody() { return {0, 0}; }
+    static To everybody() { return {0, GPU_IPC_EVERYBODY}; }
 };
 
 class Device : public Handle<gpu_ipc_device, gpu_ipc_device_close> {
@@ -157,7 +190,7 @@ public:
     template <class T>
     static Stream borrow(const Device &device, void *handle, std::shared_ptr<T> keep) {
         auto held = std::make_unique<std::shared_ptr<void>>(std::move(keep));
-        auto released = [](void *context) { delete static_cast<std::shared_ptr<void> *>(context); };
+        auto released = [](void *context) noexcept { delete static_cast<std::shared_ptr<void> *>(context); };
         gpu_ipc_stream *stream;
         check(gpu_ipc_stream_borrow(device.get(), handle, released, held.get(), &stream));
         held.release();
@@ -167,16 +200,70 @@ public:
     void synchronize() const { check(gpu_ipc_stream_synchronize(get())); }
 };
 
+/// What the contents of a block are shared after: what is queued on a stream, or nothing, because all work is done. A stream
+/// that is empty or was moved from is refused.
+class After {
+public:
+    // Streams stand for themselves: share(to, stream).
+    After(const Stream &stream) : stream_(stream.get()) {
+        if (!stream) {
+            throw Error(GPU_IPC_BAD_HANDLE, "the stream to share after is empty or was moved from",
+                        "name a stream, or say After::done()");
+        }
+    }
+    /// All work on the block is done.
+    static After done() noexcept { return After(); }
+
+    gpu_ipc_stream *get() const noexcept { return stream_; }
+
+private:
+    After() noexcept = default;
+
+    gpu_ipc_stream *stream_ = nullptr;
+};
+
+/// Where the producer's work is waited for: on a stream, or by the calling thread. A stream that is empty or was moved from
+/// is refused.
+class Wait {
+public:
+    // Streams stand for themselves: claim(descriptor, stream).
+    Wait(const Stream &stream) : stream_(stream.get()) {
+        if (!stream) {
+            throw Error(GPU_IPC_BAD_HANDLE, "the stream to wait on is empty or was moved from",
+                        "name a stream, or say Wait::here()");
+        }
+    }
+    /// The calling thread waits.
+    static Wait here() noexcept { return Wait(); }
+
+    gpu_ipc_stream *get() const noexcept { return stream_; }
+
+private:
+    Wait() noexcept = default;
+
+    gpu_ipc_stream *stream_ = nullptr;
+};
+
 /// How a lease is granted.
 struct ShareOptions {
-    /// Up to 64 bytes of the user's own.
+    /// Up to 64 bytes of the user's own; more are refused.
     std::string_view user;
-    /// How long the grant can be claimed; nothing for what the session was opened with.
+    /// How long the grant can be claimed, above 0 or `forever`; nothing for what the session was opened with.
     std::optional<std::chrono::nanoseconds> time_to_live;
 
     gpu_ipc_share_options to_c() const {
         auto options = sized<gpu_ipc_share_options>();
-        std::memcpy(options.user, user.data(), user.size() < 64 ? user.size() : 64);
+        if (user.size() > sizeof options.user) {
+            throw Error(GPU_IPC_INVALID, "the user's bytes are " + std::to_string(user.size()) + ", but must be at most 64",
+                        "send the rest beside the descriptor");
+        }
+        if (time_to_live && time_to_live->count() == 0) {
+            throw Error(GPU_IPC_INVALID, "the time to live is 0, but must be above 0, or `forever`",
+                        "leave it out for what the session was opened with");
+        }
+        if (!user.empty()) {
+            std::memcpy(options.user, user.data(), user.size());
+        }
         options.time_to_live_ns = time_to_live ? time_to_live->count() : 0;
         return options;
     }
@@ -186,16 +273,17 @@ class Block : public Handle<gpu_ipc_block, gpu_ipc_block_close> {
 public:
     using Handle::Handle;
 
-    void *ptr() const { return gpu_ipc_block_ptr(get()); }
-    uint64_t size() const { return gpu_ipc_block_len(get()); }
-    size_t outstanding() const { return gpu_ipc_block_outstanding(get()); }
+    void *ptr() const { return unless<void *>(nullptr, gpu_ipc_block_ptr(get())); }
+    uint64_t size() const { return unless<uint64_t>(0, gpu_ipc_block_len(get())); }
+    /// How many leases are granted or held.
+    size_t outstanding() const { return unless<size_t>(SIZE_MAX, gpu_ipc_block_outstanding(get())); }
     void used_on(const Stream &stream) const { check(gpu_ipc_block_used_on(get(), stream.get())); }
 
-    /// Grants a lease after what is queued on `after`; without it all work is done.
-    Descriptor share(To to, const Stream &after = {}, const ShareOptions &options = {}) const {
+    /// Grants a lease after what is queued on a stream, or `After::done()`.
+    Descriptor share(To to, const After &after, const ShareOptions &options = {}) const {
         Descriptor descriptor;
         auto given = options.to_c();
-        check(to.participant != 0 ? gpu_ipc_share(get(), to.participant, after.get(), &given, &descriptor)
+        check(to.claims == 0 ? gpu_ipc_share(get(), to.participant, after.get(), &given, &descriptor)
                                   : gpu_ipc_share_ticket(get(), to.claims, after.get(), &given, &descriptor));
         return descriptor;
     }
@@ -259,7 +347,7 @@ public:
     template <class T>
     Block adopt(void *memory, uint64_t len, std::shared_ptr<T> owner) const {
         auto held = std::make_unique<std::shared_ptr<void>>(std::move(owner));
-        auto returned = [](void *context) { delete static_cast<std::shared_ptr<void> *>(context); };
+        auto returned = [](void *context) noexcept { delete static_cast<std::shared_ptr<void> *>(context); };
         gpu_ipc_block *block;
         check(gpu_ipc_adopt(get(), memory, len, returned, held.get(), &block));
         held.release();
@@ -267,7 +355,7 @@ public:
     }
 
     /// Shares several blocks after the same work.
-    std::vector<Descriptor> share_many(const std::vector<std::pair<const Block *, To>> &grants, const Stream &after = {},
+    std::vector<Descriptor> share_many(const std::vector<std::pair<const Block *, To>> &grants, const After &after,
                                        const ShareOptions &options = {}) const {
         std::vector<gpu_ipc_grant> given;
         given.reserve(grants.size());
@@ -305,7 +393,25 @@ public:
         return stats;
     }
 
-    int fd() const { return gpu_ipc_session_fd(get()); }
+    /// What a participant calls itself, or else the command that it runs.
+    std::string participant_name(uint64_t participant) const {
+        std::array<char, 256> name;
+        check(gpu_ipc_session_participant_name(get(), participant, name.data(), name.size()));
+        return name.data();
+    }
+
+    /// Takes in a connection that reached the program in another way; the caller closes its own copy afterwards.
+    void accept(int connection) const { check(gpu_ipc_session_accept(get(), connection)); }
+
+    /// Returns regions that are not used or mapped to the driver, and says how many bytes.
+    uint64_t trim() const {
+        uint64_t bytes = 0;
+        check(gpu_ipc_session_trim(get(), &bytes));
+        return bytes;
+    }
+
+    /// The descriptor that is readable while there is a notice.
+    int fd() const { return unless(-1, gpu_ipc_session_fd(get())); }
 
     gpu_ipc_notice next_notice() const {
         gpu_ipc_notice notice{};
@@ -322,8 +428,15 @@ class Received : public Handle<gpu_ipc_received, gpu_ipc_received_close> {
 public:
     using Handle::Handle;
 
-    void *ptr() const { return gpu_ipc_received_ptr(get()); }
-    uint64_t size() const { return gpu_ipc_received_len(get()); }
+    void *ptr() const { return unless<void *>(nullptr, gpu_ipc_received_ptr(get())); }
+    uint64_t size() const { return unless<uint64_t>(0, gpu_ipc_received_len(get())); }
+    /// The number of its region, as GPU_IPC_NOTICE_PLEASE_UNMAP has it.
+    uint64_t region() const {
+        gpu_ipc_clear_error();
+        uint64_t region = gpu_ipc_received_region(get());
+        check(gpu_ipc_last_error());
+        return region;
+    }
     /// GPU_IPC_STATE_...
     uint32_t state() const {
         uint32_t state = 0;
@@ -331,9 +444,9 @@ public:
         return state;
     }
     void used_on(const Stream &stream) const { check(gpu_ipc_received_used_on(get(), stream.get())); }
-    /// Queues the wait for the producer's work on a stream, or without one waits here.
-    void wait(const Stream &stream = {}, std::chrono::nanoseconds timeout = forever) const {
-        check(gpu_ipc_received_wait(get(), stream.get(), timeout.count()));
+    /// Queues the wait for the producer's work on a stream, or waits here.
+    void wait(const Wait &wait = Wait::here(), std::chrono::nanoseconds timeout = forever) const {
+        check(gpu_ipc_received_wait(get(), wait.get(), timeout.count()));
     }
     Received slice(uint64_t offset, uint64_t len) const {
         gpu_ipc_received *part;
@@ -374,8 +487,26 @@ public:
         return Participant(participant);
     }
 
-    uint64_t id() const { return gpu_ipc_participant_id(get()); }
-    int fd() const { return gpu_ipc_participant_fd(get()); }
+    /// Joins a session by a connection that was made elsewhere; the caller closes its own copy afterwards.
+    static Participant connect_by(const Device &device, int connection,
+                                  gpu_ipc_connect_options options = sized<gpu_ipc_connect_options>()) {
+        gpu_ipc_participant *participant;
+        check(gpu_ipc_connect_by(device.get(), connection, &options, &participant));
+        return Participant(participant);
+    }
+
+    uint64_t id() const { return unless<uint64_t>(0, gpu_ipc_participant_id(get())); }
+    /// The descriptor that is readable while there is a notice.
+    int fd() const { return unless(-1, gpu_ipc_participant_fd(get())); }
+
+    /// Asks ahead for what the claims of these descriptors will need.
+    void prefetch(const std::vector<Descriptor> &descriptors) const {
+        check(gpu_ipc_participant_prefetch(get(), descriptors.data(), descriptors.size()));
+    }
+    /// Gives up what a claim that would have blocked, or a prefetch, asked for.
+    void abandon(const Descriptor &descriptor) const {
+        check(gpu_ipc_participant_abandon(get(), descriptor.bytes, sizeof descriptor.bytes));
+    }
 
     gpu_ipc_notice next_notice() const {
         gpu_ipc_notice notice{};
@@ -383,19 +514,19 @@ public:
         return notice;
     }
 
-    /// Claims what a descriptor grants; the producer's work is waited for on `stream`, or without one here.
-    Received claim(const Descriptor &descriptor, const Stream &stream = {},
+    /// Claims what a descriptor grants; the producer's work is waited for on a stream, or here.
+    Received claim(const Descriptor &descriptor, const Wait &wait = Wait::here(),
                    std::chrono::nanoseconds timeout = forever) const {
         gpu_ipc_received *received;
-        check(gpu_ipc_claim(get(), descriptor.bytes, sizeof descriptor.bytes, GPU_IPC_WAIT, stream.get(),
+        check(gpu_ipc_claim(get(), descriptor.bytes, sizeof descriptor.bytes, GPU_IPC_WAIT, wait.get(),
                             timeout.count(), &received));
         return Received(received);
     }
 
     /// Claims if that needs no waiting; nothing when it would.
-    std::optional<Received> try_claim(const Descriptor &descriptor, const Stream &stream = {}) const {
+    std::optional<Received> try_claim(const Descriptor &descriptor, const Wait &wait = Wait::here()) const {
         gpu_ipc_received *received;
-        int32_t code = gpu_ipc_try_claim(get(), descriptor.bytes, sizeof descriptor.bytes, GPU_IPC_WAIT, stream.get(),
+        int32_t code = gpu_ipc_try_claim(get(), descriptor.bytes, sizeof descriptor.bytes, GPU_IPC_WAIT, wait.get(),
                                          &received);
         if (code == GPU_IPC_WOULD_BLOCK) {
             return std::nullopt;
@@ -406,14 +537,14 @@ public:
 
     /// Claims several. Where one fails its code is in `codes`, if that is given; else the first failure is thrown, and what
     /// was claimed is closed.
-    std::vector<Received> claim_many(const std::vector<Descriptor> &descriptors, const Stream &stream = {},
+    std::vector<Received> claim_many(const std::vector<Descriptor> &descriptors, const Wait &wait = Wait::here(),
                                      std::chrono::nanoseconds timeout = forever,
                                      std::vector<int32_t> *codes = nullptr) const {
         std::vector<gpu_ipc_received *> handles(descriptors.size());
         if (codes) {
             codes->assign(descriptors.size(), GPU_IPC_OK);
         }
-        int32_t code = gpu_ipc_claim_many(get(), descriptors.data(), descriptors.size(), GPU_IPC_WAIT, stream.get(),
+        int32_t code = gpu_ipc_claim_many(get(), descriptors.data(), descriptors.size(), GPU_IPC_WAIT, wait.get(),
                                           timeout.count(), handles.data(), codes ? codes->data() : nullptr);
         std::vector<Received> received(handles.begin(), handles.end());
         if (!codes) {
@@ -493,6 +624,12 @@ public:
         check(gpu_ipc_reader_get_part_at(get(), number, &part));
         return part;
     }
+    /// The bytes of the user's own that lie beside the parts.
+    std::vector<std::byte> user() const {
+        std::vector<std::byte> bytes(static_cast<size_t>(info().user_len));
+        check(gpu_ipc_reader_user(get(), bytes.data(), bytes.size()));
+        return bytes;
+    }
     void read(const std::string &part, void *bytes, size_t len, uint64_t offset = 0) const {
         check(gpu_ipc_reader_read(get(), part.c_str(), offset, bytes, len));
     }
@@ -501,6 +638,12 @@ public:
     bool advance(uint64_t epoch = 0) const {
         bool moved = false;
         check(gpu_ipc_reader_advance(get(), epoch, &moved));
+        return moved;
+    }
+    /// Moves to the object of an identity, and says whether it was another one.
+    bool advance(const gpu_ipc_identity &identity) const {
+        bool moved = false;
+        check(gpu_ipc_reader_advance_identity(get(), &identity, &moved));
         return moved;
     }
     void sleep(bool release = false) const { check(gpu_ipc_reader_sleep(get(), release)); }
@@ -543,6 +686,18 @@ public:
         gpu_ipc_reader *reader;
         check(gpu_ipc_object_open(get(), name.c_str(), epoch, &reader));
         return Reader(reader);
+    }
+    Reader open(const gpu_ipc_identity &identity) const {
+        gpu_ipc_reader *reader;
+        check(gpu_ipc_object_open_identity(get(), &identity, &reader));
+        return Reader(reader);
+    }
+    /// The outcome of a commit, GPU_IPC_OUTCOME_..., and the epoch of one that was committed.
+    std::pair<uint32_t, uint64_t> outcome(const gpu_ipc_identity &identity) const {
+        uint32_t outcome = 0;
+        uint64_t epoch = 0;
+        check(gpu_ipc_object_outcome(get(), &identity, &outcome, &epoch));
+        return {outcome, epoch};
     }
     /// Waits for an epoch newer than `seen`; nothing when the time was over first.
     std::optional<uint64_t> watch(const std::string &name, uint64_t seen, std::chrono::nanoseconds timeout) const {

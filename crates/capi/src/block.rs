@@ -8,7 +8,7 @@ use crate::boundary::{array, call, out, put, timeout, value_or};
 use crate::contents;
 use crate::descriptor::gpu_ipc_descriptor;
 use crate::engine::{After, Claims, ParticipantId, SentBlock, ShareOptions, To};
-use crate::failure::{Outcome, null};
+use crate::failure::{Failure, Outcome, null};
 use crate::kinds::{gpu_ipc_block, gpu_ipc_session, gpu_ipc_stream};
 use crate::sized::{self, sized_struct};
 
@@ -25,9 +25,13 @@ pub struct gpu_ipc_share_options {
     /// Bytes of the user's own that travel in the descriptor: shape, type, frame number.
     pub user: [u8; 64],
 }
-sized_struct!(gpu_ipc_share_options: "gpu_ipc_share_options");
+sized_struct!(gpu_ipc_share_options of 80 { size, time_to_live_ns, user });
 
-/// One of several grants.
+/// In place of a number of claims: every participant that asks, as often as there are, as long as
+/// the block is not closed.
+pub const GPU_IPC_EVERYBODY: u32 = 0xFFFF_FFFF;
+
+/// One of several grants. All zero is a grant to no participant, which is refused.
 #[derive(Clone, Copy, Debug)]
 #[allow(non_camel_case_types, reason = "the name that C has for it")]
 #[repr(C)]
@@ -36,7 +40,7 @@ pub struct gpu_ipc_grant {
     pub block: *mut gpu_ipc_block,
     /// The participant's number; 0 for a ticket.
     pub participant: u64,
-    /// How often the ticket can be claimed; 0 for by everybody, as long as the block is not closed.
+    /// How often the ticket can be claimed, or `GPU_IPC_EVERYBODY`; 0 for a participant.
     pub claims: u32,
     /// Zero.
     pub reserved: u32,
@@ -67,7 +71,7 @@ pub unsafe extern "C" fn gpu_ipc_share(
     unsafe {
         grant(
             block,
-            To::Participant(ParticipantId(participant)),
+            || Ok(To::Participant(ParticipantId(participant))),
             after,
             options,
             descriptor,
@@ -76,11 +80,13 @@ pub unsafe extern "C" fn gpu_ipc_share(
 }
 
 /// Grants leases on a block to the first that ask: a ticket that can be claimed `claims` times,
-/// each time by another participant; with 0 by all, as long as the block is not closed.
+/// each time by another participant; with `GPU_IPC_EVERYBODY` by all, as long as the block is not
+/// closed.
 ///
 /// Otherwise as `gpu_ipc_share`. Each claim asks the producer.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`,
+/// and `INVALID` for 0 claims.
 ///
 /// # Safety
 ///
@@ -94,22 +100,15 @@ pub unsafe extern "C" fn gpu_ipc_share_ticket(
     descriptor: Option<&mut MaybeUninit<gpu_ipc_descriptor>>,
 ) -> i32 {
     // SAFETY: `grant` asks for what this function asks for.
-    unsafe {
-        grant(
-            block,
-            To::Ticket(claims_of(claims)),
-            after,
-            options,
-            descriptor,
-        )
-    }
+    unsafe { grant(block, || ticket(claims), after, options, descriptor) }
 }
 
 /// Shares several blocks of a session after the same work, each with the participant that it names:
 /// one fence for each participant. The descriptors come in the order of the grants.
 ///
 /// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`,
-/// and `MISMATCH` for a block of another session. After an error nothing is granted.
+/// `MISMATCH` for a block of another session, and `INVALID` for a grant to no participant. After an
+/// error nothing is granted.
 ///
 /// # Safety
 ///
@@ -141,11 +140,17 @@ pub unsafe extern "C" fn gpu_ipc_share_many(
             .iter()
             .map(|grant| process.get(grant.block))
             .collect::<Outcome<Vec<_>>>()?;
-        let pairs: Vec<(&SentBlock, To)> = blocks
+        let pairs = blocks
             .iter()
             .zip(grants)
-            .map(|(block, grant)| (&**block, whom(grant.participant, grant.claims)))
-            .collect();
+            .map(|(block, grant)| {
+                if grant.reserved != 0 {
+                    let why = "its field `reserved` is not zero".to_owned();
+                    return Err(sized::later("gpu_ipc_grant", why));
+                }
+                Ok((&**block, whom(grant.participant, grant.claims)?))
+            })
+            .collect::<Outcome<Vec<(&SentBlock, To)>>>()?;
         let made = open.session.share_many(&pairs, after, &options)?;
         for (at, descriptor) in made.iter().enumerate() {
             // SAFETY: `add` asks to stay inside: there are as many descriptors as grants.
@@ -228,13 +233,13 @@ pub extern "C" fn gpu_ipc_block_wait_released(block: *mut gpu_ipc_block, timeout
     call(|process| Ok(process.get(block)?.wait_released(timeout(timeout_ns))?))
 }
 
-/// Counts the leases that are granted or held; 0 after an error. A ticket that can still be claimed
-/// counts as one, an unlimited one as none.
+/// Counts the leases that are granted or held; `SIZE_MAX` after an error, so that a block is not
+/// taken for free. A ticket that can still be claimed counts as one, an unlimited one as none.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_block_outstanding(block: *mut gpu_ipc_block) -> usize {
-    value_or(0, |process| Ok(process.get(block)?.outstanding()))
+    value_or(usize::MAX, |process| Ok(process.get(block)?.outstanding()))
 }
 
 /// Copies `len` bytes into a block from `offset` on, after the work that is queued on the stream.
@@ -294,7 +299,7 @@ pub extern "C" fn gpu_ipc_block_close(block: *mut gpu_ipc_block) -> i32 {
 #[inline]
 unsafe fn grant(
     block: *mut gpu_ipc_block,
-    to: To,
+    to: impl FnOnce() -> Outcome<To>,
     after: *mut gpu_ipc_stream,
     options: *const gpu_ipc_share_options,
     descriptor: Option<&mut MaybeUninit<gpu_ipc_descriptor>>,
@@ -308,6 +313,7 @@ unsafe fn grant(
         let after = stream
             .as_ref()
             .map_or(After::Done, |open| After::Stream(&open.stream));
+        let to = to()?;
         // By reference, so that its bytes are copied once.
         match block.share_with(to, after, &options) {
             Ok(ref made) => {
@@ -338,18 +344,30 @@ unsafe fn share_options(given: *const gpu_ipc_share_options) -> Outcome<ShareOpt
     })
 }
 
-pub(crate) fn whom(participant: u64, claims: u32) -> To {
-    if participant == 0 {
-        To::Ticket(claims_of(claims))
-    } else {
-        To::Participant(ParticipantId(participant))
+/// Reads an addressee. Zeros, which a program has that forgot one or asked a handle that is none
+/// for its number, are none.
+pub(crate) fn whom(participant: u64, claims: u32) -> Outcome<To> {
+    match (participant, claims) {
+        (0, claims) => ticket(claims),
+        (participant, 0) => Ok(To::Participant(ParticipantId(participant))),
+        (participant, claims) => Err(Failure::invalid(
+            "the claims of a grant",
+            format!("{claims} beside participant {participant}"),
+            "0 for one participant, whose lease is claimed once",
+        )),
     }
 }
 
-fn claims_of(claims: u32) -> Claims {
+#[inline]
+fn ticket(claims: u32) -> Outcome<To> {
     match NonZeroU32::new(claims) {
-        None => Claims::Unlimited,
-        Some(NonZeroU32::MIN) => Claims::Once,
-        Some(claims) => Claims::Times(claims),
+        None => Err(Failure::invalid(
+            "the addressee of a grant",
+            "participant 0 with 0 claims",
+            "a participant's number, or the claims of a ticket: 1 or more, or GPU_IPC_EVERYBODY",
+        )),
+        Some(NonZeroU32::MIN) => Ok(To::Ticket(Claims::Once)),
+        Some(NonZeroU32::MAX) => Ok(To::Ticket(Claims::Unlimited)),
+        Some(claims) => Ok(To::Ticket(Claims::Times(claims))),
     }
 }

@@ -148,8 +148,15 @@ pub(crate) unsafe fn room<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut
     if len == 0 {
         return Ok(&mut []);
     }
-    if bytes.is_null() || isize::try_from(len).is_err() {
+    if bytes.is_null() {
         return Err(null("bytes"));
+    }
+    if isize::try_from(len).is_err() {
+        return Err(Failure::invalid(
+            "the length of a buffer",
+            format!("{len} bytes"),
+            "as long as fits into memory",
+        ));
     }
     // SAFETY: `from_raw_parts_mut` asks for this many bytes that nothing else uses: so does this
     // function. Bytes have no alignment.
@@ -199,10 +206,13 @@ pub(crate) fn timeout(ns: i64) -> Option<Duration> {
 ///
 /// `buffer` is null with a capacity of 0, or has `capacity` bytes that may be written.
 pub(crate) unsafe fn put_text(text: &str, buffer: *mut c_char, capacity: usize) -> Outcome {
-    if buffer.is_null() || capacity <= text.len() {
+    if buffer.is_null() && capacity > 0 {
+        return Err(null("buffer"));
+    }
+    if capacity <= text.len() {
         return Err(Failure::invalid(
             "the capacity for a text",
-            format!("{} bytes", if buffer.is_null() { 0 } else { capacity }),
+            format!("{capacity} bytes"),
             "that of the text and a zero byte: below 4,096 for a path, 256 for a name",
         ));
     }

@@ -42,7 +42,7 @@ pub struct gpu_ipc_descriptor_info {
     /// Bytes of the user's own.
     pub user: [u8; 64],
 }
-sized_struct!(gpu_ipc_descriptor_info: "gpu_ipc_descriptor_info");
+sized_struct!(gpu_ipc_descriptor_info of 104 { size, len, participant, session, user });
 
 /// Reads what a descriptor says, of bytes that somebody sent.
 ///

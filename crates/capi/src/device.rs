@@ -35,7 +35,7 @@ pub struct gpu_ipc_device_info {
     /// The vendor's name for it, cut after 127 bytes.
     pub name: [c_char; 128],
 }
-sized_struct!(gpu_ipc_device_info: "gpu_ipc_device_info");
+sized_struct!(gpu_ipc_device_info of 168 { size, backend, number, uuid, total_bytes, name });
 
 /// Finds the devices that this process can use, GPUs first, and opens each.
 ///

@@ -1,7 +1,7 @@
 //! What a call failed with, as C gets it: a code, a text, a remedy; the last of each thread.
 
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
+use std::cell::Cell;
+use std::ffi::{CStr, c_char};
 
 use crate::engine::{ClaimError, Error, ObjectError, explain};
 
@@ -113,6 +113,50 @@ const NAMES: &[(i32, &CStr)] = &[
     (GPU_IPC_PANIC, c"panic"),
 ];
 
+/// What Rust programs call something, and C programs.
+const NAMES_IN_C: &[(&str, &str)] = &[
+    (
+        "`SessionBuilder::max_slots`",
+        "`max_leases` of gpu_ipc_session_options",
+    ),
+    ("`max_slots`", "`max_leases` of gpu_ipc_session_options"),
+    (
+        "SessionBuilder::allow_uids",
+        "`uids` of gpu_ipc_session_options",
+    ),
+    ("`Session::alloc`", "gpu_ipc_alloc"),
+    ("Session::alloc", "gpu_ipc_alloc"),
+    ("(After::Done)", "(no stream)"),
+    ("`share`", "gpu_ipc_share"),
+    (
+        "ask for read-write access: `Caps::read_only` says when",
+        "connect without `read_only`",
+    ),
+    (
+        "wait on the host: `Caps::stream_waits` says when",
+        "wait without a stream",
+    ),
+    (
+        "vouch for it with `HipBackend::adopt_memory` if it came from hipMalloc, or ",
+        "",
+    ),
+    (", name it with `HipBackend::adopt_stream`,", ","),
+    (
+        "`Layout::pack_groups`",
+        "`groups` of gpu_ipc_create_options",
+    ),
+];
+
+/// Writes a text of the engine's with the names that C has.
+fn in_c(text: String) -> String {
+    if !text.contains("::") && !text.contains('`') {
+        return text;
+    }
+    NAMES_IN_C
+        .iter()
+        .fold(text, |text, (rust, c)| text.replace(rust, c))
+}
+
 /// What a call failed with.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -159,6 +203,7 @@ impl Failure {
 
     /// Makes a failure of a text whose remedy stands behind its last semicolon.
     fn of(code: i32, text: String) -> Failure {
+        let text = in_c(text);
         let remedy = text
             .rsplit_once("; ")
             .map_or("", |(_, remedy)| remedy)
@@ -169,7 +214,7 @@ impl Failure {
     /// Makes a failure of an error: its text with its causes, and the remedy of its own text.
     fn caused(code: i32, error: &dyn std::error::Error) -> Failure {
         Failure {
-            text: explain(error),
+            text: in_c(explain(error)),
             ..Failure::of(code, error.to_string())
         }
     }
@@ -217,70 +262,109 @@ pub(crate) fn null(what: &'static str) -> Failure {
     Failure::invalid(what, "null", "the address of one")
 }
 
+/// The bytes of a text with its zero byte; what is longer is cut.
+const TEXT_BYTES: usize = 4096;
+/// As [`TEXT_BYTES`], of a remedy.
+const REMEDY_BYTES: usize = 1024;
+
 /// The last failure of a thread, as C reads it.
-#[derive(Default)]
+///
+/// The texts stay at one address for the thread's life, so that one that is read too late is
+/// another text and not freed memory. Nothing is dropped, so that they are there in destructors
+/// that run after those of thread-locals too.
 struct Last {
-    code: i32,
-    text: CString,
-    remedy: CString,
+    code: Cell<i32>,
+    text: Cell<[u8; TEXT_BYTES]>,
+    remedy: Cell<[u8; REMEDY_BYTES]>,
 }
 
 thread_local! {
-    static LAST: RefCell<Last> = RefCell::default();
+    static LAST: Last = const {
+        Last {
+            code: Cell::new(GPU_IPC_OK),
+            text: Cell::new([0; TEXT_BYTES]),
+            remedy: Cell::new([0; REMEDY_BYTES]),
+        }
+    };
 }
 
 /// Keeps a failure for the thread that asks, and returns its code.
 #[cold]
 pub(crate) fn keep(failure: Failure) -> i32 {
-    let code = failure.code;
-    let last = Last {
-        code,
-        text: c_string(failure.text),
-        remedy: c_string(failure.remedy),
+    LAST.with(|last| {
+        last.code.set(failure.code);
+        last.text.set(terminated(&failure.text));
+        last.remedy.set(terminated(&failure.remedy));
+    });
+    failure.code
+}
+
+/// Writes a text with a zero byte behind; one that is too long ends with three dots.
+fn terminated<const N: usize>(text: &str) -> [u8; N] {
+    const DOTS: &str = "...";
+    let mut bytes = [0; N];
+    let mut len = 0;
+    let mut put = |c: char, room: usize| {
+        let fits = len + c.len_utf8() <= room;
+        if fits {
+            c.encode_utf8(&mut bytes[len..]);
+            len += c.len_utf8();
+        }
+        fits
     };
-    // A thread that is ending has no place for it any more.
-    let _ = LAST.try_with(|kept| kept.replace(last));
-    code
+    let is_cut = text.bytes().filter(|&byte| byte != 0).count() >= N;
+    let room = if is_cut { N - 1 - DOTS.len() } else { N - 1 };
+    let fitted = text.chars().filter(|&c| c != '\0').all(|c| put(c, room));
+    if !fitted {
+        DOTS.chars().all(|dot| put(dot, N - 1));
+    }
+    bytes
 }
 
-fn c_string(text: String) -> CString {
-    let mut bytes = text.into_bytes();
-    bytes.retain(|&byte| byte != 0);
-    CString::new(bytes).unwrap_or_default()
-}
-
-/// Returns the code of the last call that failed on this thread; 0 when none has.
+/// Returns the code of the last call that failed on this thread; 0 when none has since
+/// `gpu_ipc_clear_error`. As `errno` it is not touched by a call that succeeds.
 ///
 /// Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_last_error() -> i32 {
-    LAST.try_with(|last| last.borrow().code)
-        .unwrap_or(GPU_IPC_OK)
+    LAST.with(|last| last.code.get())
+}
+
+/// Forgets the last failure of this thread: the code is 0 and both texts are empty until the next
+/// call that fails. For calls that return a value, where that alone does not say whether they
+/// failed.
+///
+/// Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_clear_error() {
+    LAST.with(|last| {
+        last.code.set(GPU_IPC_OK);
+        last.text.set([0; TEXT_BYTES]);
+        last.remedy.set([0; REMEDY_BYTES]);
+    });
 }
 
 /// Returns what the last call that failed on this thread says: both sides of what differs, and the
 /// cause.
 ///
-/// The text is UTF-8, never null, and valid until the next call on this thread that fails, or the
-/// thread's end.
+/// The text is UTF-8, never null, cut after 4,095 bytes, and at one address until the thread's end:
+/// the next call on this thread that fails writes over it.
 ///
 /// Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_last_error_text() -> *const c_char {
-    LAST.try_with(|last| last.borrow().text.as_ptr())
-        .unwrap_or(c"".as_ptr())
+    LAST.with(|last| last.text.as_ptr().cast_const().cast())
 }
 
 /// Returns what to do about the last call that failed on this thread; empty where there is nothing.
 ///
-/// The text is UTF-8, never null, and valid until the next call on this thread that fails, or the
-/// thread's end.
+/// The text is UTF-8, never null, cut after 1,023 bytes, and at one address until the thread's end:
+/// the next call on this thread that fails writes over it.
 ///
 /// Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_last_error_remedy() -> *const c_char {
-    LAST.try_with(|last| last.borrow().remedy.as_ptr())
-        .unwrap_or(c"".as_ptr())
+    LAST.with(|last| last.remedy.as_ptr().cast_const().cast())
 }
 
 /// Returns a code's name, a few words that stay the same in every version; "unknown" for a code of
@@ -294,4 +378,111 @@ pub extern "C" fn gpu_ipc_error_name(code: i32) -> *const c_char {
         .find(|(number, _)| *number == code)
         .map(|(_, name)| *name);
     found.unwrap_or(c"unknown").as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn text() -> String {
+        // SAFETY: `from_ptr` asks for a text with a zero byte: the header says so of this function.
+        let text = unsafe { CStr::from_ptr(gpu_ipc_last_error_text()) };
+        text.to_str().expect("UTF-8").to_owned()
+    }
+
+    #[test]
+    fn a_text_stays_at_its_address_and_is_cut_between_characters() {
+        let before = gpu_ipc_last_error_text();
+        keep(Failure::handle("one; two".into()));
+        assert_eq!(
+            (text().as_str(), gpu_ipc_last_error()),
+            ("one; two", GPU_IPC_BAD_HANDLE)
+        );
+        // Of two bytes each, behind one.
+        keep(Failure::panic(&format!("a{}", "é".repeat(TEXT_BYTES))));
+        assert!(
+            text().ends_with("é...") && text().len() >= TEXT_BYTES - 2,
+            "{}",
+            text().len()
+        );
+        assert_eq!(gpu_ipc_last_error_text(), before);
+        assert_eq!(&terminated::<5>("abcd"), b"abcd\0");
+        assert_eq!(&terminated::<5>("abcde"), b"a...\0");
+        assert_eq!(&terminated::<5>("a\0bcd"), b"abcd\0");
+        gpu_ipc_clear_error();
+        assert_eq!((text().as_str(), gpu_ipc_last_error()), ("", GPU_IPC_OK));
+    }
+
+    /// Finds `Type::name` in the texts of a file, up to its tests.
+    fn names_in_texts(file: &Path) -> Vec<String> {
+        let source = std::fs::read_to_string(file).expect("text");
+        let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+        let lines = code.lines().map(str::trim).filter(|line| {
+            let not_for_users = [
+                "//",
+                "#[",
+                "panic!",
+                "unreachable!",
+                "debug_assert",
+                "assert",
+            ];
+            !not_for_users.iter().any(|head| line.starts_with(head)) && !line.contains(".expect(")
+        });
+        let texts = lines.flat_map(|line| line.split('"').skip(1).step_by(2));
+        texts
+            .filter(|text| {
+                text.match_indices("::").any(|(at, _)| {
+                    let before = text[..at].rsplit(|c: char| !c.is_alphanumeric()).next();
+                    before.is_some_and(|word| word.starts_with(char::is_uppercase))
+                })
+            })
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// What a C program cannot reach, or has no other name for.
+    const OF_RUST: &[&str] = &[
+        "share by handle (`Sharing::Handle`)",
+        "create it with `EventKind::Interprocess`",
+        "ask `Caps::stream_writes` and `Caps::stream_waits` first",
+        "what `GroupWriter::commit` writes",
+    ];
+
+    #[test]
+    fn remedies_name_functions_that_c_has() {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .parent()
+            .expect("crates");
+        let names = [
+            "ipc-rc",
+            "transport",
+            "broker",
+            "backend-host",
+            "backend-cuda",
+            "backend-hip",
+        ];
+        let mut folders: Vec<_> = names
+            .iter()
+            .map(|name| crates.join(name).join("src"))
+            .collect();
+        let mut found = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("a folder") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    found.extend(names_in_texts(&path));
+                }
+            }
+        }
+        assert!(found.len() > 10, "only {found:?}");
+        found.retain(|text| in_c(text.clone()).contains("::") && !OF_RUST.contains(&text.as_str()));
+        assert!(
+            found.is_empty(),
+            "name what C has for it in NAMES_IN_C: {found:#?}"
+        );
+    }
 }

@@ -2,10 +2,10 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `failure` | what a call fails with |
+//! | `version`, `failure` | which interface this is; what a call fails with |
 //! | `handle`, `table` | what C holds in place of a pointer, and the rows behind it |
 //! | `callback`, `opened`, `pools`, `kinds`, `process` | what stands there, and what a process has one of |
-//! | `boundary`, `sized`, `log` | where C's calls come in; structures that begin with their size; lines on a descriptor |
+//! | `boundary`, `sized`, `log` | where C's calls come in; structures that begin with their size; lines on a descriptor (`write_signals`) |
 //! | `device`, `stream` | where memory lies, and what work is ordered on |
 //! | `contents`, `session`, `block`, `stats` | copies from and to the host; the producer |
 //! | `descriptor` | the bytes that travel |
@@ -42,6 +42,8 @@ mod stats;
 mod stream;
 mod table;
 mod torch;
+mod version;
+mod write_signals;
 
 pub use block::*;
 pub use descriptor::*;
@@ -57,3 +59,4 @@ pub use session::*;
 pub use stats::*;
 pub use stream::*;
 pub use torch::*;
+pub use version::*;

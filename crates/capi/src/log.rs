@@ -15,6 +15,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::boundary::{call, copy_of};
 use crate::failure::Failure;
+use crate::write_signals::WriteSignals;
 
 /// Errors.
 pub const GPU_IPC_LOG_ERROR: u32 = 1;
@@ -29,6 +30,8 @@ static TO: Mutex<Option<(File, Level)>> = Mutex::new(None);
 
 /// Writes the library's log to a descriptor, a line each: 2 for standard error, below 0 for nowhere
 /// (the default). `level` is `GPU_IPC_LOG_...`.
+///
+/// A pipe or socket whose reader has gone loses the lines and raises no SIGPIPE.
 ///
 /// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no; later a full
 /// descriptor blocks the thread that logs. Errors: `INVALID`, `SYSTEM`.
@@ -87,7 +90,8 @@ impl Subscriber for Lines {
         let mut line = Line(format!("gpu_ipc {level}:"));
         event.record(&mut line);
         line.0.push('\n');
-        // Nobody is left to tell of an error here.
+        let _kept = WriteSignals::keep();
+        // An error cannot be told to anything here.
         let _ = file.write_all(line.0.as_bytes());
     }
 

@@ -1,12 +1,14 @@
 //! Participants: what a consumer opens.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
 
 use crate::boundary::{array, call, copy_of, out_handle, text, timeout, value_or};
 use crate::descriptor::gpu_ipc_descriptor;
-use crate::engine::{Participant, ParticipantBuilder, ReceivedBlock, Wait};
+use crate::engine::{Error, Participant, ParticipantBuilder, ReceivedBlock, Wait};
 use crate::failure::{Failure, GPU_IPC_OK, Outcome, null};
 use crate::kinds::{gpu_ipc_device, gpu_ipc_participant, gpu_ipc_received, gpu_ipc_stream};
 use crate::opened::OpenStream;
@@ -40,13 +42,16 @@ pub struct gpu_ipc_connect_options {
     pub read_only: u32,
     /// Zero.
     pub reserved: u32,
+    /// How long to wait for a producer that does not listen yet, in nanoseconds: 0 not at all,
+    /// below 0 for ever. `gpu_ipc_connect` alone.
+    pub wait_for_producer_ns: i64,
 }
-sized_struct!(gpu_ipc_connect_options: "gpu_ipc_connect_options");
+sized_struct!(gpu_ipc_connect_options of 48 { size, name, timeout_ns, cache_bytes, cache_regions, read_only, reserved, wait_for_producer_ns });
 
 /// Connects to a producer's session by the path of its socket, and starts the participant's thread.
 ///
-/// Keeps: nothing; texts are copied. Thread: any. Blocks: for the producer's welcome, as the
-/// options say. Errors: `BAD_HANDLE`, `CONNECT`, `REFUSED` with the producer's reason, `DEADLINE`,
+/// Keeps: nothing; texts are copied. Thread: any. Blocks: for the producer to listen and for its
+/// welcome, as the options say. Errors: `BAD_HANDLE`, `CONNECT`, `REFUSED` with the producer's reason, `DEADLINE`,
 /// `MISMATCH` for another version, `UNSUPPORTED`, `INVALID`, `SYSTEM`.
 ///
 /// # Safety
@@ -66,8 +71,8 @@ pub unsafe extern "C" fn gpu_ipc_connect(
         let path = unsafe { text(path, "the path of a socket") }?;
         let builder = Participant::builder(process.get(device)?.clone());
         // SAFETY: `with_options` asks for what this function asks for.
-        let joined = unsafe { with_options(builder, options) }?.connect(path)?;
-        participant.set(process.open(joined)?);
+        let (builder, patience) = unsafe { with_options(builder, options) }?;
+        participant.set(process.open(connect_within(&builder, path, patience)?)?);
         Ok(())
     })
 }
@@ -96,7 +101,7 @@ pub unsafe extern "C" fn gpu_ipc_connect_by(
         let participant = out_handle(participant, "participant")?;
         let builder = Participant::builder(process.get(device)?.clone());
         // SAFETY: `with_options` asks for what this function asks for.
-        let builder = unsafe { with_options(builder, options) }?;
+        let (builder, _) = unsafe { with_options(builder, options) }?;
         // SAFETY: `copy_of` asks for what this function asks for.
         let copy = unsafe { copy_of(connection) }?;
         participant.set(process.open(builder.connect_by(copy)?)?);
@@ -394,7 +399,7 @@ pub(crate) fn wait_of(wait: u32, stream: Option<&OpenStream>) -> Outcome<Wait<'_
 unsafe fn with_options(
     mut builder: ParticipantBuilder,
     options: *const gpu_ipc_connect_options,
-) -> Outcome<ParticipantBuilder> {
+) -> Outcome<(ParticipantBuilder, Option<Duration>)> {
     // SAFETY: `read` asks for what this function asks for.
     let options = unsafe { sized::read(options) }?;
     if !options.name.is_null() {
@@ -409,10 +414,51 @@ unsafe fn with_options(
         let regions = usize::try_from(or(options.cache_regions, 1024)).unwrap_or(usize::MAX);
         builder = builder.mapping_cache(or(options.cache_bytes, u64::MAX), regions);
     }
-    match options.read_only {
-        0 => Ok(builder),
-        1 => Ok(builder.read_only()),
-        other => Err(Failure::invalid("read_only", other.to_string(), "0 or 1")),
+    builder = match options.read_only {
+        0 => builder,
+        1 => builder.read_only(),
+        other => return Err(Failure::invalid("read_only", other.to_string(), "0 or 1")),
+    };
+    Ok((builder, timeout(options.wait_for_producer_ns)))
+}
+
+/// The time between two looks for a producer that does not listen yet.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Connects, and again while nothing listens there, until the time is over; `None` is for ever.
+fn connect_within(
+    builder: &ParticipantBuilder,
+    path: &str,
+    patience: Option<Duration>,
+) -> Result<Participant, Error> {
+    let begun = Instant::now();
+    loop {
+        let error = match builder.clone().connect(path) {
+            Err(Error::Connect {
+                source: Some(error),
+                path,
+                why,
+                remedy,
+            }) if matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused
+            ) =>
+            {
+                let source = Some(error);
+                Error::Connect {
+                    path,
+                    why,
+                    remedy,
+                    source,
+                }
+            }
+            done => return done,
+        };
+        let left = patience.map(|patience| patience.saturating_sub(begun.elapsed()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(error);
+        }
+        std::thread::sleep(left.unwrap_or(LOOK).min(LOOK));
     }
 }
 

@@ -48,7 +48,8 @@ pub extern "C" fn gpu_ipc_received_len(received: *mut gpu_ipc_received) -> u64 {
 }
 
 /// Returns the number of the region that a received block lies in, as `GPU_IPC_NOTICE_PLEASE_UNMAP`
-/// names it; 0 after an error.
+/// names it; 0 after an error, and for the first region: `gpu_ipc_last_error` tells them apart after
+/// `gpu_ipc_clear_error`.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -178,14 +179,14 @@ pub unsafe extern "C" fn gpu_ipc_received_read(
 }
 
 /// Asks the producer for a descriptor of a received block for another participant: the one of that
-/// number in the same session, or with 0 the first `claims` that ask (0: all). The new lease does
-/// not depend on this one.
+/// number in the same session, or with 0 the first `claims` that ask (`GPU_IPC_EVERYBODY`: all).
+/// The new lease does not depend on this one.
 ///
 /// Waits for the producer's work on the block first. Work of this process on it must be done: the
 /// receiver waits for none.
 ///
 /// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
-/// `REFUSED` and `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for contents that are garbage,
+/// `INVALID` for no participant, `REFUSED` and `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for contents that are garbage,
 /// `DEADLINE`, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_received_forward(
@@ -199,7 +200,7 @@ pub extern "C" fn gpu_ipc_received_forward(
         let descriptor = out(descriptor, "descriptor")?;
         let made = process
             .get(received)?
-            .forward(whom(participant, claims), timeout(timeout_ns))?;
+            .forward(whom(participant, claims)?, timeout(timeout_ns))?;
         descriptor.set(gpu_ipc_descriptor {
             bytes: *made.as_bytes(),
         });

@@ -43,7 +43,7 @@ pub struct gpu_ipc_session_options {
     /// across regions.
     pub grows_in_place: u64,
 }
-sized_struct!(gpu_ipc_session_options: "gpu_ipc_session_options");
+sized_struct!(gpu_ipc_session_options of 72 { size, socket, uids, uid_count, region_bytes, time_to_live_ns, quarantine_ns, max_leases, grows_in_place });
 
 /// Opens a session: binds its socket and starts its thread.
 ///

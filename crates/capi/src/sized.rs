@@ -3,7 +3,9 @@
 //!
 //! The caller sets `size` to `sizeof` of the structure that it was compiled with. What the library
 //! knows beyond that is zero, which stands for the default everywhere. What the caller knows beyond
-//! the library must be zero.
+//! the library must be zero, and so must reserved fields: both may have a meaning in a later
+//! version, which this one must not leave out in silence. A size below that of the first release
+//! that had the structure, or that ends inside a field, is no structure of any version.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -11,29 +13,71 @@ use std::ptr;
 use crate::engine::Error;
 use crate::failure::{Failure, Outcome, null};
 
+/// A field of a structure, by the place of its first byte.
+pub(crate) struct Field {
+    pub name: &'static str,
+    pub at: usize,
+    /// Whether it must be zero.
+    pub is_reserved: bool,
+}
+
 /// A structure of C's that begins with its size.
 ///
 /// # Safety
 ///
 /// - The first field is a `usize`, the size in bytes.
 /// - All bytes zero are a value, and every byte may be copied.
+/// - `FIELDS` names every field, in order.
 pub(crate) unsafe trait SizedStruct: Copy {
     /// What messages call it.
     const NAME: &'static str;
+    /// Its bytes in the first release that had it.
+    const FIRST: usize;
+    const FIELDS: &'static [Field];
 }
 
-/// Implements [`SizedStruct`] for a `#[repr(C)]` structure of integers and raw pointers.
+/// Implements [`SizedStruct`] for a `#[repr(C)]` structure of integers and raw pointers: its bytes
+/// in the first release that had it, and its fields.
 macro_rules! sized_struct {
-    ($($type:ty: $name:literal),* $(,)?) => {$(
+    ($type:ident of $first:literal { $($field:ident),* $(,)? }) => {
+        const _: fn($type) = |value| {
+            let $type { $($field: _),* } = value;
+        };
         const _: () = assert!(std::mem::offset_of!($type, size) == 0);
-        // SAFETY: `SizedStruct` asks for the size first, and that zeros are a value: integers,
-        // arrays of them and raw pointers alone are in it.
+        const _: () = assert!($crate::sized::ends_a_field::<$type>($first));
+        // SAFETY: `SizedStruct` asks for
+        // - the size first: asserted above;
+        // - that zeros are a value: integers, arrays of them and raw pointers alone are in it;
+        // - all fields: the pattern above has them.
         unsafe impl $crate::sized::SizedStruct for $type {
-            const NAME: &'static str = $name;
+            const NAME: &'static str = stringify!($type);
+            const FIRST: usize = $first;
+            const FIELDS: &'static [$crate::sized::Field] = &[$($crate::sized::Field {
+                name: stringify!($field),
+                at: std::mem::offset_of!($type, $field),
+                is_reserved: $crate::sized::is_reserved(stringify!($field)),
+            }),*];
         }
-    )*};
+    };
 }
 pub(crate) use sized_struct;
+
+/// Says whether a field of this name must be zero.
+pub(crate) const fn is_reserved(name: &str) -> bool {
+    matches!(name.as_bytes(), b"reserved")
+}
+
+/// Says whether a structure that is cut to this size has all of each of its fields.
+pub(crate) const fn ends_a_field<T: SizedStruct>(size: usize) -> bool {
+    let mut at = 0;
+    while at < T::FIELDS.len() {
+        if T::FIELDS[at].at == size {
+            return true;
+        }
+        at += 1;
+    }
+    size == size_of::<T>()
+}
 
 /// Returns the structure with every byte zero.
 pub(crate) fn zeroed<T: SizedStruct>() -> T {
@@ -63,15 +107,20 @@ pub(crate) unsafe fn read<T: SizedStruct>(given: *const T) -> Outcome<T> {
         let byte = unsafe { given.cast::<u8>().add(at) };
         // SAFETY: `read` asks for a byte that can be read: as above.
         if unsafe { byte.read() } != 0 {
-            return Err(Error::Unsupported {
-                what: T::NAME,
-                why: format!(
-                    "its byte {at} is set, and this library knows {} of them",
-                    size_of::<T>()
-                ),
-                remedy: "install the version of libgpu_ipc that the program was compiled for",
-            }
-            .into());
+            let why = format!(
+                "its byte {at} is set, of which this library knows {}",
+                size_of::<T>()
+            );
+            return Err(later(T::NAME, why));
+        }
+    }
+    let ends = T::FIELDS.iter().skip(1).map(|next| next.at);
+    for (field, end) in T::FIELDS.iter().zip(ends.chain([size_of::<T>()])) {
+        if field.is_reserved && bytes_of(&ours)[field.at..end].iter().any(|&byte| byte != 0) {
+            return Err(later(
+                T::NAME,
+                format!("its field `{}` is not zero", field.name),
+            ));
         }
     }
     Ok(ours)
@@ -100,13 +149,31 @@ pub(crate) unsafe fn write<T: SizedStruct>(given: *mut T, ours: &T) -> Outcome {
     Ok(())
 }
 
+/// Makes the failure of a structure that says what only a later version may know.
+#[cold]
+pub(crate) fn later(what: &'static str, why: String) -> Failure {
+    Error::Unsupported {
+        what,
+        why,
+        remedy: "set it to zero, or install the libgpu_ipc that the program was compiled for",
+    }
+    .into()
+}
+
+fn bytes_of<T: SizedStruct>(value: &T) -> &[u8] {
+    // SAFETY: `from_raw_parts` asks for as many initialized bytes that nothing changes: every byte
+    // of such a structure was zeroed or copied.
+    unsafe { std::slice::from_raw_parts(ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
 /// # Safety
 ///
 /// `given` is an address where a size can be read.
 unsafe fn size_of_given<T: SizedStruct>(given: *const T) -> Outcome<usize> {
     // SAFETY: `read_unaligned` asks for this many readable bytes: this function's own condition.
     let size = unsafe { given.cast::<usize>().read_unaligned() };
-    if size < size_of::<usize>() || size > 1 << 16 {
+    let is_known = size >= T::FIRST && (size >= size_of::<T>() || ends_a_field::<T>(size));
+    if !is_known || size > 1 << 16 {
         let got = format!("{} of size {size}", T::NAME);
         return Err(Failure::invalid(
             "the size of a structure",
@@ -127,9 +194,10 @@ mod tests {
     struct Mine {
         size: usize,
         number: u64,
-        later: u64,
+        reserved: u32,
+        later: u32,
     }
-    sized_struct!(Mine: "a structure of tests");
+    sized_struct!(Mine of 16 { size, number, reserved, later });
 
     #[repr(C)]
     struct Theirs {
@@ -149,6 +217,7 @@ mod tests {
             mine: Mine {
                 size: 16,
                 number: 7,
+                reserved: 0,
                 later: 9,
             },
             beyond: 0,
@@ -158,17 +227,25 @@ mod tests {
             Mine {
                 size: 16,
                 number: 7,
+                reserved: 0,
                 later: 0
             }
         );
+        theirs.mine.size = 20;
+        assert_eq!(read_of(&theirs).expect("between").later, 0);
         theirs.mine.size = size_of::<Theirs>();
         assert_eq!(read_of(&theirs).expect("newer, but zero").later, 9);
+        theirs.mine.reserved = 1;
+        let failure = read_of(&theirs).expect_err("reserved");
+        assert_eq!(failure.code(), GPU_IPC_UNSUPPORTED);
+        theirs.mine.reserved = 0;
         theirs.beyond = 1 << 40;
         assert_eq!(
             read_of(&theirs).expect_err("newer, and set").code(),
             GPU_IPC_UNSUPPORTED
         );
-        for size in [0, 7, 1 << 20] {
+        // Not even the first release, a field in two, none.
+        for size in [0, 7, 8, 12, 15, 17, 18, 23, 1 << 20] {
             theirs.mine.size = size;
             assert_eq!(
                 read_of(&theirs).expect_err("no size").code(),
@@ -182,11 +259,13 @@ mod tests {
         let ours = Mine {
             size: 0,
             number: 1,
+            reserved: 0,
             later: 2,
         };
         let mut theirs = Mine {
             size: 16,
             number: 0,
+            reserved: 0,
             later: 99,
         };
         // SAFETY: `write` asks for as many bytes as the size says: 16 of 24.
@@ -196,6 +275,7 @@ mod tests {
             Mine {
                 size: 16,
                 number: 1,
+                reserved: 0,
                 later: 99
             }
         );

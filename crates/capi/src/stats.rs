@@ -17,7 +17,7 @@ pub struct gpu_ipc_collected {
     /// Of those, adopted ones that were returned.
     pub returned: u64,
 }
-sized_struct!(gpu_ipc_collected: "gpu_ipc_collected");
+sized_struct!(gpu_ipc_collected of 32 { size, blocks, bytes, returned });
 
 /// A session at one moment. Numbers are of blocks unless they say bytes.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +73,7 @@ pub struct gpu_ipc_stats {
     /// thread synchronises these.
     pub unmarked_blocks: u64,
 }
-sized_struct!(gpu_ipc_stats: "gpu_ipc_stats");
+sized_struct!(gpu_ipc_stats of 184 { size, live_blocks, live_bytes, limbo_blocks, limbo_bytes, in_flight, held, quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, revoked, expired, deaths, corrupt_words, tickets, participants, regions, reserved_bytes, in_use_bytes, pinned_bytes, unmarked_blocks });
 
 impl gpu_ipc_stats {
     pub(crate) fn of(stats: &Stats) -> gpu_ipc_stats {

@@ -58,8 +58,10 @@ pub extern "C" fn gpu_ipc_torch_use(session: *mut gpu_ipc_session) -> i32 {
 pub extern "C" fn gpu_ipc_torch_alloc(
     size: isize,
     device: c_int,
-    _stream: *mut c_void,
+    stream: *mut c_void,
 ) -> *mut c_void {
+    // PyTorch waits on its own streams before it uses a segment.
+    let _ = stream;
     value_or(ptr::null_mut(), |process| {
         // The driver may take long, so the lock is not held meanwhile.
         let session = process
@@ -91,10 +93,12 @@ pub extern "C" fn gpu_ipc_torch_alloc(
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_torch_free(
     start: *mut c_void,
-    _size: isize,
+    size: isize,
     device: c_int,
     stream: *mut c_void,
 ) {
+    // The segment's own length counts.
+    let _ = size;
     value_or((), |process| -> Outcome {
         let (segment, session) = {
             let mut pools = process.pools.lock();

@@ -49,6 +49,8 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("examples/ring.cpp", "300 frames through 4 blocks"),
     ("tests/c/misuse.c", "misuse: every call gave its code"),
     ("tests/c/usual.c", "usual: all went well"),
+    ("tests/c/strict.c", "strict: nothing was guessed"),
+    ("tests/c/strict.cpp", "strict: nothing was guessed"),
 ];
 
 /// A case, the program of its side in C, and what runs both.
@@ -96,11 +98,23 @@ fn main() {
         Trial::test(format!("exchanges::{name}"), run)
             .with_ignored_flag(compiler(Path::new(source)).is_none())
     });
-    let alone = [Trial::test(
-        "nothing_is_exported_but_what_is_listed",
-        nothing_is_exported_but_what_is_listed,
-    )
-    .with_ignored_flag(Command::new("nm").arg("--version").output().is_err())];
+    let has_compilers = ["a.c", "a.cpp"]
+        .iter()
+        .all(|name| compiler(Path::new(name)).is_some());
+    let alone = [
+        Trial::test(
+            "nothing_is_exported_but_what_is_listed",
+            nothing_is_exported_but_what_is_listed,
+        )
+        .with_ignored_flag(Command::new("nm").arg("--version").output().is_err()),
+        Trial::test(
+            "the_programs_of_the_page_run_as_they_stand",
+            the_programs_of_the_page_run,
+        )
+        .with_ignored_flag(!has_compilers),
+        Trial::test("an_old_language_is_one_error", an_old_language_is_one_error)
+            .with_ignored_flag(!has_compilers),
+    ];
     libtest_mimic::run(
         &Arguments::from_args(),
         programs.chain(exchanges).chain(alone).collect(),
@@ -285,6 +299,90 @@ fn nothing_is_exported_but_what_is_listed() -> Result<(), Failed> {
     } else {
         Err(format!("in one of library and list alone: {differ:?}").into())
     }
+}
+
+/// Writes each program of docs/C.md to a file, and returns them in the order of the page.
+fn programs_of_the_page(to: &Path) -> Result<Vec<PathBuf>, Failed> {
+    let page = std::fs::read_to_string(root().join("../../docs/C.md"))?;
+    let mut programs = Vec::new();
+    for (at, part) in page
+        .split("\n```")
+        .enumerate()
+        .filter(|(at, _)| at % 2 == 1)
+    {
+        let (language, text) = part.split_once('\n').ok_or("a fence without a text")?;
+        if matches!(language, "c" | "cpp") {
+            let path = to.join(format!("page{at}.{language}"));
+            std::fs::write(&path, text)?;
+            programs.push(path);
+        }
+    }
+    Ok(programs)
+}
+
+fn the_programs_of_the_page_run() -> Result<(), Failed> {
+    let dir = tempfile::tempdir()?;
+    let mut compiled = Vec::new();
+    for source in programs_of_the_page(dir.path())? {
+        let to = dir.path().join(source.file_stem().ok_or("no name")?);
+        std::fs::create_dir(&to)?;
+        compiled.push(compile(&source.to_string_lossy(), &to)?);
+    }
+    let [producer, consumer, both] = &compiled[..] else {
+        return Err(format!("{} programs are on the page, not 3", compiled.len()).into());
+    };
+    let socket = dir.path().join("socket");
+    let mut producing = watched(producer)
+        .arg(&socket)
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let descriptor = producing.stdout.take().ok_or("no output")?;
+    let output = run(watched(consumer).arg(&socket).stdin(descriptor))?;
+    succeeds(producing)?;
+    let alone = run(watched(both).arg(dir.path().join("alone")))?;
+    match (&output.stdout[..], &alone.stdout[..]) {
+        (b"seven\n", b"seven\n") => Ok(()),
+        other => Err(format!("they print {other:?}").into()),
+    }
+}
+
+/// What a compiler before C99 and C++11 says of the header.
+fn an_old_language_is_one_error() -> Result<(), Failed> {
+    let dir = tempfile::tempdir()?;
+    for (name, old, enough) in [
+        ("h.c", "-std=c89", "-std=c11"),
+        ("h.cpp", "-std=c++98", "-std=c++11"),
+    ] {
+        let source = dir.path().join(name);
+        std::fs::write(&source, "#include <gpu_ipc.h>\n")?;
+        let (compiler, _) = compiler(&source).ok_or("no compiler")?;
+        let check = |standard| {
+            let mut command = Command::new(&compiler);
+            command.args([
+                standard,
+                "-Wall",
+                "-Wextra",
+                "-Wpedantic",
+                "-fsyntax-only",
+                "-I",
+            ]);
+            command.arg(root().join("include")).arg(&source).output()
+        };
+        let (refused, taken) = (check(old)?, check(enough)?);
+        let text = String::from_utf8_lossy(&refused.stderr);
+        // A preprocessor before C99 warns of apostrophes in `//`, whatever is left out.
+        let errors = text.lines().filter(|line| line.contains("error:"));
+        if refused.status.success()
+            || errors.count() != 1
+            || !text.contains("gpu_ipc.h needs C11 or C++11")
+        {
+            return Err(format!("{old}: {text}").into());
+        }
+        if !taken.status.success() || !taken.stderr.is_empty() {
+            return Err(format!("{enough}: {}", String::from_utf8_lossy(&taken.stderr)).into());
+        }
+    }
+    Ok(())
 }
 
 fn root() -> &'static Path {

@@ -22,8 +22,8 @@ fn written() -> String {
         .write(&mut text);
     // Before the end of the guard.
     let end = text
-        .windows(6)
-        .rposition(|bytes| bytes == b"#endif")
+        .windows(21)
+        .rposition(|bytes| bytes == b"#endif  /* GPU_IPC_H ")
         .expect("a guard");
     text.splice(end..end, layouts().into_bytes());
     // Rust's heading of what a caller promises, as a line of the comment.
@@ -32,41 +32,54 @@ fn written() -> String {
         .replace("// # Safety\n//\n// ", "// Caller: ")
 }
 
-/// Asserts, where the header is compiled, the size of each structure and the place of its last
+/// Asserts, where the header is compiled, the size of each structure and the place and size of each
 /// field as Rust has them.
 fn layouts() -> String {
+    fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
+        size_of::<F>()
+    }
     let mut text = String::from(
         "// The structures are those that the library was compiled with.\n#ifdef __cplusplus\n\
-         #define GPU_IPC_SAME(what, is) static_assert((what) == (is), #what)\n#else\n\
-         #define GPU_IPC_SAME(what, is) _Static_assert((what) == (is), #what)\n#endif\n",
+         #define GPU_IPC_SIZE(type, bytes) static_assert(sizeof(type) == (bytes), #type)\n\
+         #define GPU_IPC_FIELD(type, field, at, bytes) \\\n    \
+         static_assert(offsetof(type, field) == (at) && sizeof(type::field) == (bytes), #type \".\" #field)\n#else\n\
+         #define GPU_IPC_SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), #type)\n\
+         #define GPU_IPC_FIELD(type, field, at, bytes) \\\n    \
+         _Static_assert(offsetof(type, field) == (at) && sizeof(((type *)0)->field) == (bytes), #type \".\" #field)\n\
+         #endif\n",
     );
     macro_rules! same {
-        ($($type:ident: $last:ident),* $(,)?) => {$(
-            let (name, last) = (stringify!($type), stringify!($last));
-            let (size, at) = (size_of::<$type>(), offset_of!($type, $last));
-            text.push_str(&format!("GPU_IPC_SAME(sizeof({name}), {size});\n"));
-            text.push_str(&format!("GPU_IPC_SAME(offsetof({name}, {last}), {at});\n"));
+        ($($type:ident { $($field:ident),* };)*) => {$(
+            // A field that is left out here does not compile.
+            let _: fn($type) = |value| { let $type { $($field: _),* } = value; };
+            let name = stringify!($type);
+            text.push_str(&format!("GPU_IPC_SIZE({name}, {});\n", size_of::<$type>()));
+            $(
+                let (field, at) = (stringify!($field), offset_of!($type, $field));
+                let size = size_of_field(|value: &$type| &value.$field);
+                text.push_str(&format!("GPU_IPC_FIELD({name}, {field}, {at}, {size});\n"));
+            )*
         )*};
     }
     same! {
-        gpu_ipc_client_options: patience_ns,
-        gpu_ipc_collected: returned,
-        gpu_ipc_connect_options: reserved,
-        gpu_ipc_create_options: unchanged_count,
-        gpu_ipc_descriptor: bytes,
-        gpu_ipc_descriptor_info: user,
-        gpu_ipc_device_info: name,
-        gpu_ipc_grant: reserved,
-        gpu_ipc_identity: bytes,
-        gpu_ipc_notice: number,
-        gpu_ipc_part: name,
-        gpu_ipc_part_spec: type_lanes,
-        gpu_ipc_reader_info: name,
-        gpu_ipc_session_options: grows_in_place,
-        gpu_ipc_share_options: user,
-        gpu_ipc_stats: unmarked_blocks,
+        gpu_ipc_client_options { size, dir, name, patience_ns };
+        gpu_ipc_collected { size, blocks, bytes, returned };
+        gpu_ipc_connect_options { size, name, timeout_ns, cache_bytes, cache_regions, read_only, reserved, wait_for_producer_ns };
+        gpu_ipc_create_options { size, user, user_len, uids, uid_count, readers, expect, expected, replace, reserved, groups, unchanged, unchanged_count };
+        gpu_ipc_descriptor { bytes };
+        gpu_ipc_descriptor_info { size, len, participant, session, user };
+        gpu_ipc_device_info { size, backend, number, uuid, total_bytes, name };
+        gpu_ipc_grant { block, participant, claims, reserved };
+        gpu_ipc_identity { bytes };
+        gpu_ipc_notice { kind, reserved, number };
+        gpu_ipc_part { size, ptr, len, rank, type_code, type_bits, type_lanes, shape, strides, name };
+        gpu_ipc_part_spec { name, shape, strides, rank, type_code, type_bits, type_lanes };
+        gpu_ipc_reader_info { size, epoch, identity, part_count, user_len, asleep, reserved, name };
+        gpu_ipc_session_options { size, socket, uids, uid_count, region_bytes, time_to_live_ns, quarantine_ns, max_leases, grows_in_place };
+        gpu_ipc_share_options { size, time_to_live_ns, user };
+        gpu_ipc_stats { size, live_blocks, live_bytes, limbo_blocks, limbo_bytes, in_flight, held, quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, revoked, expired, deaths, corrupt_words, tickets, participants, regions, reserved_bytes, in_use_bytes, pinned_bytes, unmarked_blocks };
     }
-    text + "#undef GPU_IPC_SAME\n\n"
+    text + "#undef GPU_IPC_SIZE\n#undef GPU_IPC_FIELD\n\n"
 }
 
 /// `GPU_IPC_WRITE_HEADER=1` writes it anew.
@@ -128,7 +141,7 @@ fn every_structure_has_its_size_asserted() {
         .filter(|line| line.starts_with("typedef struct ") && line.ends_with(';'))
         .count();
     assert_eq!(
-        header.matches("GPU_IPC_SAME(sizeof(").count(),
+        header.matches("\nGPU_IPC_SIZE(").count(),
         structures - opaque
     );
 }
@@ -163,6 +176,7 @@ fn every_function_is_called_by_a_program() {
         "tests/c/misuse.c",
         "tests/c/usual.c",
         "tests/c/objects.c",
+        "tests/c/strict.c",
         "examples/first.c",
         "examples/ring.cpp",
         "examples/hot_swap.c",

@@ -41,7 +41,7 @@ pub struct gpu_ipc_client_options {
     /// How long a question may take, in nanoseconds; 0 for 60 seconds.
     pub patience_ns: u64,
 }
-sized_struct!(gpu_ipc_client_options: "gpu_ipc_client_options");
+sized_struct!(gpu_ipc_client_options of 32 { size, dir, name, patience_ns });
 
 /// How an object is made; all zero is a good choice.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +79,7 @@ pub struct gpu_ipc_create_options {
     /// How many they are.
     pub unchanged_count: usize,
 }
-sized_struct!(gpu_ipc_create_options: "gpu_ipc_create_options");
+sized_struct!(gpu_ipc_create_options of 88 { size, user, user_len, uids, uid_count, readers, expect, expected, replace, reserved, groups, unchanged, unchanged_count });
 
 /// Connects to a broker of objects, for objects on a device. It reconnects by itself when the
 /// broker was started again.

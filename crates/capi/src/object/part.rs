@@ -70,7 +70,7 @@ pub struct gpu_ipc_part {
     /// Its name, with a zero byte behind.
     pub name: [c_char; GPU_IPC_NAME_BYTES],
 }
-sized_struct!(gpu_ipc_part: "gpu_ipc_part");
+sized_struct!(gpu_ipc_part of 800 { size, ptr, len, rank, type_code, type_bits, type_lanes, shape, strides, name });
 
 /// Packs the parts that C describes: each group apart, or all together where `groups` is null.
 ///

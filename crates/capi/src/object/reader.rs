@@ -38,7 +38,7 @@ pub struct gpu_ipc_reader_info {
     /// The object's name, with a zero byte behind.
     pub name: [c_char; GPU_IPC_NAME_BYTES],
 }
-sized_struct!(gpu_ipc_reader_info: "gpu_ipc_reader_info");
+sized_struct!(gpu_ipc_reader_info of 312 { size, epoch, identity, part_count, user_len, asleep, reserved, name });
 
 /// Runs a call with a reader, one at a time.
 fn with<T>(
