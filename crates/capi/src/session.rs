@@ -411,10 +411,8 @@ mod tests {
         RETURNED.fetch_add(1, Ordering::Relaxed);
         let session = context.cast::<gpu_ipc_session>();
         // SAFETY: `gpu_ipc_session_collect` asks for null, or a structure with its size.
-        assert_eq!(
-            unsafe { gpu_ipc_session_collect(session, null_mut()) },
-            GPU_IPC_OK
-        );
+        let code = unsafe { gpu_ipc_session_collect(session, null_mut()) };
+        assert_eq!(code, GPU_IPC_OK);
         assert_eq!(gpu_ipc_session_close(session), GPU_IPC_OK);
     }
 
@@ -465,17 +463,13 @@ mod tests {
         };
         assert_eq!(adopted, GPU_IPC_OK);
         // SAFETY: `assume_init` asks for a value: null from the start.
-        assert_eq!(
-            gpu_ipc_block_close(unsafe { block.assume_init() }),
-            GPU_IPC_OK
-        );
+        let block = unsafe { block.assume_init() };
+        assert_eq!(gpu_ipc_block_close(block), GPU_IPC_OK);
         let mut collected = sized::zeroed::<gpu_ipc_collected>();
         collected.size = size_of::<gpu_ipc_collected>();
         // SAFETY: `gpu_ipc_session_collect` asks for null, or a structure with its size.
-        assert_eq!(
-            unsafe { gpu_ipc_session_collect(session, &raw mut collected) },
-            GPU_IPC_OK
-        );
+        let code = unsafe { gpu_ipc_session_collect(session, &raw mut collected) };
+        assert_eq!(code, GPU_IPC_OK);
         assert_eq!(
             (collected.returned, RETURNED.load(Ordering::Relaxed)),
             (1, 1)
