@@ -107,10 +107,8 @@ impl C {
         for _ in 0..count {
             let mut descriptor = MaybeUninit::uninit();
             // SAFETY: `gpu_ipc_share` asks for options or null.
-            assert_eq!(
-                unsafe { share(self.block, id, null_mut(), null(), Some(&mut descriptor)) },
-                GPU_IPC_OK
-            );
+            let code = unsafe { share(self.block, id, null_mut(), null(), Some(&mut descriptor)) };
+            assert_eq!(code, GPU_IPC_OK);
             // SAFETY: `assume_init` asks for a value: the call has succeeded.
             let bytes = black_box(unsafe { descriptor.assume_init() }.bytes);
             let received = made(|received| {
