@@ -105,8 +105,9 @@ fn every_thread_that_the_library_starts_blocks_the_programs_signals() {
             if before.contains_key(&number) || number == program {
                 continue;
             }
-            // A thread that has not named itself yet has the name of the one that started it.
-            assert_eq!(mask, all, "{name} does not block {:#x}", all & !mask);
+            // A thread that begins or ends blocks more for a moment: the C library sees to that.
+            let free = all & !mask;
+            assert_eq!(free, 0, "{name} does not block {free:#x}");
             missing.retain(|needed| *needed != name);
         }
         assert!(
