@@ -54,7 +54,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("gpu-ipc-cli", &["gpu-ipc"]),
     (
         "gpu-ipc-torture",
-        &["gpu-ipc", "gpu-ipc-cli", "gpu-ipc-harness"],
+        &[
+            "gpu-ipc",
+            "gpu-ipc-backend-host",
+            "gpu-ipc-cli",
+            "gpu-ipc-harness",
+        ],
     ),
     (
         "gpu-ipc-steady",

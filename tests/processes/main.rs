@@ -8,6 +8,7 @@
 //! condition, under a watchdog.
 
 mod agent;
+mod agent_process;
 mod bad_input;
 mod child;
 mod container;
@@ -21,7 +22,6 @@ mod gate;
 mod gpu;
 mod growth;
 mod kernel;
-mod life;
 mod lifecycle;
 mod notice;
 mod order;
@@ -54,7 +54,7 @@ type Case = (&'static str, fn());
 
 fn main() {
     if let Some(agent::Role::Agent) = harness::role() {
-        return life::run();
+        return agent_process::run();
     }
     let here = [
         lifecycle::CASES,

@@ -4,12 +4,12 @@
 //! What they say here they say in bytes, by the tables of `docs/WIRE.md`, since nothing in the API
 //! lets them.
 
+mod connections;
 mod directory;
 mod forged;
 mod quotas;
 mod stranger;
 mod users;
-mod way_in;
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn main() {
             forged::CASES,
             quotas::CASES,
             directory::CASES,
-            way_in::CASES,
+            connections::CASES,
         ]
         .concat(),
         true,

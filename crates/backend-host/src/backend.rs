@@ -8,12 +8,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
-use std::time::Duration;
 
 use gpu_api::groups::*;
 use gpu_api::{
-    BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DeviceUuid, KernelPages,
-    MemoryInfo, RawEvent, RawStream, Result, refuse_capture,
+    BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DeviceUuid, KernelPages, MemoryInfo,
+    RawEvent, RawStream, Result, refuse_capture,
 };
 
 use crate::config::HostConfig;
@@ -22,7 +21,6 @@ use crate::error::{
     CAPTURE_UNSUPPORTED, ILLEGAL_ADDRESS, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, driver,
 };
 use crate::event::Event;
-use crate::late_write::Helper;
 use crate::memory::{self, GRANULARITY, Memories};
 use crate::pool::Pools;
 use crate::range::Ranges;
@@ -43,7 +41,9 @@ pub(crate) struct Tables {
     pub(crate) events: HashMap<u64, Arc<Event>>,
     pub(crate) words: BTreeMap<usize, usize>,
     pub(crate) host: HashMap<usize, KernelPages>,
-    helper: Option<Helper>,
+    /// The process that writes after this one's death.
+    #[cfg(feature = "faults")]
+    pub(crate) helper: Option<crate::late_write::Helper>,
 }
 
 /// The host backend.
@@ -86,6 +86,7 @@ impl HostBackend {
             events: HashMap::new(),
             words: BTreeMap::new(),
             host: HashMap::new(),
+            #[cfg(feature = "faults")]
             helper: None,
         };
         let broken = (0..config.devices).map(|_| Arc::default()).collect();
@@ -122,42 +123,6 @@ impl HostBackend {
     /// Returns the device that is current on the calling thread.
     pub fn current_device() -> Option<DeviceId> {
         current::current()
-    }
-
-    /// Breaks a device's context, as an illegal access of a kernel does: every later call on it
-    /// gives code 700, and nothing that is queued runs any more.
-    pub fn break_device(&self, device: DeviceId) {
-        if let Some(broken) = self.broken.get(device.0 as usize) {
-            broken.store(true, Ordering::Release);
-        }
-    }
-
-    /// Counts the pieces of memory that are registered for streams: for tests that look whether
-    /// each is ended.
-    pub fn registered_words(&self) -> usize {
-        self.tables().words.len()
-    }
-
-    /// Arms a write that happens only if this process dies, so long after its death: what a GPU's
-    /// unfinished kernel does.
-    ///
-    /// # Errors
-    ///
-    /// [`Driver`](gpu_api::Error::Driver) for an address in no allocation,
-    /// [`Invalid`](gpu_api::Error::Invalid) for more than 64 bytes,
-    /// [`Exhausted`](gpu_api::Error::Exhausted) for more than 32 writes,
-    /// [`System`](gpu_api::Error::System) when the helper process cannot be started.
-    pub fn arm_late_write(&self, ptr: DevicePtr, bytes: &[u8], delay: Duration) -> Result<()> {
-        let mut tables = self.tables();
-        let in_range = tables.ranges.file_at(ptr);
-        let (file, offset) = in_range.unwrap_or_else(|| tables.memories.file_at(ptr))?;
-        let mut helper = match tables.helper.take() {
-            Some(helper) => helper,
-            None => Helper::start()?,
-        };
-        let armed = helper.arm(&file, offset, bytes, delay);
-        tables.helper = Some(helper);
-        armed
     }
 
     pub(crate) fn tables(&self) -> MutexGuard<'_, Tables> {

@@ -7,7 +7,7 @@
 //! break, and its free can block while a stream waits.
 //!
 //! Read in this order: `config`, `current`, `memory` (allocations and handles), `range`, `pool`,
-//! `stream`, `event`, `late_write`, `backend`, and its calls: `memory_calls`, `pool_calls`,
+//! `stream`, `event`, `backend`, and its calls: `memory_calls`, `pool_calls`,
 //! `stream_calls`.
 //!
 //! # Example
@@ -28,6 +28,9 @@ mod config;
 mod current;
 mod error;
 mod event;
+#[cfg(feature = "faults")]
+mod faults;
+#[cfg(feature = "faults")]
 mod late_write;
 mod memory;
 mod memory_calls;

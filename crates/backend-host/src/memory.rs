@@ -569,6 +569,7 @@ impl Memories {
     }
 
     /// Returns the file behind an address, and the address' offset in it.
+    #[cfg(feature = "faults")]
     pub fn file_at(&self, ptr: DevicePtr) -> Result<(OwnedFd, u64)> {
         let (base, memory) = self
             .find(ptr)

@@ -88,6 +88,7 @@ impl Ranges {
     }
 
     /// Returns the file behind an address in a piece, and the address' offset in it.
+    #[cfg(feature = "faults")]
     pub fn file_at(&self, ptr: DevicePtr) -> Option<Result<(OwnedFd, u64)>> {
         let (base, piece) = self.find(ptr)?;
         Some(duplicate(&self.physical.get(&piece.handle)?.file).map(|file| (file, ptr.0 - base)))

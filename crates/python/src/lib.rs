@@ -28,6 +28,7 @@ mod data;
 mod interpreter;
 mod objects;
 mod producer;
+#[cfg(feature = "faults")]
 mod testing;
 
 /// The native half of `gpu_ipc`.
@@ -73,14 +74,19 @@ mod _gpu_ipc {
     use crate::producer::loan::Loan;
     #[pymodule_export]
     use crate::producer::session::Session;
+    #[cfg(feature = "faults")]
     #[pymodule_export]
     use crate::testing::memory::{PlainMemory, Segment};
+    #[cfg(feature = "faults")]
     #[pymodule_export]
     use crate::testing::panic::panic_on_sessions_thread;
+    #[cfg(feature = "faults")]
     #[pymodule_export]
     use crate::testing::server::serve_broker;
+    #[cfg(feature = "faults")]
     #[pymodule_export]
     use crate::testing::stall::stall;
+    #[cfg(feature = "faults")]
     #[pymodule_export]
     use crate::testing::timing::{time_claims, time_shares};
 }

@@ -4,7 +4,6 @@ use std::io::{IsTerminal, Write, stdout};
 use std::time::{Duration, Instant};
 
 use crossterm::cursor::{Hide, MoveTo, MoveToNextLine, Show};
-use crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use crossterm::style::{Attribute, Print, SetAttribute};
 use crossterm::terminal::{self, Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
 use crossterm::{execute, queue};
@@ -12,6 +11,7 @@ use crossterm::{execute, queue};
 use super::brokers::{BrokerState, SeenBroker, look, summary};
 use super::columns::{Column, HOLDER_COLUMNS, Shown, digits, holder_cells, words};
 use super::gather::{Answer, Seen, gather};
+use super::keys::{Key, Keyboard};
 use super::text::{bytes, cut, fitting, time, wrapped};
 use crate::args::TopOptions;
 use crate::{Outcome, output};
@@ -39,6 +39,13 @@ pub fn run(options: &TopOptions) -> Outcome {
             "top moves the cursor, and TERM says that this terminal cannot (dumb); use gpu-ipc ls";
         return output::fail(why, false, Outcome::Unavailable);
     }
+    let keyboard = match Keyboard::open() {
+        Ok(keyboard) => keyboard,
+        Err(error) => {
+            let why = format!("the keyboard cannot be read: {error}; use gpu-ipc ls");
+            return output::fail(&why, false, Outcome::Unavailable);
+        }
+    };
     let screen = match Screen::take() {
         Ok(screen) => screen,
         Err(error) => {
@@ -46,7 +53,7 @@ pub fn run(options: &TopOptions) -> Outcome {
             return output::fail(&why, false, Outcome::Unavailable);
         }
     };
-    let ended = watch(options);
+    let ended = watch(options, &keyboard);
     drop(screen);
     match ended {
         Ok(()) => Outcome::Good,
@@ -74,7 +81,7 @@ impl Drop for Screen {
     }
 }
 
-fn watch(options: &TopOptions) -> Result<(), String> {
+fn watch(options: &TopOptions, keyboard: &Keyboard) -> Result<(), String> {
     let interval = Duration::from_secs_f64(options.interval);
     let mut view = View::default();
     loop {
@@ -91,20 +98,14 @@ fn watch(options: &TopOptions) -> Result<(), String> {
             view.draw()
                 .map_err(|e| format!("the terminal cannot be drawn on: {e}"))?;
             let left = due.saturating_duration_since(Instant::now());
-            if left.is_zero()
-                || !event::poll(left).map_err(|e| format!("the keyboard cannot be read: {e}"))?
-            {
+            if left.is_zero() {
                 break;
             }
-            let event = event::read().map_err(|e| format!("the keyboard cannot be read: {e}"))?;
-            if let Event::Key(key) = event
-                && key.kind == KeyEventKind::Press
-            {
-                let interrupt =
-                    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c');
-                if interrupt || view.obey(key.code) == Wish::Quit {
-                    return Ok(());
-                }
+            let keys = keyboard
+                .wait(left)
+                .map_err(|e| format!("the keyboard cannot be read: {e}"))?;
+            if keys.into_iter().any(|key| view.obey(key) == Wish::Quit) {
+                return Ok(());
             }
         }
     }
@@ -155,15 +156,13 @@ impl View {
             .min(self.seen.len().saturating_sub(1));
     }
 
-    fn obey(&mut self, key: KeyCode) -> Wish {
+    fn obey(&mut self, key: Key) -> Wish {
         match key {
-            KeyCode::Char('q') | KeyCode::Esc => return Wish::Quit,
-            KeyCode::Down | KeyCode::Char('j') if self.selected + 1 < self.seen.len() => {
-                self.selected += 1
-            }
-            KeyCode::Up | KeyCode::Char('k') => self.selected = self.selected.saturating_sub(1),
-            KeyCode::Char('p') | KeyCode::Char(' ') => self.paused = !self.paused,
-            _ => {}
+            Key::Quit => return Wish::Quit,
+            Key::Down if self.selected + 1 < self.seen.len() => self.selected += 1,
+            Key::Down => {}
+            Key::Up => self.selected = self.selected.saturating_sub(1),
+            Key::Pause => self.paused = !self.paused,
         }
         Wish::Stay
     }
@@ -537,15 +536,15 @@ mod tests {
     fn the_selection_stays_with_its_session() {
         let mut view = View::default();
         view.take(vec![hung("/a"), hung("/b"), hung("/c")]);
-        assert_eq!(view.obey(KeyCode::Down), Wish::Stay);
+        assert_eq!(view.obey(Key::Down), Wish::Stay);
         view.take(vec![hung("/b"), hung("/c")]);
         assert_eq!(view.selected, 0);
         assert!(drawn(&view).contains("does not answer"));
         view.take(Vec::new());
         assert_eq!(
-            (view.selected, view.obey(KeyCode::Down), view.selected),
+            (view.selected, view.obey(Key::Down), view.selected),
             (0, Wish::Stay, 0)
         );
-        assert_eq!(view.obey(KeyCode::Char('q')), Wish::Quit);
+        assert_eq!(view.obey(Key::Quit), Wish::Quit);
     }
 }

@@ -18,6 +18,7 @@ use crate::interpreter::waiting::aside;
 pub(crate) struct Stream(gpu_ipc::Stream);
 
 impl Stream {
+    #[cfg(feature = "faults")]
     pub fn native(&self) -> &gpu_ipc::Stream {
         &self.0
     }

@@ -582,6 +582,7 @@ impl Session {
 }
 
 impl Session {
+    #[cfg(feature = "faults")]
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }

@@ -22,37 +22,40 @@ use crate::{Case, Stage, open_gpu};
 
 pub const CASES: &[Case] = &[
     (
-        "way_in::who_leaves_after_the_welcome_is_no_participant",
+        "connections::who_leaves_after_the_welcome_is_no_participant",
         leaves_after_the_welcome,
     ),
     (
-        "way_in::who_leaves_before_the_welcome_harms_no_share",
+        "connections::who_leaves_before_the_welcome_harms_no_share",
         leaves_before_the_welcome,
     ),
-    ("way_in::every_step_that_fails_leaves_nothing", every_step),
     (
-        "way_in::descriptors_that_take_long_to_close_keep_nobody",
+        "connections::every_step_that_fails_leaves_nothing",
+        every_step,
+    ),
+    (
+        "connections::descriptors_that_take_long_to_close_keep_nobody",
         lingering,
     ),
     (
-        "way_in::a_connection_that_is_shut_for_writing_costs_nothing",
+        "connections::a_connection_that_is_shut_for_writing_costs_nothing",
         half_closed,
     ),
     (
-        "way_in::a_producer_that_shuts_its_end_for_writing_costs_nothing",
+        "connections::a_producer_that_shuts_its_end_for_writing_costs_nothing",
         half_closed_producer,
     ),
     (
-        "way_in::silent_connections_keep_out_no_other_process",
+        "connections::silent_connections_keep_out_no_other_process",
         silent,
     ),
     (
-        "way_in::words_are_unmapped_only_when_no_stream_owes_them_a_value",
+        "connections::words_are_unmapped_only_when_no_stream_owes_them_a_value",
         owed_words,
     ),
-    ("way_in::who_joins_and_leaves_is_told_by_name", told),
+    ("connections::who_joins_and_leaves_is_told_by_name", told),
     (
-        "way_in::a_shut_down_session_leaves_no_socket",
+        "connections::a_shut_down_session_leaves_no_socket",
         no_socket_left,
     ),
 ];
