@@ -6,7 +6,7 @@
 //! | folder | files | what |
 //! |---|---|---|
 //! | `interpreter` | `errors`, `waiting`, `queue`, `process`, `later`, `logging`, `keeper` | how Python learns of failures, waits and logs; what other threads leave to it |
-//! | `data` | `layout`, `addressee`, `descriptor`, `descriptors`, `device`, `stream`, `notice`, `stats` | what programs name and read: types that only hold data |
+//! | `data` | `layout`, `number`, `addressee`, `descriptor`, `descriptors`, `device`, `stream`, `notice`, `stats` | what programs name and read: types that only hold data |
 //! | `arrays` | `abi`, `view`, `dlpack`, `export`, `exchange`, `interface`, `buffer`, `read`, `class` | the four protocols that arrays speak, in and out |
 //! | `producer` | `adopted`, `shared`, `block`, `sharing`, `loan`, `torch_pool`, `session` | sessions, from any array to a grant |
 //! | `consumer` | `received`, `participant` | participants, from a grant to any array |
@@ -34,6 +34,13 @@ mod testing;
 /// The native half of `gpu_ipc`.
 #[pyo3::pymodule]
 mod _gpu_ipc {
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+
     #[pymodule_export]
     use crate::consumer::participant::{Participant, connect};
     #[pymodule_export]

@@ -1,6 +1,9 @@
 """Claims and notices in asyncio."""
 
 import asyncio
+import concurrent.futures
+import threading
+from typing import Any
 
 import numpy
 import pytest
@@ -73,3 +76,88 @@ def test_notices_come_until_the_producer_is_gone(path: str) -> None:
 
     assert session.cancel(block, descriptor)
     assert asyncio.run(main()) == ["revoked", "closing"]
+
+
+def test_every_reader_of_notices_ends_when_the_producer_is_gone(path: str) -> None:
+    session = gpu_ipc.Session("host:0", path)
+    participant = gpu_ipc.connect(path)
+
+    async def read() -> list[str]:
+        return [notice.kind async for notice in participant.notices_async()]
+
+    async def main() -> list[list[str]]:
+        nonlocal session
+        async with asyncio.timeout(WATCHDOG):
+            readers = [asyncio.create_task(read()) for _ in range(3)]
+            await asyncio.sleep(0)
+            session.close()
+            del session
+            return await asyncio.gather(*readers)
+
+    heard = asyncio.run(main())
+    assert sorted(kind for kinds in heard for kind in kinds) == ["closing", "producer_gone"]
+    # One that begins after the end, in another loop, has nothing to wait for.
+    assert asyncio.run(asyncio.wait_for(read(), WATCHDOG)) == []
+
+
+def test_every_reader_of_a_sessions_notices_ends_when_it_is_closed(session: gpu_ipc.Session) -> None:
+    async def read() -> list[str]:
+        return [notice.kind async for notice in session.notices_async()]
+
+    async def main() -> list[list[str]]:
+        async with asyncio.timeout(WATCHDOG):
+            readers = [asyncio.create_task(read()) for _ in range(2)]
+            await asyncio.sleep(0)
+            session.close()
+            return await asyncio.gather(*readers)
+
+    assert sorted(kind for kinds in asyncio.run(main()) for kind in kinds) == ["closed"]
+    assert asyncio.run(asyncio.wait_for(read(), WATCHDOG)) == []
+    # What was read without a loop has ended as well.
+    assert session.notices() == []
+
+
+def test_participants_are_waited_for_as_long_as_the_session_is_open(session: gpu_ipc.Session) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(WATCHDOG):
+            waiting = asyncio.create_task(session.wait_for_participants_async(1))
+            await asyncio.sleep(0)
+            with gpu_ipc.connect(session.path) as participant:
+                assert await waiting == [participant.id]
+                more = asyncio.create_task(session.wait_for_participants_async(2))
+                await asyncio.sleep(0)
+                session.close()
+                with pytest.raises(gpu_ipc.Closed):
+                    await more
+        with pytest.raises(gpu_ipc.Closed):
+            await session.wait_for_participants_async(1)
+
+    asyncio.run(main())
+    with pytest.raises(gpu_ipc.Closed):
+        session.wait_for_participants(1)
+    with pytest.raises(gpu_ipc.Closed):
+        session.wait_for_participants(1, timeout=WATCHDOG)
+
+
+def test_watches_leave_the_default_executor_to_others(broker: gpu_ipc.Broker) -> None:
+    class Refuses(concurrent.futures.ThreadPoolExecutor):
+        def submit(self, *_what: object, **_more: object) -> concurrent.futures.Future[Any]:
+            raise AssertionError("a watch took a worker")
+
+    async def main() -> list[int]:
+        asyncio.get_running_loop().set_default_executor(Refuses(1))
+        async with asyncio.timeout(WATCHDOG):
+            watches = [asyncio.create_task(broker.watch_async("model")) for _ in range(16)]
+            cancelled = asyncio.create_task(broker.watch_async("model"))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            broker.put("model", {"a": numpy.zeros(4)})
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            return await asyncio.gather(*watches)
+
+    assert asyncio.run(main()) == [1] * 16
+    until(lambda: all(thread.name != "gpu-ipc-watch" for thread in threading.enumerate()), "their threads end")
+    broker.close()
+    with pytest.raises(gpu_ipc.Invalid, match="connect again"):
+        asyncio.run(broker.watch_async("model"))

@@ -466,3 +466,17 @@ def test_tensors_come_nested_and_keep_the_object(broker: gpu_ipc.Broker) -> None
         writer["w"].torch().copy_(module.weight.detach())
         writer.commit()
     assert torch.equal(broker.open("filled").tensors()["w"], module.weight)
+
+
+def test_what_is_no_tree_of_arrays_is_refused(broker: gpu_ipc.Broker) -> None:
+    for parts in ({}, {"a": {}}, {"a": {"b": {}}}):
+        for call in (broker.put, broker.create, broker.scratch):
+            with pytest.raises(gpu_ipc.Invalid, match="is empty, but must hold a part"):
+                call("model", parts)
+    # What an optimizer's state is made of.
+    with pytest.raises(gpu_ipc.Invalid, match="key is 0, .* the rest into `meta`"):
+        broker.put("model", {"state": {0: numpy.zeros(2)}})
+    for value in (1, 0.5, [1, 2], "text", None, True):
+        with pytest.raises(gpu_ipc.Invalid, match="`?meta`?"):
+            broker.put("model", {"lr": value})
+    assert broker.listing()["objects"] == []

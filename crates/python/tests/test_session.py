@@ -1,11 +1,14 @@
 """What a session tells its program, what it may take, and how each side ends: in the calling thread and in asyncio."""
 
 import asyncio
+import inspect
 import os
 import pathlib
+import re
 import select
 import subprocess
 import sys
+import weakref
 
 import numpy
 import pytest
@@ -350,3 +353,66 @@ def test_every_error_has_a_code_of_its_own() -> None:
     kinds = [kind for kind in vars(gpu_ipc).values() if isinstance(kind, type) and issubclass(kind, gpu_ipc.Error)]
     assert len({kind.code for kind in kinds}) == len(kinds) > 30
     assert all(kind.__name__ in gpu_ipc.__all__ and kind.__doc__ for kind in kinds)
+
+
+def test_a_number_that_does_not_fit_is_an_error_of_the_library(session: gpu_ipc.Session, path: str) -> None:
+    for wrong in (
+        lambda: session.alloc(-1),
+        lambda: session.alloc(1 << 64),
+        lambda: session.ticket(-1),
+        lambda: session.ticket(0),
+        lambda: session.ticket(1 << 32),
+        lambda: session.wait_for_participants(-1),
+        lambda: gpu_ipc.Session("host:0", path + "2", limit=-1),
+        lambda: gpu_ipc.Session("host:0", path + "2", max_leases=-5),
+    ):
+        with pytest.raises(gpu_ipc.Invalid, match="must be|is -|from") as caught:
+            wrong()
+        assert isinstance(caught.value, ValueError)
+    # What has the wrong type is Python's own error, as everywhere.
+    with pytest.raises(TypeError, match="nbytes"):
+        session.alloc("many")  # type: ignore[arg-type]
+
+
+def test_every_object_can_be_referred_to_weakly(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant, broker: gpu_ipc.Broker
+) -> None:
+    block = session.alloc(8)
+    descriptor = session.share(block)
+    broker.put("model", {"a": numpy.zeros(4)})
+    model = broker.open("model")
+    objects = [session, participant, block, descriptor, session.share_many([block]), participant.claim(descriptor)]
+    objects += [broker, model, model["a"], session.ticket(), participant.id, gpu_ipc.Stream("host:0"), session.stats()]
+    assert all(weakref.ref(it)() is it for it in objects)
+    gone = weakref.ref(block)
+    objects.clear()
+    del block
+    assert gone() is None
+
+
+def test_what_is_closed_says_so(path: str, broker: gpu_ipc.Broker) -> None:
+    session = gpu_ipc.Session("host:0", path)
+    assert repr(session) == f"<gpu_ipc.Session host:0 at {path}>"
+    session.close()
+    assert repr(session) == f"<gpu_ipc.Session host:0 at {path}, closed>"
+    assert repr(broker).startswith("<gpu_ipc.Broker host:0 at ") and not repr(broker).endswith("closed>")
+    broker.close()
+    assert repr(broker).endswith(", closed>")
+
+
+def test_the_package_says_its_version_and_its_signatures() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", gpu_ipc.__version__)
+    for call in (gpu_ipc.Session, gpu_ipc.Session.ticket, gpu_ipc.Broker.watch, gpu_ipc.connect):
+        defaults = [parameter.default for parameter in inspect.signature(call).parameters.values()]
+        assert Ellipsis not in defaults, call
+
+
+@pytest.mark.parametrize("ttl", [300.0, None])
+def test_a_closed_session_keeps_nothing_for_grants_that_nobody_can_claim(path: str, ttl: float | None) -> None:
+    # Of 32 MiB each, on a device of 1 GiB.
+    for _ in range(40):
+        with gpu_ipc.Session("host:0", path, ttl=ttl) as session:
+            session.share(numpy.arange(8), copy=True)
+        until(lambda: session.stats().live_blocks == 0, "the grant ends")
+        report = session.close(timeout=WATCHDOG)
+        assert report.clean, report

@@ -5,7 +5,7 @@ import pickle
 
 import numpy
 import pytest
-from conftest import WATCHDOG, settled, until
+from conftest import DEVICE, WATCHDOG, settled, until
 
 import gpu_ipc
 
@@ -333,3 +333,29 @@ def test_what_cannot_be_shared_is_refused_with_the_remedy(
         session.share(session.alloc(1), to=gpu_ipc.ParticipantId(77 << 12))
     with pytest.raises(gpu_ipc.Invalid, match="another session"), gpu_ipc.Session("host:0") as other:
         session.share(other.alloc(1), to=participant.id)
+
+
+def test_descriptors_travel_as_a_buffer_and_are_claimed_as_bytes(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant
+) -> None:
+    blocks = [session.alloc(n + 1) for n in range(3)]
+    for form in (gpu_ipc.Descriptors, bytes, bytearray, memoryview, list):
+        descriptors = session.share_many(blocks)
+        view = memoryview(descriptors)
+        assert view.readonly and bytes(view) == bytes(descriptors)
+        assert [len(one) for one in participant.claim_many(form(descriptors))] == [1, 2, 3]
+    # Bytes of one are no list.
+    with pytest.raises(gpu_ipc.BadDescriptor, match="list of descriptors"):
+        participant.claim_many(bytes(descriptors[0]))
+
+
+def test_an_array_that_its_library_does_not_give_out_says_what_to_do(session: gpu_ipc.Session) -> None:
+    with pytest.raises(gpu_ipc.Unsupported, match="view") as caught:
+        session.share(numpy.zeros(4, ">i4"), copy=True)
+    assert isinstance(caught.value.__cause__, BufferError)
+
+
+@pytest.mark.skipif(not DEVICE.startswith("host"), reason="of a session on the host")
+def test_an_array_of_this_process_alone_is_refused_without_a_copy(session: gpu_ipc.Session) -> None:
+    with pytest.raises(gpu_ipc.Unsupported, match="this process alone.*copy=True"):
+        session.share(numpy.arange(10))

@@ -101,6 +101,7 @@ from gpu_ipc._gpu_ipc import (
     detect,
     inspect,
     sessions,
+    __version__,
 )
 
 __all__ = [

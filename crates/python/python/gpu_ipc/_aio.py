@@ -1,11 +1,14 @@
 """Claims, notices and waits in asyncio, over the descriptor of a participant or a session."""
 
 import asyncio
+import contextlib
+import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from gpu_ipc._errors import Closed, Timeout, WouldBlock
+from gpu_ipc import _threads
+from gpu_ipc._errors import Timeout, WouldBlock
 from gpu_ipc._gpu_ipc import Block, Broker, Notice, Participant, ParticipantId, Received, Session, SessionNotice
 
 # Who waits asks again after this many seconds if nothing woke it: another thread may have taken the notice.
@@ -49,15 +52,20 @@ class Waiters:
             if not self.askers and not self.readers:
                 self.loop.remove_reader(self.fd)
 
-    def take(self, source: Participant | Session) -> bool:
-        """Take the notices that are for readers, and say whether there are new ones."""
+    def take(self, source: Participant | Session) -> None:
+        """Take the notices that are for readers, and wake these if there are new ones."""
         told = [notice for notice in source.notices() if notice.kind != "try_again"]
         self.notices.extend(told)
-        return bool(told)
+        if told:
+            self._wake(self.readers)
 
     def _hear(self, source: Participant | Session) -> None:
-        told = self.take(source)
-        for future in (*self.askers, *(self.readers if told else ())):
+        self.take(source)
+        self._wake(self.askers)
+
+    @staticmethod
+    def _wake(queue: "set[asyncio.Future[None]]") -> None:
+        for future in queue:
             if not future.done():
                 future.set_result(None)
 
@@ -73,7 +81,7 @@ async def claim(participant: Participant, descriptor: Any, stream: Any) -> Recei
 
 
 async def notices(source: Participant | Session) -> AsyncIterator[Notice | SessionNotice]:
-    """Give the notices of a participant or a session as they come, to the last."""
+    """Give the notices of a participant or a session as they come, to the last. Each goes to one reader."""
     waiters = Waiters.of(source)
     while True:
         waiters.take(source)
@@ -82,17 +90,20 @@ async def notices(source: Participant | Session) -> AsyncIterator[Notice | Sessi
             yield notice
             if notice.kind in _LAST:
                 return
+        # Another reader had the last one.
+        if source._ended:
+            return
         await waiters.wait(source, waiters.readers)
 
 
 async def participants(session: Session, count: int) -> list[ParticipantId]:
     """Wait until at least `count` participants are connected."""
     waiters = Waiters.of(session)
-    while len(connected := session.participants()) < count:
-        if session.closed:
-            raise Closed(f"the session was closed when {len(connected)} of {count} participants were connected")
-        await waiters.wait(session, waiters.askers)
-    return connected
+    while True:
+        try:
+            return session.wait_for_participants(count, 0)
+        except Timeout:
+            await waiters.wait(session, waiters.askers)
 
 
 async def released(session: Session, block: Block) -> None:
@@ -106,8 +117,34 @@ async def released(session: Session, block: Block) -> None:
 
 
 async def watch(broker: Broker, name: str, seen: int) -> int:
-    """Wait for an epoch newer than `seen`, on a thread that ends soon after a cancel."""
-    while True:
-        newer = await asyncio.to_thread(broker.watch, name, seen, _ASK_AGAIN)
-        if newer is not None:
-            return newer
+    """Wait for an epoch newer than `seen`, on a thread that ends soon after a cancel.
+
+    The thread is its own: asyncio's default executor has a few for everything, and each watch would keep one.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[int] = loop.create_future()
+    ended = threading.Event()
+
+    def settle(give: Callable[[Any], None], value: Any) -> None:
+        if not found.done():
+            give(value)
+
+    def tell(give: Callable[[Any], None], value: Any) -> None:
+        # The loop may be closed by now: nothing waits any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, give, value)
+
+    def look() -> None:
+        try:
+            while not ended.is_set():
+                newer = broker.watch(name, seen, _ASK_AGAIN)
+                if newer is not None:
+                    return tell(found.set_result, newer)
+        except Exception as error:
+            tell(found.set_exception, error)
+
+    _threads.launch(threading.Thread(target=look, name="gpu-ipc-watch", daemon=True))
+    try:
+        return await found
+    finally:
+        ended.set()

@@ -14,15 +14,22 @@ def flat(parts: Any, before: str = "") -> dict[str, Any]:
     """Lay nested mappings out flat: ``{"model": {"w": x}}`` becomes ``{"model/w": x}``."""
     if not isinstance(parts, Mapping):
         raise Invalid(f"the parts are {type(parts).__name__}, but must be a mapping of names to arrays")
+    if not parts:
+        raise Invalid(f"the mapping {before[:-1]!r} is empty, but must hold a part: an object has no others")
     laid: dict[str, Any] = {}
     items: Any = parts.items()
     for key, value in items:
         if not isinstance(key, str) or SEPARATOR in key or not key:
-            raise Invalid(f"a part's key is {key!r}, but must be a text, not empty, without `{SEPARATOR}`")
+            raise Invalid(
+                f"a part's key is {key!r}, but must be a text, not empty, without `{SEPARATOR}`; of an optimizer's"
+                " state, put the tensors under such names and the rest into `meta`"
+            )
         if isinstance(value, Mapping):
-            if not value:
-                raise Invalid(f"the mapping {before + key!r} is empty, but must hold a part: an object has no others")
             laid.update(flat(value, before + key + SEPARATOR))
+        elif value is None or isinstance(value, (bool, int, float, str, list)):
+            raise Invalid(
+                f"the part {before + key!r} is a {type(value).__name__}, but must be an array: put other values into `meta`"
+            )
         else:
             laid[before + key] = value
     return laid

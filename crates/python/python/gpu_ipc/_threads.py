@@ -18,7 +18,11 @@ def start() -> None:
     """Start the thread. Called by the native half, once in a process."""
     thread = threading.Thread(target=_gpu_ipc._keep, name="gpu-ipc", daemon=True)
     _running.append(thread)
-    # A thread inherits its starter's mask. The program's signals are not for this one.
+    launch(thread)
+
+
+def launch(thread: threading.Thread) -> None:
+    """Start a thread with the program's signals blocked on it: it inherits its starter's mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     try:
         thread.start()

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use super::abi::{CPU, Device};
 use super::export::Export;
 use super::view::{Owner, Source, View};
-use crate::data::layout::{Dtype, Layout};
+use crate::data::layout::{Dtype, Layout, f_order};
 use crate::interpreter::errors::{OrRaise, no_buffer, unsupported};
 
 /// What a view of an array points at, until it is released.
@@ -21,6 +21,9 @@ struct Exported {
 }
 
 /// Fills a view of an array in host memory. The view keeps the array's hold.
+///
+/// What a caller asks for by its flags is given or refused as numpy does it: a caller that asks for
+/// contiguous bytes in either order, or for none of the strides, gets no array with gaps.
 ///
 /// # Safety
 ///
@@ -44,21 +47,37 @@ pub(crate) unsafe fn fill_array<H: Send + 'static>(
         ));
     }
     let asks = |flag: c_int| flags & flag == flag;
-    if layout.strides.is_some() && (!asks(ffi::PyBUF_STRIDES) || asks(ffi::PyBUF_C_CONTIGUOUS)) {
+    let (in_c_order, in_f_order) = (layout.strides.is_none(), layout.is_in_f_order());
+    if asks(ffi::PyBUF_C_CONTIGUOUS) && !in_c_order {
+        return Err(no_buffer("the array is not in C order; copy it first"));
+    }
+    if asks(ffi::PyBUF_F_CONTIGUOUS) && !in_f_order {
         return Err(no_buffer(
-            "the array has gaps between its elements; ask for a view with strides",
+            "the array is not in Fortran order; copy it first",
         ));
     }
-    if asks(ffi::PyBUF_F_CONTIGUOUS) && layout.shape.len() > 1 {
-        return Err(no_buffer("the array is not in Fortran order"));
+    if asks(ffi::PyBUF_ANY_CONTIGUOUS) && !in_c_order && !in_f_order {
+        return Err(no_buffer(
+            "the array has gaps between its elements; copy it first",
+        ));
+    }
+    if !asks(ffi::PyBUF_STRIDES) && !in_c_order {
+        return Err(no_buffer(
+            "the array is not in C order; ask for a view with strides, or copy it first",
+        ));
     }
     if view.is_null() {
         return Err(no_buffer("there is no view to fill"));
     }
+    // The stride of a single element is what the order makes it.
+    let strides = if in_f_order && (!in_c_order || asks(ffi::PyBUF_F_CONTIGUOUS)) {
+        f_order(&layout.shape)
+    } else {
+        layout.full_strides()
+    };
     let mut exported = Box::new(Exported {
         shape: layout.shape.iter().map(|&length| length as isize).collect(),
-        strides: layout
-            .full_strides()
+        strides: strides
             .iter()
             .map(|&stride| stride as isize * bytes as isize)
             .collect(),
@@ -71,18 +90,22 @@ pub(crate) unsafe fn fill_array<H: Send + 'static>(
         len: layout.nbytes().unwrap_or(0) as isize,
         itemsize: bytes as isize,
         readonly: c_int::from(export.read_only),
-        ndim: layout.shape.len() as c_int,
+        ndim: if asks(ffi::PyBUF_ND) {
+            layout.shape.len() as c_int
+        } else {
+            0
+        },
         format: if asks(ffi::PyBUF_FORMAT) {
             format.as_ptr().cast_mut()
         } else {
             ptr::null_mut()
         },
-        shape: if asks(ffi::PyBUF_ND) {
+        shape: if asks(ffi::PyBUF_ND) && !layout.shape.is_empty() {
             shape
         } else {
             ptr::null_mut()
         },
-        strides: if asks(ffi::PyBUF_STRIDES) {
+        strides: if asks(ffi::PyBUF_STRIDES) && !layout.shape.is_empty() {
             strides
         } else {
             ptr::null_mut()

@@ -21,7 +21,7 @@ use super::export::Export;
 use super::{buffer, exchange, interface};
 use crate::data::layout::Layout;
 use crate::data::stream::{self, ConsumerStream};
-use crate::interpreter::errors::no_buffer;
+use crate::interpreter::errors::{OrRaise, no_buffer};
 
 /// An object that is an array.
 pub(crate) trait Array {
@@ -111,6 +111,7 @@ pub(crate) fn cuda_interface<'py, A: Array>(
     array: &A,
     py: Python<'py>,
 ) -> PyResult<Bound<'py, PyDict>> {
+    array.gpu().check_fork().or_raise()?;
     let kind = array.gpu().kind();
     if kind != BackendKind::Cuda {
         return Err(PyAttributeError::new_err(format!(
@@ -137,6 +138,7 @@ pub(crate) unsafe fn fill_view<A: Array>(
     view: *mut ffi::Py_buffer,
     flags: c_int,
 ) -> PyResult<()> {
+    array.gpu().check_fork().or_raise()?;
     let kind = array.gpu().kind();
     if kind != BackendKind::Host {
         return Err(no_buffer(format!(

@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 
+use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -36,6 +37,15 @@ pub(crate) fn read(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<O
         Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => {
             keywords.del_item("max_version")?;
             method.call((), Some(&keywords))?
+        }
+        Err(error) if error.is_instance_of::<PyBufferError>(py) => {
+            let refused = unsupported(
+                "sharing this array",
+                format!("its library does not give it out: {}", error.value(py)),
+                "share a view of another element type (`x.view(numpy.uint16)`), or a copy",
+            );
+            refused.set_cause(py, Some(error));
+            return Err(refused);
         }
         capsule => capsule?,
     };

@@ -2,10 +2,12 @@
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu_ipc::{ClaimError, Error, Gpu, ReceivedBlock, State, Wait};
+use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
@@ -14,6 +16,7 @@ use crate::arrays::export::Export;
 use crate::arrays::{abi, class, exchange};
 use crate::data::addressee::ParticipantId;
 use crate::data::descriptor::Descriptor;
+use crate::data::descriptors::Descriptors;
 use crate::data::device::{self, Device};
 use crate::data::notice::Notice;
 use crate::data::{stats, stream};
@@ -74,20 +77,24 @@ pub(crate) fn connect(
         gpu,
         read_only,
         waiters: Waiters::default(),
+        ended: AtomicBool::new(false),
     })
 }
 
 /// A consumer's connection to one producer's session; made by ``connect``.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct Participant {
     open: Mutex<Option<gpu_ipc::Participant>>,
     gpu: Gpu,
     read_only: bool,
     waiters: Waiters,
+    /// The last notice was taken.
+    ended: AtomicBool,
 }
 
 impl Participant {
     pub fn participant(&self) -> PyResult<gpu_ipc::Participant> {
+        self.gpu.check_fork().or_raise()?;
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.clone()
             .ok_or_else(|| invalid("a participant", "closed", "open: connect again"))
@@ -107,6 +114,12 @@ fn is_late(error: &ClaimError) -> bool {
 }
 
 fn list_of(descriptors: &Bound<'_, PyAny>) -> PyResult<Vec<Py<Descriptor>>> {
+    // Bytes are an iterable of numbers: those of `share_many` are meant.
+    if !descriptors.is_instance_of::<Descriptors>() && PyBuffer::<u8>::get(descriptors).is_ok() {
+        return list_of(
+            Bound::new(descriptors.py(), Descriptors::of_bytes(descriptors)?)?.as_any(),
+        );
+    }
     descriptors
         .try_iter()?
         .map(|one| Ok(Descriptor::of(&one?)?.unbind()))
@@ -351,6 +364,7 @@ impl Participant {
         descriptors: &Bound<'py, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyList>> {
+        self.gpu.check_fork().or_raise()?;
         if self.read_only {
             return Err(received::no_read_only_tensor());
         }
@@ -406,6 +420,7 @@ impl Participant {
         descriptor: &Bound<'py, PyAny>,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().participant()?;
         coroutine(slf.py(), "claim", (slf, descriptor, stream))
     }
 
@@ -414,15 +429,20 @@ impl Participant {
     ///
     /// It ends after the notice that the producer is gone.
     fn notices_async<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().participant()?;
         coroutine(slf.py(), "notices", (slf,))
     }
 
     /// Take the notices that were not read yet.
     fn notices(&self) -> PyResult<Vec<Notice>> {
         let participant = self.participant()?;
-        Ok(std::iter::from_fn(|| participant.next_notice())
+        let taken: Vec<Notice> = std::iter::from_fn(|| participant.next_notice())
             .map(|notice| Notice { notice })
-            .collect())
+            .collect();
+        if taken.iter().any(Notice::is_last) {
+            self.ended.store(true, Ordering::Relaxed);
+        }
+        Ok(taken)
     }
 
     /// The number of a file descriptor that is readable while there is a notice, for event loops.
@@ -446,6 +466,7 @@ impl Participant {
     ///     Timeout: the text says what is still held. The goodbye goes out when it is not.
     #[pyo3(signature = (timeout=0.0))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.gpu.check_fork().or_raise()?;
         let timeout = duration(timeout)?;
         let open = self
             .open
@@ -480,6 +501,12 @@ impl Participant {
         ))
     }
 
+    /// Whether the last notice was taken.
+    #[getter]
+    fn _ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
     #[getter(_waiters)]
     fn get_waiters(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.waiters.get(py)
@@ -497,6 +524,9 @@ impl Participant {
                 open.id().0,
                 open.session()
             ),
+            Err(_) if self.gpu.check_fork().is_err() => {
+                "<gpu_ipc.Participant, of the parent process>".into()
+            }
             Err(_) => "<gpu_ipc.Participant, closed>".into(),
         }
     }

@@ -26,7 +26,7 @@ use crate::interpreter::waiting::{aside, duration, for_ever, in_slices};
 /// Each of these waits for the producer's work on the stream that its library names, and that
 /// stream counts as used: the lease ends when the work on it is done. Name further streams with
 /// ``record_stream``.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct Received {
     block: Mutex<Option<ReceivedBlock>>,
     /// What it was claimed by, which says what it is.
@@ -55,6 +55,7 @@ impl Received {
     }
 
     fn block(&self) -> PyResult<ReceivedBlock> {
+        self.gpu.check_fork().or_raise()?;
         let block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
         block
             .clone()
@@ -210,6 +211,7 @@ impl Received {
     ///     ``received.without_read_only_flag().torch()``
     ///         makes one all the same; a write to it ends the process' GPU context.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.gpu.check_fork().or_raise()?;
         if self.read_only {
             return Err(no_read_only_tensor());
         }
@@ -295,7 +297,10 @@ impl Received {
 
     fn __repr__(&self) -> String {
         let shape: Vec<String> = self.layout().shape.iter().map(i64::to_string).collect();
-        let state = self.state().unwrap_or("released");
+        let state = match self.gpu.check_fork() {
+            Ok(()) => self.state().unwrap_or("released"),
+            Err(_) => "of the parent process",
+        };
         format!(
             "<gpu_ipc.Received {}[{}], {state}>",
             self.layout().dtype.name(),

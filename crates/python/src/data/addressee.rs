@@ -6,10 +6,11 @@ use gpu_ipc::{Claims, To};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 
+use super::number::Whole;
 use crate::interpreter::errors::invalid;
 
 /// The number of a participant in its session; never used again there.
-#[pyclass(frozen, eq, ord, hash, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, eq, ord, hash, module = "gpu_ipc")]
 #[derive(PartialEq, Eq, PartialOrd, Ord, Hash, Clone, Copy)]
 pub(crate) struct ParticipantId(u64);
 
@@ -48,19 +49,24 @@ impl ParticipantId {
 }
 
 /// The participants that claim first, up to a number of claims; made by ``Session.ticket``.
-#[pyclass(frozen, eq, hash, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, eq, hash, module = "gpu_ipc")]
 #[derive(PartialEq, Eq, Hash, Clone, Copy)]
 pub(crate) struct Ticket(Option<NonZeroU32>);
 
 impl Ticket {
     /// Makes a ticket for this many claims; `None` for any number.
-    pub fn of(claims: Option<u32>) -> PyResult<Ticket> {
+    pub fn of(claims: Option<Whole>) -> PyResult<Ticket> {
         let Some(claims) = claims else {
             return Ok(Ticket(None));
         };
-        NonZeroU32::new(claims)
-            .map(|claims| Ticket(Some(claims)))
-            .ok_or_else(|| invalid("a ticket's claims", 0, "at least 1"))
+        let number = u32::try_from(claims.0).ok().and_then(NonZeroU32::new);
+        number.map(|claims| Ticket(Some(claims))).ok_or_else(|| {
+            invalid(
+                "a ticket's claims",
+                claims.0,
+                "from 1 to 4294967295, or None",
+            )
+        })
     }
 }
 

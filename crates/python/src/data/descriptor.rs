@@ -39,7 +39,7 @@ pub(crate) const MOST_META: usize = 1 << 20;
 ///
 /// ``bytes(descriptor)`` gives the bytes, ``Descriptor(data)`` reads them; pickling carries them.
 /// Copies are copies of the same grant: an addressed one is claimed once.
-#[pyclass(frozen, eq, hash, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, eq, hash, module = "gpu_ipc")]
 #[derive(PartialEq, Eq, Hash, Clone)]
 pub(crate) struct Descriptor {
     bytes: Box<[u8]>,

@@ -11,9 +11,12 @@
 //!
 //! All numbers are little-endian.
 
+use std::ffi::c_int;
+
 use gpu_ipc::Error;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyIterator, PyList, PySlice, PyType};
 
@@ -31,7 +34,7 @@ const AT_ENDS: usize = 16;
 /// It is a sequence of ``Descriptor`` that is kept as one piece of bytes. ``bytes(descriptors)``
 /// gives them, ``Descriptors(data)`` reads them, and pickling carries them, without a Python object
 /// for each.
-#[pyclass(frozen, eq, hash, sequence, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, eq, hash, sequence, module = "gpu_ipc")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Descriptors {
     /// Its table was checked. What it points at is not.
@@ -59,6 +62,19 @@ impl Descriptors {
     /// # Errors
     ///
     /// [`Error::BadDescriptor`] naming what is wrong with the table.
+    /// Reads what supports the buffer protocol.
+    ///
+    /// # Errors
+    ///
+    /// `BadDescriptor` for bytes of anything else.
+    pub fn of_bytes(data: &Bound<'_, PyAny>) -> PyResult<Descriptors> {
+        let bytes = match data.cast::<PyBytes>() {
+            Ok(bytes) => bytes.as_bytes().into(),
+            Err(_) => PyBuffer::<u8>::get(data)?.to_vec(data.py())?.into(),
+        };
+        Descriptors::decode(bytes).or_raise()
+    }
+
     fn decode(bytes: Box<[u8]>) -> Result<Descriptors, Error> {
         let bad = |what, got: String, must: &str| Error::BadDescriptor {
             what,
@@ -174,11 +190,8 @@ impl Descriptors {
     #[new]
     #[pyo3(signature = (data, /))]
     fn py_new(data: &Bound<'_, PyAny>) -> PyResult<Descriptors> {
-        if let Ok(bytes) = data.cast::<PyBytes>() {
-            return Descriptors::decode(bytes.as_bytes().into()).or_raise();
-        }
-        if let Ok(view) = PyBuffer::<u8>::get(data) {
-            return Descriptors::decode(view.to_vec(data.py())?.into_boxed_slice()).or_raise();
+        if data.is_instance_of::<PyBytes>() || PyBuffer::<u8>::get(data).is_ok() {
+            return Descriptors::of_bytes(data);
         }
         let Ok(items) = data.try_iter() else {
             return Err(invalid(
@@ -256,5 +269,24 @@ impl Descriptors {
     fn __repr__(&self) -> String {
         // As a descriptor's: what each grants is not for logs.
         format!("<gpu_ipc.Descriptors of {} arrays>", self.len())
+    }
+
+    // SAFETY: Python calls it as the protocol says: `view` is its own to fill, or null.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let bytes = &slf.get().bytes;
+        let (start, len) = (bytes.as_ptr().cast_mut().cast(), bytes.len() as isize);
+        // SAFETY: `PyBuffer_FillInfo` asks for an object that keeps the bytes: frozen, and a box's
+        // do not move; and for a view or null, which is an error there. They are read-only, so
+        // nobody writes through the pointer.
+        let done = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) };
+        if done == 0 {
+            Ok(())
+        } else {
+            Err(PyErr::fetch(slf.py()))
+        }
     }
 }

@@ -9,7 +9,7 @@ use crate::interpreter::errors::{OrRaise, invalid};
 use crate::interpreter::process::process;
 
 /// A device that this process can share memory of.
-#[pyclass(frozen, eq, hash, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, eq, hash, module = "gpu_ipc")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Device {
     kind: BackendKind,
@@ -84,7 +84,7 @@ impl Device {
 }
 
 /// What `detect` found.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct Detected {
     devices: Vec<Py<Device>>,
     missing: Py<PyDict>,

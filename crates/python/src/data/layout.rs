@@ -193,6 +193,15 @@ impl Layout {
         })
     }
 
+    /// Says whether the elements lie in Fortran order, without gaps. An array of no elements lies in
+    /// any order, and the stride of a single element means nothing.
+    pub fn is_in_f_order(&self) -> bool {
+        let said = self.full_strides().into_iter().zip(f_order(&self.shape));
+        let mut axes = self.shape.iter().zip(said);
+        self.shape.contains(&0)
+            || axes.all(|(&length, (stride, plain))| length == 1 || stride == plain)
+    }
+
     /// Counts the elements.
     pub fn elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |product, &length| {
@@ -251,6 +260,17 @@ fn c_order(shape: &[i64]) -> Vec<i64> {
         step = step.saturating_mul(shape[axis].max(1));
     }
     strides
+}
+
+/// Returns the strides of an array in Fortran order, in elements.
+pub(crate) fn f_order(shape: &[i64]) -> Vec<i64> {
+    let mut step = 1i64;
+    let next = |&length: &i64| {
+        let stride = step;
+        step = step.saturating_mul(length.max(1));
+        stride
+    };
+    shape.iter().map(next).collect()
 }
 
 /// Gives a class with a method `layout` what Python programs ask of it.

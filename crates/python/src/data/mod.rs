@@ -6,5 +6,6 @@ pub(crate) mod descriptors;
 pub(crate) mod device;
 pub(crate) mod layout;
 pub(crate) mod notice;
+pub(crate) mod number;
 pub(crate) mod stats;
 pub(crate) mod stream;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpu_ipc::Error;
@@ -19,9 +20,16 @@ use crate::interpreter::errors::OrRaise;
 const MOST_KEPT: usize = 4096;
 
 /// Something that a producer told a participant.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct Notice {
     pub notice: FromProducer,
+}
+
+impl Notice {
+    /// Says whether nothing comes after it.
+    pub fn is_last(&self) -> bool {
+        self.notice == FromProducer::ProducerGone
+    }
 }
 
 #[pymethods]
@@ -64,7 +72,7 @@ impl Notice {
 }
 
 /// Something that a session tells its program.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) struct SessionNotice {
     /// ``None`` when the program closed the session itself.
@@ -119,6 +127,8 @@ impl SessionNotice {
 pub(crate) struct SessionNotices {
     fd: OwnedFd,
     kept: Mutex<VecDeque<SessionNotice>>,
+    /// The last one was taken.
+    ended: AtomicBool,
 }
 
 impl SessionNotices {
@@ -134,6 +144,7 @@ impl SessionNotices {
         Ok(SessionNotices {
             fd,
             kept: Mutex::default(),
+            ended: AtomicBool::new(false),
         })
     }
 
@@ -158,7 +169,16 @@ impl SessionNotices {
     pub fn take(&self) -> Vec<SessionNotice> {
         let mut kept = self.lock();
         let _ = rustix::io::read(&self.fd, &mut [0; 8]);
+        let is_last = |one: &SessionNotice| matches!(one.notice, None | Some(FromSession::Failed));
+        if kept.iter().any(is_last) {
+            self.ended.store(true, Ordering::Relaxed);
+        }
         kept.drain(..).collect()
+    }
+
+    /// Says whether the last one was taken.
+    pub fn have_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<SessionNotice>> {

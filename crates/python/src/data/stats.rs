@@ -9,7 +9,7 @@ use crate::interpreter::errors::OrRaise;
 use crate::interpreter::waiting::duration;
 
 /// A participant that holds memory of a session.
-#[pyclass(frozen, get_all, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, get_all, module = "gpu_ipc")]
 pub(crate) struct Holder {
     /// Its number in the session.
     participant: ParticipantId,
@@ -59,7 +59,7 @@ impl Holder {
 }
 
 /// What a session's source of memory holds, in bytes unless said.
-#[pyclass(frozen, get_all, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, get_all, module = "gpu_ipc")]
 pub(crate) struct SourceUsage {
     /// Regions.
     regions: u64,
@@ -85,7 +85,7 @@ impl SourceUsage {
 macro_rules! stats {
     ($($(#[doc = $doc:literal])* $field:ident)*) => {
         /// A session at one moment. Numbers are of blocks unless they say bytes.
-        #[pyclass(frozen, get_all, module = "gpu_ipc")]
+        #[pyclass(frozen, weakref, get_all, module = "gpu_ipc")]
         pub(crate) struct Stats {
             $($(#[doc = $doc])* $field: u64,)*
             /// Participants, and what each holds.
@@ -161,7 +161,7 @@ stats! {
 }
 
 /// What a collect brought back.
-#[pyclass(frozen, get_all, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, get_all, module = "gpu_ipc")]
 pub(crate) struct Collected {
     /// Blocks that nothing holds any more.
     blocks: u64,
@@ -192,7 +192,7 @@ impl Collected {
 }
 
 /// What was still held when a session was closed.
-#[pyclass(frozen, get_all, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, get_all, module = "gpu_ipc")]
 pub(crate) struct ShutdownReport {
     /// Whether nothing was held any more.
     clean: bool,
@@ -241,7 +241,7 @@ impl ShutdownReport {
 }
 
 /// What a session told of itself.
-#[pyclass(frozen, get_all, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, get_all, module = "gpu_ipc")]
 pub(crate) struct SessionReport {
     /// The session's number, as 32 hexadecimal digits.
     session: String,

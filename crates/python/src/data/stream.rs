@@ -14,7 +14,7 @@ use crate::interpreter::later::Later;
 use crate::interpreter::waiting::aside;
 
 /// A queue of GPU work of the library's own, for programs without an array library.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct Stream(gpu_ipc::Stream);
 
 impl Stream {

@@ -20,6 +20,7 @@ use super::writer::ObjectWriter;
 use crate::arrays::read;
 use crate::arrays::view::View;
 use crate::data::layout::Dtype;
+use crate::data::number::Whole;
 use crate::data::{device, stream};
 use crate::interpreter::errors::{OrRaise, invalid, unsupported};
 use crate::interpreter::later::Later;
@@ -65,7 +66,7 @@ pub(crate) fn connect_broker(
 
 /// A connection to a broker; made by ``connect_broker``. It reconnects by itself when the broker
 /// was started again.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct Broker {
     client: Mutex<Option<Client>>,
     dir: PathBuf,
@@ -74,6 +75,7 @@ pub(crate) struct Broker {
 
 impl Broker {
     fn client(&self) -> PyResult<Client> {
+        self.gpu.check_fork().or_raise()?;
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         client
             .clone()
@@ -307,17 +309,17 @@ impl Broker {
     ///
     /// Returns:
     ///     The epoch; None when there is none after ``timeout`` seconds.
-    #[pyo3(signature = (name, seen=0, timeout=None))]
+    #[pyo3(signature = (name, seen=Whole(0), timeout=None), text_signature = "($self, name, seen=0, timeout=None)")]
     fn watch(
         &self,
         py: Python<'_>,
         name: &str,
-        seen: u64,
+        seen: Whole,
         timeout: Option<f64>,
     ) -> PyResult<Option<u64>> {
         let client = self.client()?;
         let newer = in_slices(py, duration(timeout)?, |slice| {
-            match client.watch(name, Epoch(seen), slice) {
+            match client.watch(name, Epoch(seen.0), slice) {
                 Ok(None) => None,
                 Ok(Some((epoch, _))) => Some(Ok(epoch.0)),
                 Err(error) => Some(Err(error)),
@@ -327,13 +329,14 @@ impl Broker {
     }
 
     /// Wait for an epoch newer than ``seen`` without blocking the event loop.
-    #[pyo3(signature = (name, seen=0))]
+    #[pyo3(signature = (name, seen=Whole(0)), text_signature = "($self, name, seen=0)")]
     fn watch_async<'py>(
         slf: &Bound<'py, Self>,
         name: &str,
-        seen: u64,
+        seen: Whole,
     ) -> PyResult<Bound<'py, PyAny>> {
-        coroutine(slf.py(), "watch", (slf, name, seen))
+        slf.get().client()?;
+        coroutine(slf.py(), "watch", (slf, name, seen.0))
     }
 
     /// Remove a name with all its epochs, or one epoch. A process that has it mapped keeps it.
@@ -360,13 +363,15 @@ impl Broker {
     }
 
     /// Give up the connection. Objects that are mapped stay good.
-    fn close(&self, py: Python<'_>) {
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.gpu.check_fork().or_raise()?;
         let client = self
             .client
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         py.detach(|| drop(client));
+        Ok(())
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -374,8 +379,8 @@ impl Broker {
     }
 
     #[pyo3(signature = (*_raised))]
-    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) {
-        self.close(py);
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -384,6 +389,17 @@ impl Broker {
             "a broker's connection",
             "the broker's directory: each process connects by itself",
         ))
+    }
+
+    fn __repr__(&self) -> String {
+        let state = match self.gpu.check_fork() {
+            Err(_) => ", of the parent process",
+            Ok(()) if self.client().is_err() => ", closed",
+            Ok(()) => "",
+        };
+        let (kind, device) = (self.gpu.kind(), self.gpu.device().0);
+        let dir = self.dir.display();
+        format!("<gpu_ipc.Broker {kind}:{device} at {dir}{state}>")
     }
 }
 

@@ -19,7 +19,7 @@ use crate::interpreter::waiting::aside;
 /// Its addresses stay the same whatever epoch they reach, so graphs that were captured over them
 /// stay good. Arrays keep the addresses, not the epoch: after ``advance`` they show the newer
 /// contents, and while the object sleeps they reach nothing. Launch no work on them meanwhile.
-#[pyclass(frozen, mapping, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, mapping, module = "gpu_ipc")]
 pub(crate) struct Object {
     reader: Arc<Mutex<Reader>>,
     gpu: Gpu,
@@ -39,6 +39,7 @@ impl Object {
         py: Python<'_>,
         question: impl Fn(&mut Reader) -> T + Send + Sync,
     ) -> PyResult<T> {
+        self.gpu.check_fork().or_raise()?;
         ask(py, &self.reader, question)
     }
 
@@ -224,6 +225,9 @@ impl Object {
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        if self.gpu.check_fork().is_err() {
+            return Ok("<gpu_ipc.Object, of the parent process>".into());
+        }
         let state = if self.asleep(py)? { ", asleep" } else { "" };
         let (name, epoch, parts) = (self.name(py)?, self.epoch(py)?, self.__len__(py)?);
         Ok(format!(

@@ -34,7 +34,7 @@ pub(crate) enum Addresses {
 ///
 /// It and every array made of it keep the addresses. The stream that a library names when it takes
 /// the array counts as used; name further streams with ``record_stream`` of the object.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct Part {
     addresses: Addresses,
     start: u64,
@@ -76,6 +76,7 @@ impl Array for Part {
     }
 
     fn hold(&self) -> PyResult<(u64, Addresses)> {
+        self.gpu.check_fork().or_raise()?;
         Ok((self.start, self.addresses.clone()))
     }
 
@@ -130,6 +131,7 @@ impl Part {
     ///         ``part.without_read_only_flag().torch()`` makes one all the same; a write to it ends the process' GPU
     ///         context.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.gpu.check_fork().or_raise()?;
         if self.read_only {
             return Err(unsupported(
                 "a PyTorch tensor of a read-only part",

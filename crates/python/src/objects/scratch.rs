@@ -15,7 +15,7 @@ use crate::interpreter::errors::OrRaise;
 ///
 /// It is the broker's, and counts against its limits; nobody else sees it. It is given back when
 /// this object and every array made of it are gone, or when the process dies.
-#[pyclass(frozen, mapping, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, mapping, module = "gpu_ipc")]
 pub(crate) struct Scratch {
     memory: Arc<Mutex<Memory>>,
     gpu: Gpu,
@@ -34,6 +34,7 @@ impl Scratch {
         py: Python<'_>,
         question: impl Fn(&mut Memory) -> T + Send + Sync,
     ) -> PyResult<T> {
+        self.gpu.check_fork().or_raise()?;
         ask(py, &self.memory, question)
     }
 }
@@ -99,6 +100,9 @@ impl Scratch {
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        if self.gpu.check_fork().is_err() {
+            return Ok("<gpu_ipc.Scratch, of the parent process>".into());
+        }
         Ok(format!("<gpu_ipc.Scratch {} parts>", self.__len__(py)?))
     }
 }

@@ -13,7 +13,7 @@ use crate::interpreter::errors::{OrRaise, invalid};
 use crate::interpreter::waiting::aside;
 
 /// An object that is being filled. Left without ``commit`` it is aborted: nobody ever sees it.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct ObjectWriter {
     writer: Mutex<Option<Arc<Mutex<Writer>>>>,
     gpu: Gpu,
@@ -28,6 +28,7 @@ impl ObjectWriter {
     }
 
     pub fn writer(&self) -> PyResult<Arc<Mutex<Writer>>> {
+        self.gpu.check_fork().or_raise()?;
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         writer.clone().ok_or_else(|| {
             invalid(

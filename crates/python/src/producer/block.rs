@@ -19,7 +19,7 @@ use crate::interpreter::waiting::{duration, in_slices};
 /// ``numpy.asarray(block)`` on the host backend. Such an array keeps the block, and is shared as
 /// any other array, without a copy. When the block and its arrays are dropped, the memory comes
 /// back after the last lease on it has ended.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct Block {
     lent: Mutex<Option<Lent>>,
     layout: Layout,
@@ -40,6 +40,7 @@ impl Block {
     }
 
     pub fn lent(&self) -> PyResult<Lent> {
+        self.gpu.check_fork().or_raise()?;
         let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
         lent.clone().ok_or_else(|| {
             invalid(
@@ -146,6 +147,9 @@ impl Block {
                     lent.block().len(),
                     lent.block().outstanding()
                 )
+            }
+            Err(_) if self.gpu.check_fork().is_err() => {
+                "<gpu_ipc.Block, of the parent process>".into()
             }
             Err(_) => "<gpu_ipc.Block, released>".into(),
         }

@@ -22,6 +22,7 @@ use crate::data::descriptor::{Descriptor, MOST_META};
 use crate::data::descriptors::Descriptors;
 use crate::data::device::{self, Device};
 use crate::data::notice::SessionNotice;
+use crate::data::number::Whole;
 use crate::data::stats::{Collected, ShutdownReport, Stats};
 use crate::data::stream;
 use crate::interpreter::errors::{OrRaise, invalid};
@@ -54,7 +55,7 @@ use crate::interpreter::{keeper, logging};
 ///     Unsupported: its memory cannot grow in place.
 ///     SystemFailed: this process has no such range of addresses to give; set a limit.
 ///     Invalid: somebody listens on the path already.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct Session {
     shared: Arc<Shared>,
     waiters: Waiters,
@@ -89,7 +90,7 @@ impl Session {
     #[new]
     #[pyo3(signature = (
         device=None, path=None, *, limit=None, ttl=300.0, region_bytes=None, grows_in_place=false, quarantine=None,
-        max_leases=None, allow_uids=Vec::new(),
+        max_leases=None, allow_uids=None,
     ))]
     #[allow(
         clippy::too_many_arguments,
@@ -99,26 +100,27 @@ impl Session {
         py: Python<'_>,
         device: Option<&Bound<'_, PyAny>>,
         path: Option<PathBuf>,
-        limit: Option<u64>,
+        limit: Option<Whole>,
         ttl: Option<f64>,
-        region_bytes: Option<u64>,
+        region_bytes: Option<Whole>,
         grows_in_place: bool,
         quarantine: Option<f64>,
-        max_leases: Option<u64>,
-        allow_uids: Vec<u32>,
+        max_leases: Option<Whole>,
+        allow_uids: Option<Vec<u32>>,
     ) -> PyResult<Session> {
         logging::listen(py);
+        let limit = limit.map(u64::from);
         let gpu = device::open(py, device)?;
         let mut builder = gpu_ipc::Session::builder(gpu.clone())
             .time_to_live(duration(ttl)?)
-            .allow_uids(allow_uids);
+            .allow_uids(allow_uids.unwrap_or_default());
         if let Some(path) = path {
             builder = builder.socket(path);
         }
         if let Some(bytes) = limit {
             builder = builder.limit(bytes);
         }
-        if let Some(bytes) = region_bytes {
+        if let Some(Whole(bytes)) = region_bytes {
             builder = builder.region_bytes(bytes);
         }
         if grows_in_place {
@@ -128,7 +130,7 @@ impl Session {
         if let Some(time) = duration(quarantine)? {
             builder = builder.quarantine(time);
         }
-        if let Some(leases) = max_leases {
+        if let Some(Whole(leases)) = max_leases {
             builder = builder.max_slots(leases);
         }
         let session = py.detach(|| builder.open()).or_raise()?;
@@ -185,10 +187,11 @@ impl Session {
     /// Raises:
     ///     OutOfMemory: there is no room, even after what nobody holds was given back.
     #[pyo3(signature = (nbytes, timeout=0.0))]
-    fn alloc(&self, py: Python<'_>, nbytes: u64, timeout: f64) -> PyResult<Block> {
+    fn alloc(&self, py: Python<'_>, nbytes: Whole, timeout: f64) -> PyResult<Block> {
+        self.check_fork()?;
         Ok(Block::new(self.shared.allocate(
             py,
-            nbytes,
+            nbytes.0,
             duration(Some(timeout))?,
         )?))
     }
@@ -231,6 +234,7 @@ impl Session {
         meta: Option<&Bound<'_, PyAny>>,
         copy: bool,
     ) -> PyResult<Descriptor> {
+        self.check_fork()?;
         let _call = Call::begin(py);
         let meta = meta.map(bytes_of).transpose()?.unwrap_or_default();
         let to = addressee::to(to)?;
@@ -271,6 +275,7 @@ impl Session {
         ttl: Option<f64>,
         copy: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
+        self.check_fork()?;
         let _call = Call::begin(py);
         let many =
             to.is_some_and(|to| to.is_instance_of::<PyList>() || to.is_instance_of::<PyTuple>());
@@ -357,6 +362,7 @@ impl Session {
     ///     Unsupported: the session is not on a CUDA device.
     ///     Invalid: another session of this process has the device's pool.
     fn torch_pool<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.check_fork()?;
         torch_pool::open(py, &self.shared)
     }
 
@@ -366,8 +372,8 @@ impl Session {
     ///     claims: how many claims it is good for; None for any number of them, by each participant as often as it
     ///         likes, until the producer drops the block or releases the loan.
     #[staticmethod]
-    #[pyo3(signature = (claims=1, /))]
-    fn ticket(claims: Option<u32>) -> PyResult<Ticket> {
+    #[pyo3(signature = (claims=Some(Whole(1)), /), text_signature = "(claims=1, /)")]
+    fn ticket(claims: Option<Whole>) -> PyResult<Ticket> {
         Ticket::of(claims)
     }
 
@@ -385,6 +391,7 @@ impl Session {
         block: &Block,
         descriptor: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
+        self.check_fork()?;
         let descriptor =
             gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.get().grant()).or_raise()?;
         let lent = block.lent()?;
@@ -413,13 +420,10 @@ impl Session {
     }
 
     /// The participants that are connected.
-    fn participants(&self) -> Vec<ParticipantId> {
-        self.shared
-            .session
-            .participants()
-            .into_iter()
-            .map(ParticipantId::of)
-            .collect()
+    fn participants(&self) -> PyResult<Vec<ParticipantId>> {
+        self.check_fork()?;
+        let connected = self.shared.session.participants();
+        Ok(connected.into_iter().map(ParticipantId::of).collect())
     }
 
     /// Wait until at least ``count`` participants are connected, and list them.
@@ -430,12 +434,13 @@ impl Session {
     fn wait_for_participants(
         &self,
         py: Python<'_>,
-        count: usize,
+        count: Whole,
         timeout: Option<f64>,
     ) -> PyResult<Vec<ParticipantId>> {
+        self.check_fork()?;
         let session = &self.shared.session;
         let waited = in_slices(py, duration(timeout)?, |slice| {
-            match session.wait_for_participants(count, Some(slice)) {
+            match session.wait_for_participants(count.count(), Some(slice)) {
                 Err(Error::Deadline { .. }) => None,
                 done => Some(done),
             }
@@ -450,10 +455,10 @@ impl Session {
 
     /// What a connected participant calls itself, or else the command that it runs; None for one
     /// that is not connected.
-    fn participant_name(&self, participant: &ParticipantId) -> Option<String> {
-        self.shared
-            .session
-            .participant_name(gpu_ipc::ParticipantId(participant.number()))
+    fn participant_name(&self, participant: &ParticipantId) -> PyResult<Option<String>> {
+        self.check_fork()?;
+        let id = gpu_ipc::ParticipantId(participant.number());
+        Ok(self.shared.session.participant_name(id))
     }
 
     /// Wait for participants without blocking the event loop: ``await
@@ -463,9 +468,10 @@ impl Session {
     ///     Closed: the session was closed meanwhile.
     fn wait_for_participants_async<'py>(
         slf: &Bound<'py, Self>,
-        count: usize,
+        count: Whole,
     ) -> PyResult<Bound<'py, PyAny>> {
-        coroutine(slf.py(), "participants", (slf, count))
+        slf.get().check_fork()?;
+        coroutine(slf.py(), "participants", (slf, count.0))
     }
 
     /// Wait until no lease on a block is outstanding, without blocking the event loop.
@@ -473,12 +479,14 @@ impl Session {
         slf: &Bound<'py, Self>,
         block: &Bound<'py, Block>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().check_fork()?;
         coroutine(slf.py(), "released", (slf, block))
     }
 
     /// Take the notices that were not read yet.
-    fn notices(&self) -> Vec<SessionNotice> {
-        self.shared.notices.take()
+    fn notices(&self) -> PyResult<Vec<SessionNotice>> {
+        self.check_fork()?;
+        Ok(self.shared.notices.take())
     }
 
     /// Wait for notices without blocking the event loop: ``async for notice in
@@ -486,17 +494,19 @@ impl Session {
     ///
     /// It ends after the notice that the session is closed.
     fn notices_async<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().check_fork()?;
         coroutine(slf.py(), "notices", (slf,))
     }
 
     /// The number of a file descriptor that is readable while there is a notice, for event loops.
-    fn fileno(&self) -> i32 {
-        self.shared.notices.as_raw_fd()
+    fn fileno(&self) -> PyResult<i32> {
+        self.check_fork()?;
+        Ok(self.shared.notices.as_raw_fd())
     }
 
     /// What the session holds and who holds it, at this moment.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
-        self.shared.guard.check("this session").or_raise()?;
+        self.check_fork()?;
         let stats = py.detach(|| self.shared.session.stats());
         Stats::of(py, stats)
     }
@@ -505,7 +515,7 @@ impl Session {
     ///
     /// The library does this by itself; the call is for who wants the memory at once.
     fn collect(&self, py: Python<'_>) -> PyResult<Collected> {
-        self.shared.guard.check("this session").or_raise()?;
+        self.check_fork()?;
         let (report, owners) = py.detach(|| {
             let collected = self.shared.session.collect();
             let report = (collected.blocks, collected.bytes);
@@ -519,6 +529,7 @@ impl Session {
 
     /// Return memory that nobody uses to the driver, and say how many bytes.
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+        self.check_fork()?;
         py.detach(|| self.shared.session.trim()).or_raise()
     }
 
@@ -531,7 +542,7 @@ impl Session {
     ///     What was still held, and by whom.
     #[pyo3(signature = (timeout=0.0))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<ShutdownReport> {
-        self.shared.guard.check("this session").or_raise()?;
+        self.check_fork()?;
         let timeout = duration(timeout)?;
         let session = &self.shared.session;
         self.shared.is_closed.store(true, Ordering::Relaxed);
@@ -554,6 +565,12 @@ impl Session {
         self.close(py, Some(0.0)).map(drop)
     }
 
+    /// Whether the last notice was taken.
+    #[getter]
+    fn _ended(&self) -> bool {
+        self.shared.notices.have_ended()
+    }
+
     #[getter(_waiters)]
     fn get_waiters(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.waiters.get(py)
@@ -573,11 +590,13 @@ impl Session {
     }
 
     fn __repr__(&self) -> String {
-        format!(
-            "<gpu_ipc.Session {} at {}>",
-            self.device_name(),
-            self.path()
-        )
+        let state = match self.check_fork() {
+            Err(_) => ", of the parent process",
+            Ok(()) if self.closed() => ", closed",
+            Ok(()) => "",
+        };
+        let (device, path) = (self.device_name(), self.path());
+        format!("<gpu_ipc.Session {device} at {path}{state}>")
     }
 }
 
@@ -585,6 +604,10 @@ impl Session {
     #[cfg(feature = "faults")]
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    fn check_fork(&self) -> PyResult<()> {
+        self.shared.guard.check("this session").or_raise()
     }
 
     fn device_name(&self) -> String {

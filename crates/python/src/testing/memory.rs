@@ -15,7 +15,7 @@ use crate::producer::session::Session;
 use crate::producer::shared::Lent;
 
 /// An allocation of the driver.
-#[pyclass(frozen, name = "_PlainMemory", module = "gpu_ipc._gpu_ipc")]
+#[pyclass(frozen, weakref, name = "_PlainMemory", module = "gpu_ipc._gpu_ipc")]
 pub(crate) struct PlainMemory {
     plain: Arc<Plain>,
     layout: Layout,
@@ -83,7 +83,7 @@ impl Array for PlainMemory {
 protocol_methods!(PlainMemory);
 
 /// A segment of a session's memory, as PyTorch's pool has them, on any device.
-#[pyclass(frozen, name = "_Segment", module = "gpu_ipc._gpu_ipc")]
+#[pyclass(frozen, weakref, name = "_Segment", module = "gpu_ipc._gpu_ipc")]
 pub(crate) struct Segment {
     lent: Lent,
     layout: Layout,

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use gpu_api::{
-    DevicePtr, Error, Export, Gpu, MemoryKind, Piece, Region, RegionId, Result, Sharing,
+    BackendKind, DevicePtr, Error, Export, Gpu, MemoryKind, Piece, Region, RegionId, Result,
+    Sharing,
 };
 
 /// Numbers of adopted regions begin here, apart from those of the session's source.
@@ -45,8 +46,8 @@ impl Adopted {
         let info = gpu.backend().classify(ptr)?;
         let sharing = info.sharing.ok_or_else(|| Error::Unsupported {
             what: "adopting this memory",
-            why: why_not(info.kind).into(),
-            remedy: "allocate it with Session::alloc, or plainly (cuMemAlloc, hipMalloc)",
+            why: why_not(gpu.kind(), info.kind).into(),
+            remedy: "allocate it with the session's `alloc`, or plainly (cuMemAlloc, hipMalloc)",
         })?;
         let range = match info.range {
             Some(range) => range,
@@ -87,7 +88,7 @@ impl Adopted {
     }
 }
 
-fn why_not(kind: MemoryKind) -> &'static str {
+fn why_not(backend: BackendKind, kind: MemoryKind) -> &'static str {
     match kind {
         MemoryKind::Pool => {
             "it comes from a stream-ordered pool (cudaMallocAsync), which has no handle"
@@ -96,6 +97,9 @@ fn why_not(kind: MemoryKind) -> &'static str {
         MemoryKind::Host => "it is host memory",
         MemoryKind::Imported => {
             "this process opened it from another one; forward the block instead"
+        }
+        MemoryKind::Unknown if backend == BackendKind::Host => {
+            "it is memory of this process alone, which has no handle for others"
         }
         MemoryKind::Unknown => "the driver does not know the address",
         MemoryKind::Virtual => "it was not created with an exportable handle type",
