@@ -1248,8 +1248,9 @@ int32_t gpu_ipc_participant_prefetch(struct gpu_ipc_participant *participant,
                                      const struct gpu_ipc_descriptor *descriptors,
                                      size_t count);
 
-// Gives up what was asked for on behalf of a claim that answered `WOULD_BLOCK`, or of a prefetch.
-// The claim can be made later all the same.
+// Gives up a claim that ran out of time or answered `WOULD_BLOCK`, or a prefetch. What a ticket gave
+// goes back to the producer, and its claim is spent; a block that was claimed stays. What was granted
+// to this participant by name can be claimed later.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 //

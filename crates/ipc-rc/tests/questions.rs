@@ -34,6 +34,7 @@ const MAP_REGION: u16 = 2;
 const CLAIM_TICKETS: u16 = 5;
 const UNMAPPED: u16 = 3;
 const BYE: u16 = 4;
+const GIVE_BACK: u16 = 10;
 const COUNTER_FILE: u16 = 131;
 const REGION: u16 = 132;
 const TICKETS: u16 = 136;
@@ -419,6 +420,121 @@ fn a_try_keeps_its_question_until_it_is_abandoned() {
             .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
             .expect("claimed");
     }
+}
+
+/// A ticket of a block, and a claim of it that ran out of time after the producer granted it: the
+/// answers of a relay wait until it is told otherwise.
+fn claim_that_runs_out_of_time(
+    stage: &Stage,
+    claims: Claims,
+) -> (Participant, Relay, SentBlock, Descriptor) {
+    let (participant, relay) = stage.connect(|number| match number {
+        TICKETS => Fate::Waits,
+        _ => Fate::Passes,
+    });
+    let block = stage.session.alloc(4096).expect("there is room");
+    let ticket = block
+        .share(To::Ticket(claims), After::Done)
+        .expect("a ticket");
+    let late = participant.claim(
+        ticket.as_bytes(),
+        Wait::Host,
+        Some(Duration::from_millis(1)),
+    );
+    assert!(
+        matches!(late, Err(ClaimError::Backend(Error::Deadline { .. }))),
+        "{late:?}"
+    );
+    wait_until("the grant", || stage.session.stats().in_flight == 1);
+    (participant, relay, block, ticket)
+}
+
+#[test]
+fn an_abandoned_claim_of_a_ticket_gives_its_block_back() {
+    for losses in [&[][..], &[GIVE_BACK], &[NOTED], &[GIVE_BACK, NOTED]] {
+        let stage = Stage::new();
+        let (participant, relay, block, ticket) = claim_that_runs_out_of_time(&stage, Claims::Once);
+        assert_eq!(block.outstanding(), 1);
+        relay.rule(loses_first(losses));
+        participant.abandon(ticket.as_bytes());
+        block
+            .wait_released(Some(WATCHDOG))
+            .expect("it is held for its time to live");
+        assert_eq!(stage.session.stats().revoked, 1);
+        // Twice is as good as once, and the claim is spent.
+        participant.abandon(ticket.as_bytes());
+        let error = participant
+            .claim(ticket.as_bytes(), Wait::Host, Some(WATCHDOG))
+            .expect_err("it was given up");
+        assert!(
+            matches!(error, ClaimError::Revoked | ClaimError::Stale),
+            "{error}"
+        );
+        assert_eq!(stage.session.stats().revoked, 1);
+    }
+}
+
+#[test]
+fn an_unlimited_ticket_that_was_abandoned_can_be_claimed_again() {
+    let stage = Stage::new();
+    let (participant, relay, block, ticket) =
+        claim_that_runs_out_of_time(&stage, Claims::Unlimited);
+    // The answer to the first claim comes after the ticket was abandoned, and means nothing.
+    participant.abandon(ticket.as_bytes());
+    wait_until("its lease to be back", || block.outstanding() == 0);
+    relay.rule(|_| Fate::Passes);
+    let received = participant
+        .claim(ticket.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("it is a broadcast");
+    assert_eq!(block.outstanding(), 1);
+    drop(received);
+}
+
+#[test]
+fn what_was_claimed_or_never_granted_is_not_given_back() {
+    let stage = Stage::new();
+    let (participant, _relay) = stage.connect(|_| Fate::Passes);
+    let (other, _its_relay) = stage.connect(|_| Fate::Passes);
+    let block = stage.session.alloc(4096).expect("there is room");
+    let share = || {
+        block
+            .share(To::Ticket(Claims::Once), After::Done)
+            .expect("a ticket")
+    };
+    let claim = |participant: &Participant, ticket: &Descriptor| {
+        participant.claim(ticket.as_bytes(), Wait::Host, Some(WATCHDOG))
+    };
+    let (claimed, unclaimed) = (share(), share());
+    let received = claim(&participant, &claimed).expect("claimed");
+    for ticket in [&claimed, &unclaimed] {
+        participant.abandon(ticket.as_bytes());
+    }
+    // Heard by the producer before what follows on the same connection.
+    let behind = claim(&participant, &share()).expect("claimed");
+    assert_eq!(block.outstanding(), 3);
+    drop((received, behind));
+    claim(&other, &unclaimed).expect("nothing of it was spent");
+    assert_eq!(stage.session.stats().revoked, 0);
+}
+
+#[test]
+fn a_claim_that_is_made_again_before_the_producer_heard_of_the_end_of_the_first_has_the_lease() {
+    let stage = Stage::new();
+    let (participant, relay) = stage.connect(|number| match number {
+        CLAIM_TICKETS | GIVE_BACK => Fate::Waits,
+        _ => Fate::Passes,
+    });
+    let block = stage.session.alloc(4096).expect("there is room");
+    let ticket = block
+        .share(To::Ticket(Claims::Once), After::Done)
+        .expect("a ticket");
+    participant.prefetch(&[ticket.as_bytes()]).expect("asked");
+    participant.abandon(ticket.as_bytes());
+    // The first question and its end are lost together.
+    relay.rule(loses_first(&[CLAIM_TICKETS, GIVE_BACK]));
+    participant
+        .claim(ticket.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("nothing was granted before");
 }
 
 #[test]

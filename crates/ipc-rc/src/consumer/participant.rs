@@ -225,10 +225,20 @@ impl Participant {
         self.link().prefetch(descriptors)
     }
 
-    /// Gives up the questions of a [`try_claim`](Participant::try_claim) or
-    /// [`prefetch`](Participant::prefetch) of this descriptor. Without this they end by themselves
-    /// when the claim was not tried again for 30 s. Nothing is lost: the claim can be made later
-    /// all the same.
+    /// Gives up the claim of this descriptor: one that ran out of time, a
+    /// [`try_claim`](Participant::try_claim), or a [`prefetch`](Participant::prefetch). Does not
+    /// wait.
+    ///
+    /// What a ticket gave this participant goes back to the producer, also when its answer is still
+    /// on its way, and no longer holds the block. The ticket's claim is spent, as if the block had
+    /// been claimed and dropped: a later claim gives [`ClaimError::Revoked`] or
+    /// [`ClaimError::Stale`]. Of an unlimited ticket the participant may claim again. A ticket that
+    /// this participant was not given stays as it is; so do a block that it has claimed, and a
+    /// ticket that another thread waits for at this moment.
+    ///
+    /// An addressed grant stays granted, and can be claimed later. Without this call the questions
+    /// of a try end by themselves when the claim was not tried again for 30 s, and what was granted
+    /// can be claimed for its time to live.
     pub fn abandon(&self, descriptor: &[u8]) {
         self.holdings().abandon(descriptor);
     }

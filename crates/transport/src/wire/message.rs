@@ -23,6 +23,7 @@
 //! | 7 | `Inspect` | from u32, 0 u32 | |
 //! | 8 | `TakeSnapshot` | | |
 //! | 9 | `AskFile` | index u32, 0 u32 | |
+//! | 10 | `GiveBack` | ticket u32, 0 u32, generation u64 | |
 //! | 129 | `Welcome` | session 16, participant u64, pid u32, slots u32, most slots u64 | producer's pidfd, counter file 0 |
 //! | 130 | `Refused` | code u16, length u16, text | |
 //! | 131 | `CounterFile` | index u32, slots u32 | counter file |
@@ -46,9 +47,11 @@
 //!   but for 0 all that follows the ticket's generation is 0. A fence word of 2^32-1 is no fence,
 //!   and its value is 0.
 //! - Every question is answered, and may be asked again with the same number: it is answered the
-//!   same, and grants nothing twice. `Unmapped` and `Bye` are answered by `Noted`, `AskFile` by
-//!   `CounterFile` or `Declined`. A `CounterFile` that nobody asked for has the request 0. A region
+//!   same, and grants nothing twice. `Unmapped`, `Bye` and `GiveBack` are answered by `Noted`,
+//!   `AskFile` by `CounterFile` or `Declined`. A `CounterFile` that nobody asked for has the request 0. A region
 //!   stays pinned from the first `MapRegion` until an `Unmapped`, whatever is answered.
+//! - `GiveBack` ends the lease that the ticket gave, unless it is claimed. What the ticket did not
+//!   give costs no claim.
 //! - A region of place 4 is a piece of a range of addresses. The participant reserves all of the
 //!   range at its first piece and maps each at its offset. A block that ends beyond its region goes
 //!   on in the region behind, which is asked for by the same lease. The number of the region behind

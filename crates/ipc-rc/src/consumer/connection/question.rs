@@ -33,6 +33,8 @@ pub(crate) enum Question {
     Unmapped,
     /// What the ticket gives.
     Ticket,
+    /// Whether the producer has taken back what the ticket gave.
+    GiveBack,
     /// For the counter file.
     File,
     /// For a descriptor for somebody else.
@@ -50,6 +52,11 @@ pub(crate) enum Question {
 }
 
 impl Question {
+    /// Says whether it undoes what another question of the same key may have brought about.
+    pub fn undoes(&self) -> bool {
+        matches!(self, Question::Unmapped | Question::GiveBack)
+    }
+
     /// Says whether this can be the answer: what a producer says is input.
     pub fn is_answered_by(&self, said: &Result<Answer, No>) -> bool {
         matches!(
@@ -58,7 +65,10 @@ impl Question {
                 | (Question::Ticket, Ok(Answer::Ticket(_)))
                 | (Question::File, Ok(Answer::Done) | Err(_))
                 | (Question::Forward { .. }, Ok(Answer::Forwarded(_)) | Err(_))
-                | (Question::Unmapped | Question::Goodbye, Ok(Answer::Done))
+                | (
+                    Question::Unmapped | Question::GiveBack | Question::Goodbye,
+                    Ok(Answer::Done)
+                )
                 | (Question::Report, Ok(Answer::Report(_)))
                 | (Question::Snapshot, Ok(Answer::Snapshot { .. }) | Err(_))
         )

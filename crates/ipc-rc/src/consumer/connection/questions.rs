@@ -20,6 +20,7 @@
 //! | hear | thread, or who waits | asked -> answered, refused or reset | |
 //! | mapped | who acted | reset | |
 //! | unmapped | who acted | asked: `Unmapped` | `Unmapped` |
+//! | abandon | claimant | the row is kept no longer; a ticket's asks `GiveBack` unless a claim waits for it | `GiveBack` |
 //! | end | thread, when the producer is gone | all rows but those acting are reset | |
 //!
 //! # Why a region's row is never forgotten in silence
@@ -29,6 +30,15 @@
 //! the producer may have pinned. `MapRegion` and `Unmapped` are therefore two questions of one key:
 //! asking one replaces the other, and neither overtakes the other. Refused rows end by `Unmapped`
 //! too: the producer may have pinned at an earlier copy of the same question.
+//!
+//! # A ticket that is abandoned
+//!
+//! A lease that a ticket gave, and that no claim takes, would hold its block for the time to live.
+//! So `abandon` asks the producer to take it back, whether there is a row or not: the answer may be
+//! on its way to a claim that gave up before. `ClaimTickets` and `GiveBack` are two questions of one
+//! key, like those of a region: a grant for a copy that was sent before is taken back, and a claim
+//! that is made again is asked about after it. What is claimed stays, and what was never granted
+//! costs no claim. A connection that ends takes back what is unclaimed by itself.
 //!
 //! # Which answer counts
 //!
@@ -224,10 +234,8 @@ impl Questions {
     /// Finds the row of a question, or makes it.
     fn join(&mut self, key: Key, question: Question, now: Instant) -> &mut Row {
         let joins = self.rows.get(&key).is_some_and(|row| match row.state {
-            // Two questions of one region: the later one replaces the other.
-            AskState::Asked => {
-                (row.question == Question::Unmapped) == (question == Question::Unmapped)
-            }
+            // Two questions of one key: the later one replaces the other.
+            AskState::Asked => row.question.undoes() == question.undoes(),
             AskState::Answered(_) | AskState::Acting => true,
             AskState::Refused(_) => false,
         });
@@ -334,8 +342,19 @@ impl Questions {
         self.plan(key);
     }
 
-    /// Withdraws an answer that was kept for another try.
+    /// Gives a claim up: an answer that was kept for another try is withdrawn, and the producer
+    /// takes back what a ticket gave, unless another claim waits for it.
     pub fn abandon(&mut self, key: Key, now: Instant) {
+        self.withdraw_kept(key, now);
+        let is_ticket = matches!(key, Key::Ticket(_));
+        let stays = |row: &Row| row.waiting > 0 || row.question == Question::GiveBack;
+        if is_ticket && !self.ended && !self.rows.get(&key).is_some_and(stays) {
+            self.begin(key, Question::GiveBack, AskState::Asked, now);
+        }
+    }
+
+    /// Withdraws an answer that was kept for another try.
+    fn withdraw_kept(&mut self, key: Key, now: Instant) {
         let Some(row) = self.rows.get_mut(&key) else {
             return;
         };
@@ -349,7 +368,7 @@ impl Questions {
     pub fn abandon_all(&mut self, now: Instant) {
         let kept = self.rows.iter().filter(|(_, row)| row.kept.is_some());
         for key in kept.map(|(key, _)| *key).collect::<Vec<_>>() {
-            self.abandon(key, now);
+            self.withdraw_kept(key, now);
         }
     }
 
@@ -360,7 +379,7 @@ impl Questions {
         };
         match (key, &row.state, &row.question) {
             (Key::Region(_), AskState::Acting, _)
-            | (_, _, Question::Unmapped | Question::Goodbye) => {}
+            | (_, _, Question::Unmapped | Question::GiveBack | Question::Goodbye) => {}
             (Key::Region(region), ..) => self.unmapped(region, now),
             _ => drop(self.remove(key)),
         }
@@ -421,7 +440,7 @@ impl Questions {
         else {
             return Some(said);
         };
-        let counts = if matches!(key, Key::Ticket(_)) {
+        let counts = if row.question == Question::Ticket {
             request >= row.born
         } else {
             request == row.born
@@ -470,7 +489,7 @@ impl Questions {
                 continue;
             }
             let sent = match (key, &row.question) {
-                (Key::Ticket(_), _) => self.tickets_due(now),
+                (_, Question::Ticket) => self.tickets_due(now),
                 _ => ArrayVec::from_iter([key]),
             };
             let message = self.message(key, born, &sent);
@@ -499,7 +518,8 @@ impl Questions {
             .take_while(|((at, _), _)| *at <= now)
             .map(|(_, &key)| key);
         due.filter(|key| {
-            matches!(key, Key::Ticket(_)) && matches!(self.rows[key].state, AskState::Asked)
+            let row = &self.rows[key];
+            row.question == Question::Ticket && matches!(row.state, AskState::Asked)
         })
         .take(MOST_TICKETS)
         .collect()
@@ -535,6 +555,10 @@ impl Questions {
                 from,
             },
             (Key::Snapshot, _) => ToProducer::TakeSnapshot { request: born },
+            (Key::Ticket(ticket), Question::GiveBack) => ToProducer::GiveBack {
+                request: born,
+                ticket,
+            },
             (Key::Ticket(_), _) => {
                 let tickets = together.iter().filter_map(|key| {
                     if let Key::Ticket(id) = key {

@@ -4,10 +4,11 @@
 //! regions back and makes others of the same number. Blocks lie in one region or across several,
 //! which a claim asks for one after the other while it uses those that it has.
 //!
-//! After each step: what is mapped is pinned and is what the producer has there, and nothing is
-//! granted twice. At the end of each history the channel is mended, and then: every claim that
-//! still waits is answered; when nobody wants anything any more, nothing is pinned and no row is
-//! left; and the goodbye is heard.
+//! After each step: what is mapped is pinned and is what the producer has there, nothing is granted
+//! twice, and a claim finds a ticket's lease taken back only if the ticket was abandoned. At the end
+//! of each history the channel is mended, and then: every claim that still waits is answered; when
+//! nobody wants anything any more, nothing is pinned, no row is left, and of a ticket that was
+//! abandoned last no lease is granted; and the goodbye is heard.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -198,6 +199,14 @@ impl Claimant {
     }
 }
 
+/// Where the slot of a lease stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stands {
+    Granted,
+    Claimed,
+    Revoked,
+}
+
 /// Both sides and what is between them.
 struct World {
     now: Instant,
@@ -212,14 +221,18 @@ struct World {
     /// How often each region was made anew.
     makings: [u64; REGIONS as usize],
     leases: BTreeSet<u32>,
-    /// What each ticket gave, and each wish.
-    tickets: BTreeMap<u32, u32>,
-    /// How many leases the broadcast gave, and those that were claimed.
+    /// What each ticket gave, and where its slot stands; what each wish gave.
+    tickets: BTreeMap<u32, (u32, Stands)>,
+    /// How many leases the broadcast gave, those that were claimed, and those that were taken back.
     broadcast: u32,
     claimed: BTreeSet<u32>,
+    taken_back: BTreeSet<u32>,
     wishes: BTreeMap<u64, u32>,
     files: BTreeSet<u32>,
     farewell: bool,
+    /// Tickets that were ever abandoned, and those that no claim has wanted since.
+    abandoned: BTreeSet<u32>,
+    given_up: BTreeSet<u32>,
 }
 
 impl World {
@@ -238,9 +251,12 @@ impl World {
             tickets: BTreeMap::new(),
             broadcast: 0,
             claimed: BTreeSet::new(),
+            taken_back: BTreeSet::new(),
             wishes: BTreeMap::new(),
             files: BTreeSet::new(),
             farewell: false,
+            abandoned: BTreeSet::new(),
+            given_up: BTreeSet::new(),
         }
     }
 
@@ -274,6 +290,9 @@ impl World {
             }
             want => World::question(want),
         };
+        if let Want::Ticket(number) = want {
+            self.given_up.remove(&number);
+        }
         let interest = Interest::new(key, question);
         self.claimants[who] = Some(Claimant {
             want,
@@ -341,8 +360,24 @@ impl World {
                 claimant.opens = Some(len - 1)
             }
             (Look::Take(Answer::Forwarded(_)), Want::Forward) => self.leave(who, false),
-            (Look::Ticket(Outcome::Granted(_)), Want::Ticket(_)) => self.leave(who, false),
+            (Look::Ticket(Outcome::Granted(_)), Want::Ticket(number)) => {
+                // The slot is in memory that both sides have.
+                let (_, stands) = self.tickets.get_mut(&number).expect("it was granted");
+                match stands {
+                    Stands::Granted => *stands = Stands::Claimed,
+                    Stands::Claimed => {}
+                    Stands::Revoked => assert!(
+                        self.abandoned.contains(&number),
+                        "the lease of a claim that was not given up is taken back"
+                    ),
+                }
+                self.leave(who, false);
+            }
             (Look::Ticket(Outcome::Granted(granted)), Want::Broadcast) => {
+                assert!(
+                    !self.taken_back.contains(&granted.lease.slot),
+                    "a lease that was given back is given again"
+                );
                 // What the compare-and-swap of the slot decides.
                 if self.claimed.insert(granted.lease.slot) {
                     return self.leave(who, false);
@@ -463,14 +498,20 @@ impl World {
                 let mut answer = |&ticket: &TicketId| {
                     let again = ticket.number == BROADCAST;
                     if again {
-                        // Another lease once the last one is claimed.
-                        if self.broadcast == 0 || self.claimed.contains(&(self.broadcast - 1)) {
+                        // Another lease once the last one is claimed, or was given back.
+                        let last = self.broadcast.checked_sub(1);
+                        let is_over = |last: u32| {
+                            self.claimed.contains(&last) || self.taken_back.contains(&last)
+                        };
+                        if last.is_none_or(is_over) {
                             self.broadcast += 1;
                         }
-                        self.tickets.insert(BROADCAST, self.broadcast - 1);
+                        let granted = (self.broadcast - 1, Stands::Granted);
+                        self.tickets.insert(BROADCAST, granted);
                     }
                     let next = self.tickets.len() as u32;
-                    let lease = address(*self.tickets.entry(ticket.number).or_insert(next));
+                    let granted = (next, Stands::Granted);
+                    let lease = address(self.tickets.entry(ticket.number).or_insert(granted).0);
                     TicketAnswer {
                         ticket,
                         outcome: Outcome::Granted(Granted {
@@ -484,6 +525,18 @@ impl World {
                     request: *request,
                     answers: tickets.iter().map(&mut answer).collect(),
                 }
+            }
+            ToProducer::GiveBack { request, ticket } if ticket.number == BROADCAST => {
+                let last = self.broadcast.checked_sub(1);
+                self.taken_back
+                    .extend(last.filter(|last| !self.claimed.contains(last)));
+                ToParticipant::Noted { request: *request }
+            }
+            ToProducer::GiveBack { request, ticket } => {
+                if let Some((_, stands @ Stands::Granted)) = self.tickets.get_mut(&ticket.number) {
+                    *stands = Stands::Revoked;
+                }
+                ToParticipant::Noted { request: *request }
             }
             ToProducer::AskFile { request, index } if *index < FILES => {
                 ToParticipant::CounterFile {
@@ -653,8 +706,20 @@ impl World {
                         .abandon(Key::Region(RegionId(region)), self.now);
                 }
             }
-            Step::Abandon(want) => self.questions.abandon(World::question(want).0, self.now),
+            Step::Abandon(want) => {
+                let wants = |claimant: &Claimant| claimant.want == want;
+                if let Want::Ticket(number) = want
+                    && !self.claimants.iter().flatten().any(wants)
+                {
+                    self.abandoned.insert(number);
+                    self.given_up.insert(number);
+                }
+                self.questions.abandon(World::question(want).0, self.now);
+            }
             Step::AskAhead(want) => {
+                if let Want::Ticket(number) = want {
+                    self.given_up.remove(&number);
+                }
                 let (key, question) = World::question(want);
                 self.questions.ask_ahead(key, question, self.now);
             }
@@ -735,6 +800,14 @@ impl World {
         }
         self.now += KEPT;
         (0..3).for_each(|_| self.mend());
+        for number in &self.given_up {
+            let stands = self.tickets.get(number).map(|(_, stands)| *stands);
+            assert!(
+                stands != Some(Stands::Granted),
+                "ticket {number} was abandoned, and its lease is granted: {:?}",
+                self.questions
+            );
+        }
         let pinned: Vec<RegionId> = self.told.mapped().collect();
         assert!(
             pinned.is_empty(),

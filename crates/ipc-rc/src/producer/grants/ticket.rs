@@ -22,7 +22,8 @@
 //!
 //! A claim counts when the lease is granted. A participant that dies between that and its first use
 //! has spent its claim: a ticket is never claimed more often than it states, and the block comes
-//! back.
+//! back. So has one that abandons its claim, which gives the lease back; of a broadcast it may
+//! claim again.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
@@ -37,6 +38,7 @@ use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::ticket_event::TicketEvent;
 use transport::os::clock::Tick;
 use transport::shared::slot::Generation;
+use transport::wire::lease_address::LeaseAddress;
 use transport::wire::message::{Granted, Outcome, TicketId};
 
 /// How often a ticket can be claimed, each time by another participant.
@@ -307,6 +309,14 @@ impl Tickets {
         drop(table);
         drop(ended);
         Ok(())
+    }
+
+    /// Returns the lease that a ticket gave a claimant last.
+    pub fn given(&self, claimant: ParticipantId, ticket: TicketId) -> Option<LeaseAddress> {
+        let table = self.table();
+        let mut given = table.find(ticket)?.given.iter();
+        let (_, granted) = given.find(|(id, _)| *id == claimant)?;
+        Some(granted.lease)
     }
 
     /// Ends a ticket before its last claim. With a block, only a ticket of that block.

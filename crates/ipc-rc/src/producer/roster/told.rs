@@ -8,6 +8,7 @@
 //! | `Forward` | grants, and answers the descriptor | the same descriptor, until the participant says that the wish is settled |
 //! | `ClaimTickets` | grants, by the [tickets](crate::producer::grants::ticket) | the same lease |
 //! | `AskFile` | the file, or no | the same |
+//! | `GiveBack` | takes back what the ticket gave, if it is unclaimed, and answers `Noted` | `Noted` |
 //! | `Bye` | grants nothing more, and answers `Noted` | `Noted` |
 //!
 //! Every question is answered. An answer that cannot be sent changes nothing: the question comes

@@ -3,11 +3,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use gpu_api::{Access, Error, Export, ParticipantId, Region, RegionId};
 
 use crate::producer::blocks::block::Block;
+use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::ticket_event::Await;
 use crate::producer::grants::ticket::Claims;
 use crate::producer::roster::peer::Peer;
@@ -85,6 +87,10 @@ impl Service {
                 }
                 Some(ToProducer::AskFile { request, index }) => {
                     self.give_file(&peer, request, index)
+                }
+                Some(ToProducer::GiveBack { request, ticket }) => {
+                    self.take_back(&peer, ticket);
+                    self.tell(&peer, &ToParticipant::Noted { request });
                 }
                 Some(ToProducer::Inspect { request, from }) => {
                     self.tell(&peer, &self.core.report(request, from));
@@ -299,6 +305,17 @@ impl Service {
                 drop(peer.ledger.revoke(lease));
                 outcome
             }
+        }
+    }
+
+    /// Takes back what a ticket gave a participant that abandoned its claim, unless it has claimed.
+    fn take_back(&self, peer: &Arc<Peer>, ticket: TicketId) {
+        let mut out = ReclaimedBlocks::new();
+        let given = self.core.tickets.given(peer.id, ticket);
+        out.extend(given.and_then(|lease| peer.ledger.revoke(lease)));
+        if !out.is_empty() {
+            self.core.tallies.revoked.fetch_add(1, Ordering::Relaxed);
+            self.core.retire(&mut out);
         }
     }
 

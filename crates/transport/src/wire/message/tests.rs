@@ -235,6 +235,8 @@ fn to_producer() -> impl Strategy<Value = ToProducer> {
         any::<u64>().prop_map(|request| ToProducer::Bye { request }),
         (any::<u64>(), any::<u32>())
             .prop_map(|(request, index)| ToProducer::AskFile { request, index }),
+        (any::<u64>(), ticket())
+            .prop_map(|(request, ticket)| ToProducer::GiveBack { request, ticket }),
     ]
 }
 

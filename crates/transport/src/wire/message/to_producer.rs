@@ -78,6 +78,11 @@ messages! {
             /// Its number.
             index: u32 [4],
         }
+        /// Gives back what a ticket gave, unless it is claimed.
+        10 GiveBack(request) {
+            /// Which.
+            ticket: TicketId,
+        }
     }
 }
 
