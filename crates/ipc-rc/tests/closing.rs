@@ -146,3 +146,39 @@ fn a_claim_that_comes_too_late_for_a_closed_session_finds_the_producer_gone() {
         .expect_err("nothing answers");
     assert!(matches!(error, ClaimError::ProducerGone), "{error}");
 }
+
+#[test]
+fn a_session_opens_at_once_where_another_was_dropped_or_shut_down() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let backend = HostBackend::new(HostConfig::default()).expect("it opens");
+    let gpu = Gpu::new(backend, DeviceId(0)).expect("a device");
+    let path = dir.path().join("s");
+    let open = |round: usize| {
+        let opened = Session::builder(gpu.clone()).socket(&path).open();
+        opened.unwrap_or_else(|error| panic!("session {round}: {error}"))
+    };
+    for round in 0..200 {
+        let session = open(round);
+        if round % 2 == 0 {
+            session.shutdown(Duration::ZERO);
+            assert!(!path.exists(), "the socket's file stays");
+        }
+        drop(session);
+        assert!(!path.exists(), "the socket's file stays");
+    }
+    // A predecessor whose thread still runs removes nothing of its successor's.
+    let first = open(200);
+    let participant = connect(&gpu, &first);
+    let block = first.alloc(4096).expect("there is room");
+    let to = To::Participant(participant.id());
+    let descriptor = block.share(to, After::Done).expect("shared");
+    let held = participant
+        .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("claimed");
+    first.shutdown(Duration::ZERO);
+    let second = open(201);
+    drop((held, block, participant));
+    assert!(first.shutdown(WATCHDOG).clean);
+    drop(first);
+    connect(&gpu, &second);
+}

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use gpu_api::{BackendKind, Error, Gpu, RegionSource, Result};
@@ -21,6 +21,7 @@ use crate::producer::roster::table::Roster;
 use crate::producer::wakeups::Wakeups;
 use crate::shard::SHARDS;
 use transport::os::clock::Tick;
+use transport::os::socket::Listener;
 use transport::wire::descriptor::SessionId;
 
 /// What never changes about a session.
@@ -82,13 +83,32 @@ pub(crate) struct Tallies {
 pub(crate) struct Life {
     /// No more sharing; the thread ends when nothing is held.
     pub closing: AtomicBool,
-    /// The thread has removed the socket's name.
-    pub is_unlinked: AtomicBool,
+    /// The socket, while the thread listens.
+    listener: OnceLock<Weak<Listener>>,
+    /// The socket's name is removed: once, since a successor may have it by then.
+    unlinked: OnceLock<()>,
     /// The thread has panicked.
     has_failed: AtomicBool,
 }
 
 impl Life {
+    /// Notes the socket that the thread listens on.
+    pub fn listens_on(&self, listener: &Arc<Listener>) {
+        let first = self.listener.set(Arc::downgrade(listener));
+        debug_assert!(first.is_ok(), "a session listens on one socket");
+    }
+
+    /// Removes the socket's name, unless that is done. Who comes second waits until it is: after
+    /// this call another session may have the path.
+    fn unlink(&self) {
+        self.unlinked.get_or_init(|| {
+            let listener = self.listener.get().and_then(Weak::upgrade);
+            if let Some(Err(error)) = listener.map(|listener| listener.unlink()) {
+                tracing::warn!(%error, "a session's socket file stays; the next session to open removes it");
+            }
+        });
+    }
+
     #[inline]
     pub fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
@@ -158,8 +178,11 @@ impl Core {
         )
     }
 
-    /// Begins the end: nothing more is shared, and the thread ends when nothing is held.
+    /// Begins the end: nothing more is shared, the socket's path is free at once, and the thread
+    /// ends when nothing is held.
     pub fn close(&self) {
+        // Before the thread may drop the listener.
+        self.life.unlink();
         self.life.closing.store(true, Ordering::Relaxed);
         self.wakeups.thread.wake();
         self.wakeups.announce_change();
@@ -169,6 +192,7 @@ impl Core {
     pub fn fail(&self) {
         self.life.has_failed.store(true, Ordering::Relaxed);
         self.life.closing.store(true, Ordering::Release);
+        self.life.unlink();
     }
 
     /// Says whether the application passed connections on that the thread has not taken in.

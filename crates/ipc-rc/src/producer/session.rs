@@ -27,7 +27,8 @@ use transport::wire::descriptor::{Descriptor, SessionId};
 /// A producer's session: its blocks, their leases, and the moment when each is free.
 ///
 /// Cheap to clone; usable from several threads at once. When the last clone is dropped the socket
-/// closes; the session's thread goes on until nothing of the session is held, or the process ends.
+/// closes, and its path is free for another session at once; the session's thread goes on until
+/// nothing of the session is held, or the process ends.
 ///
 /// # Examples
 ///
@@ -472,10 +473,7 @@ impl Session {
         let deadline = Instant::now().checked_add(timeout);
         core.wakeups.wait_until(deadline, || {
             core.collect(Effort::Everything);
-            // The thread removes the socket's name first of all.
-            (core.life.is_unlinked.load(Ordering::Relaxed)
-                && core.shutdown_report().is_only_leaked())
-            .then_some(())
+            core.shutdown_report().is_only_leaked().then_some(())
         });
         core.shutdown_report()
     }

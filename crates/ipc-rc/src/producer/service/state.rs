@@ -49,7 +49,7 @@ pub(super) enum Watch {
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(super) core: Arc<Core>,
-    pub(super) listener: Option<Listener>,
+    pub(super) listener: Option<Arc<Listener>>,
     /// Streams that wait for tickets' events.
     pub(super) ticket_streams: TicketStreams,
     pub(super) allowed: Vec<u32>,
@@ -90,7 +90,7 @@ impl Service {
             allowed,
             watches: HashMap::new(),
             greetings: BTreeMap::new(),
-            closer: Closer::default(),
+            closer: Closer::new()?,
             is_deaf: false,
             next_key: 0,
             next_serial: 1,
@@ -107,6 +107,8 @@ impl Service {
         service.watch(listener.as_fd(), Watch::Listener)?;
         let core = service.core.clone();
         service.watch(core.wakeups.thread.fd(), Watch::Waker)?;
+        let listener = Arc::new(listener);
+        core.life.listens_on(&listener);
         service.listener = Some(listener);
         Ok(service)
     }

@@ -55,10 +55,7 @@ impl Service {
     /// proves nothing.
     fn fail(mut self) {
         self.core.fail();
-        if let Some(listener) = self.listener.take() {
-            let _ = listener.unlink();
-        }
-        self.core.life.is_unlinked.store(true, Ordering::Relaxed);
+        self.listener = None;
         for peer in self.core.roster.peers().iter().flatten() {
             socket::hang_up(&peer.socket);
         }
@@ -74,12 +71,7 @@ impl Service {
     /// Waits for something to do, and does it.
     fn turn(&mut self) {
         let closing = self.core.life.is_closing();
-        if closing && let Some(listener) = self.listener.take() {
-            if let Err(error) = listener.unlink() {
-                tracing::warn!(%error, "the session's socket file stays; the next session to open removes it");
-            }
-            self.core.life.is_unlinked.store(true, Ordering::Relaxed);
-            self.core.wakeups.announce_change();
+        if closing && self.listener.take().is_some() {
             for peer in self.core.roster.peers().iter().flatten() {
                 // One who cannot be told sees the hang-up.
                 let _ = self
@@ -184,8 +176,8 @@ impl Service {
 
     fn is_finished(&self) -> bool {
         self.core.life.is_closing()
-            // The turn that takes it removes the socket's name; a shutdown may come before the
-            // first turn.
+            // The turn that takes it tells the participants; a shutdown may come before the first
+            // turn.
             && self.listener.is_none()
             && self.core.memory.is_only_leaked()
             && self.leaving.is_empty()
