@@ -21,6 +21,7 @@ DATA: dict[type, set[str]] = {
     gpu_ipc.Participant: {"device"},
     gpu_ipc.Received: ARRAY | {"meta", "device"},
     gpu_ipc.Block: ARRAY,
+    gpu_ipc.Loan: {"nbytes", "released"},
     gpu_ipc.Broker: set(),
     gpu_ipc.Object: set(),
     gpu_ipc.ObjectWriter: set(),
@@ -57,6 +58,9 @@ def tries(all_of: dict[str, Any]) -> dict[type, Tries]:
             "alloc": lambda it: it.alloc(1),
             "share": lambda it: it.share(array),
             "share_many": lambda it: it.share_many([array]),
+            "lend": lambda it: it.lend(array),
+            "block_of": lambda it: it.block_of(array),
+            "revoke": lambda it: it.revoke(descriptor),
             "cancel": lambda it: it.cancel(block, descriptor),
             "wait_for_participants": lambda it: it.wait_for_participants(9, WATCHDOG),
             "wait_for_participants_async": lambda it: drained(it.wait_for_participants_async(9)),
@@ -74,6 +78,7 @@ def tries(all_of: dict[str, Any]) -> dict[type, Tries]:
         },
         gpu_ipc.Received: arrays,
         gpu_ipc.Block: {name: how for name, how in arrays.items() if name != "torch"},
+        gpu_ipc.Loan: {},
         gpu_ipc.Part: {name: how for name, how in arrays.items() if name != "record_stream"},
         gpu_ipc.Broker: {
             "put": lambda it: it.put("m", {"a": array}),
@@ -126,6 +131,7 @@ def test_every_attribute_and_method_of_a_parents_object_says_forked(
     all_of: dict[str, Any] = {
         "session": session,
         "block": block,
+        "loan": session.lend(session.alloc(8)),
         "participant": participant,
         "id": participant.id,
         "descriptor": descriptor,
@@ -193,7 +199,8 @@ def in_a_child(calls: list[tuple[str, Callable[[], object]]], objects: list[obje
                         wrong.append(f"{name}: {error}")
                 except BaseException as error:
                     wrong.append(f"{name} raised {error!r}")
-            shown = [repr(it) for it in objects if type(it) not in (gpu_ipc.Part, gpu_ipc.ObjectWriter, gpu_ipc.Stream)]
+            silent = (gpu_ipc.Loan, gpu_ipc.Part, gpu_ipc.ObjectWriter, gpu_ipc.Stream)
+            shown = [repr(it) for it in objects if type(it) not in silent]
             wrong += [text for text in shown if "of the parent process" not in text]
             log.write_text("\n".join(wrong))
         finally:

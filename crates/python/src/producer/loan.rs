@@ -21,7 +21,7 @@ use crate::interpreter::waiting::{duration, in_slices};
 /// Made by ``Session.lend``. A broadcast, ``loan.share(session.ticket(None))``, can be claimed as
 /// long as the loan lasts, by each participant as often as it likes. The memory is kept until the
 /// loan is released and the last lease on it has ended. Dropping the loan releases it.
-#[pyclass(frozen, module = "gpu_ipc")]
+#[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct Loan {
     state: Mutex<State>,
     layout: Layout,

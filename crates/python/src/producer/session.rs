@@ -335,6 +335,7 @@ impl Session {
         stream: Option<&Bound<'_, PyAny>>,
         copy: bool,
     ) -> PyResult<Loan> {
+        self.check_fork()?;
         let _call = Call::begin(py);
         let given = stream
             .map(|stream| stream::given(&self.shared.gpu, stream))
@@ -348,6 +349,7 @@ impl Session {
     ///
     /// The block is held by what is returned, also when the one that was allocated was released.
     fn block_of(&self, x: &Bound<'_, PyAny>) -> PyResult<Option<Block>> {
+        self.check_fork()?;
         Ok(self.shared.block_of(x)?.map(Block::new))
     }
 
@@ -413,6 +415,7 @@ impl Session {
     /// Raises:
     ///     Mismatch: the descriptor is of another session.
     fn revoke(&self, py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        self.check_fork()?;
         let descriptor =
             gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.get().grant()).or_raise()?;
         py.detach(|| self.shared.session.revoke(&descriptor))
