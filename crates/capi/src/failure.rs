@@ -447,6 +447,9 @@ mod tests {
         "share by handle (`Sharing::Handle`)",
         "create it with `EventKind::Interprocess`",
         "ask `Caps::stream_writes` and `Caps::stream_waits` first",
+        "ask `Caps::ranges` first, or choose another backend",
+        "ask `Caps::managed` first, or allocate device memory",
+        "share by handle (`Sharing::Handle`), which maps memory for every device, or use one device a process",
         "what `GroupWriter::commit` writes",
     ];
 
@@ -459,6 +462,7 @@ mod tests {
             "ipc-rc",
             "transport",
             "broker",
+            "driver",
             "backend-host",
             "backend-cuda",
             "backend-hip",
