@@ -95,8 +95,8 @@ pub use ipc_rc::{
 /// For a producer: options, counts and notices of a [`Session`].
 pub mod session {
     pub use ipc_rc::{
-        AdoptToken, Collected, Contents, LeaseId, Loan, Released, SentSlice, SessionBuilder,
-        SessionId, SessionNotice, ShareOptions, ShutdownReport, Stats,
+        AdoptToken, Collected, Contents, Departure, LeaseId, Loan, Released, SentSlice,
+        SessionBuilder, SessionId, SessionNotice, ShareOptions, ShutdownReport, Stats,
     };
 }
 

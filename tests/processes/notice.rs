@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use gpu_ipc::admin::{inspect, sessions};
+use gpu_ipc::session::{Departure, SessionNotice};
 use gpu_ipc::{After, Claims, Error, ParticipantId, Session, To};
 use harness::{WATCHDOG, wait_until};
 use rustix::process::Signal;
@@ -23,6 +24,10 @@ pub const CASES: &[Case] = &[
     (
         "notice::a_producer_waits_until_its_block_is_released",
         backpressure,
+    ),
+    (
+        "notice::a_producer_is_told_by_name_who_died_and_who_said_goodbye",
+        departures,
     ),
     ("notice::idle_mappings_are_kept_within_bounds", cache),
     (
@@ -100,6 +105,49 @@ fn backpressure() {
         consumer.let_go_of_all();
         waiting.join().expect("it waits").expect("released");
     });
+    assert_eq!(block.outstanding(), 0);
+}
+
+/// How three end that claimed: one that holds, one that holds nothing, and one that says goodbye.
+fn departures() {
+    let producer = Producer::new();
+    let block = producer.block(1);
+    for (holds, how) in [
+        (true, Departure::Died),
+        (false, Departure::Died),
+        (false, Departure::Goodbye),
+    ] {
+        let mut consumer = Agent::start();
+        let id = consumer.connect(&producer.session);
+        let name = producer.session.participant_name(id).expect("it is here");
+        if holds {
+            consumer.claim(
+                &block
+                    .share(To::Participant(id), After::Done)
+                    .expect("shared"),
+            );
+        }
+        match how {
+            Departure::Goodbye => consumer.disconnect(),
+            _ => consumer.kill(),
+        }
+        let mut left = None;
+        wait_until("the notice of its end", || {
+            left = producer
+                .session
+                .next_notice()
+                .filter(|notice| matches!(notice, SessionNotice::Left { .. }));
+            left.is_some()
+        });
+        let participant = id;
+        let notice = SessionNotice::Left {
+            participant,
+            name,
+            how,
+        };
+        assert_eq!(left, Some(notice), "holds: {holds}");
+        assert_eq!(producer.session.participant_name(id), None);
+    }
     assert_eq!(block.outstanding(), 0);
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use gpu_ipc::session::SessionNotice;
+use gpu_ipc::session::{Departure, SessionNotice};
 use gpu_ipc::{After, ClaimError, Claims, Participant, ParticipantId, Stream, To, Wait};
 use harness::{WATCHDOG, wait_until};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -561,7 +561,13 @@ fn told() {
             .expect("claimed"),
     );
     drop(decoder);
-    assert_eq!(next(), SessionNotice::Left { participant: id });
+    // The name outlives the participant.
+    let left = SessionNotice::Left {
+        participant: id,
+        name: "decoder".into(),
+        how: Departure::Goodbye,
+    };
+    assert_eq!(next(), left);
     assert_eq!(stage.session.participant_name(id), None);
     drop(block);
     stage.end();

@@ -58,7 +58,7 @@ pub extern "C" fn gpu_ipc_session_next_notice(
         let (kind, number) = match process.get(session)?.session.next_notice() {
             None => (GPU_IPC_NOTICE_NONE, 0),
             Some(SessionNotice::Joined { participant }) => (GPU_IPC_NOTICE_JOINED, participant.0),
-            Some(SessionNotice::Left { participant }) => (GPU_IPC_NOTICE_LEFT, participant.0),
+            Some(SessionNotice::Left { participant, .. }) => (GPU_IPC_NOTICE_LEFT, participant.0),
             Some(SessionNotice::Failed) => (GPU_IPC_NOTICE_FAILED, 0),
             Some(SessionNotice::TokensReturned) => (GPU_IPC_NOTICE_TOKENS_RETURNED, 0),
             Some(SessionNotice::TryAgain) => (GPU_IPC_NOTICE_TRY_AGAIN, 0),

@@ -58,7 +58,7 @@ pub use producer::blocks::tokens::AdoptToken;
 pub use producer::builder::SessionBuilder;
 pub use producer::grants::ticket::Claims;
 pub use producer::loan::{Loan, Released};
-pub use producer::notice::SessionNotice;
+pub use producer::notice::{Departure, SessionNotice};
 pub use producer::report::{ShutdownReport, Stats};
 pub use producer::sent_block::SentBlock;
 pub use producer::session::{Collected, Session};

@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 const MOST_KEPT: usize = 4096;
 
 /// Whether a notice is kept for an application that reads none.
-pub(crate) trait Vital: Copy + PartialEq {
+pub(crate) trait Vital: Clone + PartialEq {
     /// Says so; few different notices are.
     fn is_vital(&self) -> bool;
 }

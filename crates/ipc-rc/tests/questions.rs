@@ -14,8 +14,8 @@ use allocators::{Arena, ArenaOptions, Growth};
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, Error, Gpu};
 use ipc_rc::{
-    After, ClaimError, Claims, Descriptor, Notice, Participant, ReceivedBlock, SentBlock, Session,
-    To, Wait,
+    After, ClaimError, Claims, Departure, Descriptor, Notice, Participant, ReceivedBlock,
+    SentBlock, Session, SessionNotice, To, Wait,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
@@ -50,6 +50,8 @@ enum Fate {
     Waits,
     /// With its last byte of the device's number changed.
     Altered,
+    /// The connection ends before it, and both sides live.
+    Ends,
 }
 
 type Rule = Box<dyn FnMut(u16) -> Fate + Send>;
@@ -121,6 +123,9 @@ impl Relay {
                     let fate = self.0.lock().unwrap_or_else(PoisonError::into_inner)(number);
                     if fate == Fate::Waits {
                         break;
+                    }
+                    if fate == Fate::Ends {
+                        return;
                     }
                     if fate == Fate::Altered {
                         bytes[47] ^= 1;
@@ -338,6 +343,43 @@ fn a_lost_answer_about_a_broadcast_is_given_again_and_a_late_question_leaves_the
     block
         .wait_released(Some(WATCHDOG))
         .expect("none is left over");
+}
+
+#[test]
+fn a_connection_that_ends_without_a_goodbye_while_the_process_lives_is_no_death() {
+    let stage = Stage::new();
+    let block = stage.session.alloc(4096).expect("there is room");
+    let ticket = block
+        .share(To::Ticket(Claims::Once), After::Done)
+        .expect("shared");
+    let mut left = Vec::new();
+    for (last, how) in [
+        (Fate::Ends, Departure::ConnectionLost),
+        (Fate::Passes, Departure::Goodbye),
+    ] {
+        let (participant, relay) = stage.connect(|_| Fate::Passes);
+        let id = participant.id();
+        let name = stage.session.participant_name(id).expect("it is here");
+        relay.rule(move |_| last);
+        // Something that crosses the relay.
+        participant.prefetch(&[ticket.as_bytes()]).expect("asked");
+        if last == Fate::Passes {
+            participant.close(Some(WATCHDOG)).expect("it is heard");
+        }
+        wait_until("the notice of its end", || {
+            left.extend(std::iter::from_fn(|| stage.session.next_notice()));
+            matches!(left.last(), Some(SessionNotice::Left { .. }))
+        });
+        let participant = id;
+        let notice = SessionNotice::Left {
+            participant,
+            name,
+            how,
+        };
+        assert_eq!(left.pop(), Some(notice));
+        assert_eq!(stage.session.participant_name(id), None);
+    }
+    assert_eq!(stage.session.stats().deaths, 0);
 }
 
 #[test]

@@ -359,3 +359,42 @@ def test_ctrl_c_ends_a_wait_for_a_loans_holders(session: gpu_ipc.Session) -> Non
             signal.signal(signal.SIGALRM, before)
         received.release()
         loan.wait_released(WATCHDOG)
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_notice_names_who_died_and_outlives_it(session: gpu_ipc.Session, holds: bool) -> None:
+    loan = session.lend(foreign())
+    descriptor = loan.share(session.ticket(None))
+    program = READER if holds else READER.replace("range(3)", "range(0)")
+    reader = subprocess.Popen(
+        [sys.executable, "-c", program, session.path, bytes(descriptor).hex()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert reader.stdout is not None and reader.stdout.readline() == b"held\n"
+    (number,) = session.participants()
+    reader.kill()
+    reader.communicate()
+    seen: list[gpu_ipc.SessionNotice] = []
+
+    def left() -> bool:
+        seen.extend(session.notices())
+        return bool(seen) and seen[-1].kind == "left"
+
+    until(left, "the notice of its end")
+    assert (seen[-1].participant, seen[-1].name, seen[-1].how) == (number, "reader", "died")
+    assert (seen[0].kind, seen[0].name, seen[0].how) == ("joined", None, None)
+    assert session.participant_name(number) is None and loan.outstanding == 0
+    assert repr(seen[-1]) == f'<gpu_ipc.SessionNotice left {number.value:#x} "reader": died>'
+
+
+def test_a_notice_tells_a_goodbye_from_a_death(session: gpu_ipc.Session) -> None:
+    gpu_ipc.connect(session.path, name="polite").close(WATCHDOG)
+    seen: list[gpu_ipc.SessionNotice] = []
+
+    def left() -> bool:
+        seen.extend(session.notices())
+        return bool(seen) and seen[-1].kind == "left"
+
+    until(left, "the notice of its end")
+    assert (seen[-1].name, seen[-1].how) == ("polite", "goodbye")

@@ -176,6 +176,37 @@ impl Loan {
     }
 }
 
+impl SentBlock {
+    /// Lends the block while it stays in hand: as [`Session::lend`](crate::Session::lend), which
+    /// takes it. A loan, and what it was shared with, counts as one outstanding on the block. Several
+    /// loans of one block end each by itself.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::{After, Claims, Session, To};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # let session = Session::builder(gpu).socket(dir.path().join("s")).open()?;
+    /// let block = session.alloc(4096)?;
+    /// let loan = block.lend(After::Done)?;
+    /// let descriptor = loan.share(To::Ticket(Claims::Unlimited))?;
+    /// assert_eq!((descriptor.len(), block.outstanding()), (4096, 1));
+    /// loan.release().wait(None)?;
+    /// assert_eq!(block.outstanding(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn lend(&self, after: After<'_>) -> Result<Loan> {
+        Loan::new(self.part_of(0, self.len(), None)?, after)
+    }
+}
+
 impl fmt::Debug for Loan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Loan")

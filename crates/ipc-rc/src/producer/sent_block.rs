@@ -127,6 +127,15 @@ impl SentBlock {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn part(&self, offset: u64, len: u64, token: AdoptToken) -> Result<SentBlock> {
+        self.part_of(offset, len, Some(token))
+    }
+
+    pub(crate) fn part_of(
+        &self,
+        offset: u64,
+        len: u64,
+        token: Option<AdoptToken>,
+    ) -> Result<SentBlock> {
         let (whole, core) = (&*self.block, &*self.core);
         core.check_open()?;
         if len == 0 || offset.checked_add(len).is_none_or(|end| end > whole.len()) {

@@ -373,7 +373,11 @@ impl Session {
     pub fn participant_name(&self, participant: ParticipantId) -> Option<String> {
         let core = self.core();
         core.check_fork().ok()?;
-        let peer = core.roster.find(participant)?;
+        // One that has read its welcome may be on its way into the table.
+        let peer = core.roster.find(participant).or_else(|| {
+            core.roster.await_seating();
+            core.roster.find(participant)
+        })?;
         Some(peer.name.clone())
     }
 

@@ -47,6 +47,7 @@ type _Addressee = ParticipantId | Participant | Ticket
 type _Path = str | PathLike[str]
 type _State = Literal["pending", "ready", "ready_producer_gone", "poisoned"]
 type _NoticeKind = Literal["producer_gone", "closing", "please_unmap", "revoked", "try_again", "unknown"]
+type _Departure = Literal["goodbye", "died", "connection_lost", "unknown"]
 type _SessionNoticeKind = Literal["joined", "left", "try_again", "failed", "closed", "unknown"]
 
 @final
@@ -345,6 +346,10 @@ class SessionNotice:
     def kind(self) -> _SessionNoticeKind: ...
     @property
     def participant(self) -> ParticipantId | None: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def how(self) -> _Departure | None: ...
 
 @final
 class Received:

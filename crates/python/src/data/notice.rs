@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpu_ipc::Error;
 use gpu_ipc::participant::Notice as FromProducer;
-use gpu_ipc::session::SessionNotice as FromSession;
+use gpu_ipc::session::{Departure, SessionNotice as FromSession};
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -73,7 +73,7 @@ impl Notice {
 
 /// Something that a session tells its program.
 #[pyclass(frozen, weakref, module = "gpu_ipc")]
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub(crate) struct SessionNotice {
     /// ``None`` when the program closed the session itself.
     notice: Option<FromSession>,
@@ -83,8 +83,8 @@ pub(crate) struct SessionNotice {
 impl SessionNotice {
     /// ``joined``, ``left``: a participant came, or is gone and holds nothing any more.
     /// ``try_again``: a block is released of which ``wait_released`` said that it was not.
-    /// ``failed``: the session's thread broke, see the log; nothing more can be shared. ``closed``:
-    /// this program closed it.
+    /// ``failed``: the session itself broke, and no participant: see the log; nothing more can be
+    /// shared. ``closed``: this program closed it.
     #[getter]
     fn kind(&self) -> &'static str {
         match self.notice {
@@ -101,9 +101,34 @@ impl SessionNotice {
     #[getter]
     fn participant(&self) -> Option<ParticipantId> {
         match self.notice {
-            Some(FromSession::Joined { participant } | FromSession::Left { participant }) => {
+            Some(FromSession::Joined { participant } | FromSession::Left { participant, .. }) => {
                 Some(ParticipantId::of(participant))
             }
+            _ => None,
+        }
+    }
+
+    /// What a participant that left called itself, or else the command that it ran.
+    #[getter]
+    fn name(&self) -> Option<&str> {
+        match &self.notice {
+            Some(FromSession::Left { name, .. }) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// How a participant left. ``goodbye``: it was closed, or its program ended in order. ``died``:
+    /// its process has ended without that, which the kernel proves. ``connection_lost``: its
+    /// connection ended without that, and its process lives.
+    #[getter]
+    fn how(&self) -> Option<&'static str> {
+        match self.notice {
+            Some(FromSession::Left { how, .. }) => Some(match how {
+                Departure::Goodbye => "goodbye",
+                Departure::Died => "died",
+                Departure::ConnectionLost => "connection_lost",
+                _ => "unknown",
+            }),
             _ => None,
         }
     }
@@ -111,9 +136,13 @@ impl SessionNotice {
     fn __repr__(&self) -> String {
         match self.participant() {
             Some(participant) => format!(
-                "<gpu_ipc.SessionNotice {} {:#x}>",
+                "<gpu_ipc.SessionNotice {} {:#x}{}>",
                 self.kind(),
-                participant.number()
+                participant.number(),
+                self.name()
+                    .zip(self.how())
+                    .map(|(name, how)| format!(" {name:?}: {how}"))
+                    .unwrap_or_default()
             ),
             None => format!("<gpu_ipc.SessionNotice {}>", self.kind()),
         }
@@ -153,7 +182,7 @@ impl SessionNotices {
         let one = SessionNotice { notice };
         let mut kept = self.lock();
         let is_idle = matches!(
-            notice,
+            one.notice,
             Some(FromSession::Joined { .. } | FromSession::Left { .. })
         );
         if is_idle && kept.len() >= MOST_KEPT || !is_idle && kept.contains(&one) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_ipc::backend::DevicePtr;
-use gpu_ipc::session::{AdoptToken, ShareOptions};
+use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, Claims, Error, Gpu, SentBlock, To};
 use pyo3::prelude::*;
 
@@ -19,9 +19,6 @@ use crate::interpreter::errors::{OrRaise, invalid};
 use crate::interpreter::later::Later;
 use crate::interpreter::process::process;
 use crate::interpreter::waiting::{aside, in_slices};
-
-/// The token of a part whose block is kept otherwise.
-const OF_NONE: AdoptToken = AdoptToken(0);
 
 /// Something to share, and after what.
 pub(crate) struct Prepared {
@@ -275,16 +272,11 @@ impl Shared {
         let mut left = Vec::new();
         let lent: Result<_, Error> = py.detach(|| {
             let stream = self.stream_of(&given, pending)?;
-            let (block, kept) = match self.take_in(memory, &mut left)? {
-                // A block of its own, with the loan's tickets and leases alone.
-                Held::Block(lent) => {
-                    let len = lent.block().len();
-                    (lent.block().part(0, len, OF_NONE)?, Some(lent))
-                }
-                Held::Adopted(block) => (block, None),
-            };
             let after = stream.as_ref().map_or(After::Done, After::Stream);
-            let loan = self.session.lend(block, after)?;
+            let (loan, kept) = match self.take_in(memory, &mut left)? {
+                Held::Block(lent) => (lent.block().lend(after)?, Some(lent)),
+                Held::Adopted(block) => (self.session.lend(block, after)?, None),
+            };
             drop((stream, given));
             Ok((loan, kept))
         });

@@ -26,9 +26,9 @@ pub(crate) enum Origin {
     Source,
     /// Back to the owner, by its token.
     Adopted(AdoptToken),
-    /// Back to the owner of this part, by its token; the block itself goes on.
+    /// Back to the owner of this part, by its token if it has one; the block itself goes on.
     Part {
-        token: AdoptToken,
+        token: Option<AdoptToken>,
         _whole: Arc<Block>,
     },
 }
@@ -205,7 +205,10 @@ impl Drop for Block {
             }
             Origin::Adopted(token) => memory.return_token(token, Some(piece)),
             // A participant that maps the region may go on: its bytes stay the block's.
-            Origin::Part { token, .. } => memory.return_token(token, None),
+            Origin::Part {
+                token: Some(token), ..
+            } => memory.return_token(token, None),
+            Origin::Part { token: None, .. } => {}
         }
         memory.live.sub(len);
         if *self.limbo.get_mut() {

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Gpu, Holder, HostPtr, ParticipantId, Region, RegionId, Result, WordPtr};
 
@@ -13,6 +13,7 @@ use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::words::Words;
 use crate::producer::grants::ledger::Refusal;
 use crate::producer::grants::slot_group::Effort;
+use crate::producer::notice::Departure;
 use crate::producer::roster::ledger_table::Leases;
 use crate::producer::roster::told::Told;
 use transport::os::clock::Tick;
@@ -33,6 +34,8 @@ pub(crate) struct Proof {
     pub exited: bool,
     /// No copy of its socket is open any more.
     pub hung_up: bool,
+    /// When that was seen.
+    pub hung_up_at: Option<Instant>,
     /// Descendants that it named and that are still alive.
     pub descendants: usize,
     /// It said goodbye: its leases have ended, and what it maps goes with it.
@@ -41,7 +44,37 @@ pub(crate) struct Proof {
     pub complete: Option<Instant>,
 }
 
+/// How long the end of a connection waits for the end of its process, which tells a death from a
+/// lost connection. A dying process closes its sockets a moment before its pidfd says so.
+const EXIT_FOLLOWS: Duration = Duration::from_millis(100);
+
 impl Proof {
+    /// Notes that no copy of its socket is open any more.
+    pub fn hang_up(&mut self) {
+        self.hung_up = true;
+        self.hung_up_at.get_or_insert_with(Instant::now);
+    }
+
+    /// Says how the participant went, and `None` while that may still become known.
+    pub fn departure(&self, now: Instant) -> Option<Departure> {
+        if self.said_goodbye {
+            Some(Departure::Goodbye)
+        } else if self.exited {
+            Some(Departure::Died)
+        } else {
+            let left = self.until_departed(now)?;
+            left.is_zero().then_some(Departure::ConnectionLost)
+        }
+    }
+
+    /// Returns how long the end of the process is still waited for after the end of its connection.
+    pub fn until_departed(&self, now: Instant) -> Option<Duration> {
+        let hung_up = self
+            .hung_up_at
+            .filter(|_| !self.said_goodbye && !self.exited)?;
+        Some(EXIT_FOLLOWS.saturating_sub(now.duration_since(hung_up)))
+    }
+
     /// Says whether everything that can prove the death has.
     pub fn is_complete(&self) -> bool {
         self.exited && self.hung_up && self.descendants == 0
@@ -123,6 +156,7 @@ impl Peer {
             proof: Mutex::new(Proof {
                 exited: false,
                 hung_up: false,
+                hung_up_at: None,
                 said_goodbye: false,
                 descendants: arrival.descendants.len(),
                 complete: None,
@@ -173,7 +207,7 @@ impl Peer {
         &self,
         block: &Arc<Block>,
         now: Tick,
-        time_to_live: Option<std::time::Duration>,
+        time_to_live: Option<Duration>,
         max_slots: u64,
         announce: impl Fn(u32, &CounterFile),
         retire: impl Fn(&mut ReclaimedBlocks<Arc<Block>>),

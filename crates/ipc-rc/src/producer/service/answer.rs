@@ -62,7 +62,7 @@ impl Service {
             };
             match said {
                 None => {
-                    self.note(key, id, |peer| peer.proof().hung_up = true);
+                    self.note(key, id, |peer| peer.proof().hang_up());
                     return;
                 }
                 Some(ToProducer::MapRegion {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use gpu_api::ParticipantId;
 
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
-use crate::producer::notice::SessionNotice;
+use crate::producer::notice::{Departure, SessionNotice};
 use crate::producer::roster::peer::Peer;
 use crate::producer::service::state::{Service, Watch};
 use transport::os::socket;
@@ -20,7 +20,7 @@ impl Service {
     pub(super) fn note_hang_up(&mut self, key: u64, id: ParticipantId) {
         let hung_up = |peer: &Peer| socket::has_hung_up(&peer.socket);
         if self.core.roster.find(id).is_some_and(|peer| hung_up(&peer)) {
-            self.note(key, id, |peer| peer.proof().hung_up = true);
+            self.note(key, id, |peer| peer.proof().hang_up());
         }
     }
 
@@ -57,7 +57,7 @@ impl Service {
         let now = Instant::now();
         let peers = self.core.roster.peers();
         for peer in peers.iter().flatten() {
-            let (dead, hung_up, said_goodbye) = {
+            let (dead, hung_up, how) = {
                 let mut proof = peer.proof();
                 if proof.complete.is_some() && peer.shows_life() {
                     // The driver's own sign is the last: the quarantine begins when it is gone.
@@ -66,16 +66,15 @@ impl Service {
                 let over = proof.complete.is_some_and(|complete| {
                     now.duration_since(complete) >= self.core.facts.quarantine
                 });
-                (over, proof.hung_up, proof.said_goodbye)
+                (over, proof.hung_up, proof.departure(now))
             };
             // Nobody speaks for it any more, and it has nothing: it needs no proof of its death,
-            // and may not be dead.
+            // and may not be dead. Whether it is becomes known in a moment.
             if hung_up && peer.ledger.is_empty() && peer.mappings() == 0 {
-                self.let_go(peer);
-                self.core.notices.push(SessionNotice::Left {
-                    participant: peer.id,
-                });
-                self.core.wakeups.announce_change();
+                if let Some(how) = how {
+                    self.let_go(peer);
+                    self.tell_departure(peer, how);
+                }
             } else if dead {
                 let mut out = ReclaimedBlocks::new();
                 peer.ledger.bury(&mut out);
@@ -83,10 +82,10 @@ impl Service {
                 self.let_go(peer);
                 // One that said goodbye has had its good end: only its mappings went with the
                 // process.
-                self.core
-                    .tallies
-                    .deaths
-                    .fetch_add(u64::from(!said_goodbye), Ordering::Relaxed);
+                self.core.tallies.deaths.fetch_add(
+                    u64::from(how != Some(Departure::Goodbye)),
+                    Ordering::Relaxed,
+                );
                 if self.core.facts.gpu.caps().shared_context {
                     // In a shared context a process' death proves nothing about its GPU work.
                     out.drain().for_each(|block| block.leak());
@@ -95,12 +94,19 @@ impl Service {
                 }
                 trace_point!("bury");
                 tracing::debug!(participant = %peer.id, leases = grave, "a dead participant's leases are ended");
-                self.core.notices.push(SessionNotice::Left {
-                    participant: peer.id,
-                });
-                self.core.wakeups.announce_change();
+                self.tell_departure(peer, how.unwrap_or(Departure::Died));
             }
         }
+    }
+
+    /// Tells the application who is gone, and how.
+    fn tell_departure(&self, peer: &Peer, how: Departure) {
+        self.core.notices.push(SessionNotice::Left {
+            participant: peer.id,
+            name: peer.name.clone(),
+            how,
+        });
+        self.core.wakeups.announce_change();
     }
 
     /// The one way out: a participant's watches, kept messages, place and mappings go, and it stays

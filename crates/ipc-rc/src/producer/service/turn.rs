@@ -137,8 +137,19 @@ impl Service {
         let mut until_due = (next_lapse != Tick::NEVER)
             .then(|| next_lapse.since(now).max(Duration::from_millis(1)));
         for peer in core.roster.peers().iter().flatten() {
-            if let Some(complete) = peer.proof().complete {
-                let left = core.facts.quarantine.saturating_sub(complete.elapsed());
+            let due = {
+                let proof = peer.proof();
+                proof.complete.map_or_else(
+                    || {
+                        // After that it stays for what it holds alone.
+                        let left = proof.until_departed(Instant::now());
+                        let is_idle = || peer.ledger.is_empty() && peer.mappings() == 0;
+                        left.filter(|left| !left.is_zero() || is_idle())
+                    },
+                    |complete| Some(core.facts.quarantine.saturating_sub(complete.elapsed())),
+                )
+            };
+            if let Some(left) = due {
                 until_due = Some(until_due.map_or(left, |due| due.min(left)));
             }
         }
