@@ -199,7 +199,7 @@ fn nonsense() {
     };
     for number in (0..10u16).chain(125..145).chain([u16::MAX]) {
         for len in [0, 8, 24, 200, 4080] {
-            let mut packet = b"GI\x01\x00".to_vec();
+            let mut packet = b"GI\x02\x00".to_vec();
             packet.extend(number.to_le_bytes());
             packet.resize(16 + len, 0);
             let answer = say(&packet);
@@ -211,7 +211,7 @@ fn nonsense() {
     }
     let other_version = say(b"GI\x09\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let text = String::from_utf8_lossy(&other_version).into_owned();
-    assert!(text.contains("version 9, this side 1"), "{text:?}");
+    assert!(text.contains("version 9, this side 2"), "{text:?}");
     say(&[0; 5000]);
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);

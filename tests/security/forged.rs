@@ -1,8 +1,14 @@
 //! What is not theirs: another's lease, another's session, a descriptor twice, a ticket that was
 //! never sent, another process' death.
 
-use gpu_ipc::{After, ClaimError, Claims, Descriptor, Error, Participant, ParticipantId, To, Wait};
+use std::hash::Hasher;
+
+use gpu_ipc::backend::RegionId;
+use gpu_ipc::{
+    After, ClaimError, Claims, Descriptor, Error, Participant, ParticipantId, SentBlock, To, Wait,
+};
 use harness::{WATCHDOG, wait_until};
+use siphasher::sip::SipHasher13;
 
 use crate::stranger::{
     CLAIM_TICKETS, DECLINED, FORWARD, HELLO, Idler, MAP_REGION, NO_REGION, REFUSED, REGION,
@@ -18,7 +24,12 @@ pub const CASES: &[Case] = &[
     ),
     ("forged::a_descriptor_that_is_replayed", replayed),
     ("forged::a_session_id", session_id),
-    ("forged::a_place_outside_the_block", place),
+    (
+        "forged::a_descriptor_sealed_with_ones_own_key",
+        sealed_with_its_own_key,
+    ),
+    ("forged::a_ticket_sealed_by_a_participant", sealed_ticket),
+    ("forged::a_part_outside_the_block", part_outside),
     ("forged::a_ticket_that_was_guessed", guessed_ticket),
     ("forged::another_process_death", another_death),
     ("forged::a_hello_with_what_is_no_process", no_process),
@@ -41,6 +52,7 @@ fn another_lease() {
         let body = [
             &[0; 8],
             lease,
+            &stage.theirs.as_bytes()[72..88],
             &[kind, 0, 0, 0],
             &claims.to_le_bytes(),
             &to.to_le_bytes(),
@@ -101,9 +113,9 @@ fn another_descriptor() {
         matches!(&error, ClaimError::Refused { why, .. } if why.contains("participant")),
         "{error}"
     );
-    // Even where it says that it is: the slot is in a file of its own, where nothing was granted.
+    // Even where it says that it is: it was not sealed by its key.
     let error = claim(&altered(&descriptor, 40, &other.id().0.to_le_bytes()));
-    assert!(matches!(error, ClaimError::Stale), "{error}");
+    assert!(is_altered(&error), "{error}");
     drop(block);
     stage
         .honest
@@ -186,79 +198,144 @@ fn session_id() {
         matches!(&error, ClaimError::Refused { why, .. } if why.contains("session")),
         "{error}"
     );
-    // With this session's number written over: it names a slot and a generation, and those were not
-    // granted.
+    // With this session's number written over.
     let ours = &stage.theirs.as_bytes()[24..48];
     let error = claim(&altered(&descriptor, 24, ours));
-    assert!(
-        matches!(error, ClaimError::Stale | ClaimError::AlreadyClaimed),
-        "{error}"
-    );
+    assert!(is_altered(&error), "{error}");
     drop(block);
     stage.end();
     other.end();
 }
 
-/// A descriptor whose block lies elsewhere, as somebody on its way could have written.
-fn place() {
+/// A participant has two keys. Neither makes a descriptor for another.
+fn sealed_with_its_own_key() {
     let stage = Stage::new();
-    let block = stage.block();
-    let share = || {
+    let idler = Idler::new();
+    let stranger = Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd());
+    let (block, neighbour) = (stage.block(), stage.block());
+    let share = |block: &SentBlock| {
         block
             .share(To::Participant(stage.honest.id()), After::Done)
             .expect("shared")
     };
-    let claim = |bytes: &[u8]| stage.honest.claim(bytes, Wait::Host, Some(WATCHDOG));
-    let beyond = 1u64 << 40;
-    let cases: [(usize, Vec<u8>); 4] = [
-        (64, u64::MAX.to_le_bytes().to_vec()),
-        (72, beyond.to_le_bytes().to_vec()),
-        (80, beyond.to_le_bytes().to_vec()),
-        (
-            72,
-            [(32u64 << 20).to_le_bytes(), 1u64.to_le_bytes()].concat(),
-        ),
-    ];
-    for (at, bytes) in cases {
-        let descriptor = share();
-        let error = claim(&altered(&descriptor, at, &bytes)).expect_err("it lies outside");
-        let told = matches!(
-            error,
-            ClaimError::Refused { .. } | ClaimError::Backend(Error::BadDescriptor { .. })
-        );
-        assert!(told, "{at}: {error:?}");
-        claim(descriptor.as_bytes()).expect("the true one is still there to be claimed");
-    }
-    let fence = |word: u32, file: u32| {
-        [
-            &word.to_le_bytes()[..],
-            &file.to_le_bytes(),
-            &1u64.to_le_bytes(),
-        ]
-        .concat()
-    };
-    let cases: [(usize, Vec<u8>); 5] = [
-        (88, fence(512, 0)),
-        (88, fence(3, 1)),
-        (48, 7u32.to_le_bytes().to_vec()),
-        (52, 8192u32.to_le_bytes().to_vec()),
-        (52, u32::MAX.to_le_bytes().to_vec()),
-    ];
-    for (at, bytes) in cases {
-        let descriptor = share();
-        // Without a deadline: the producer says that there is no such file.
+    let (true_one, other) = (share(&block), share(&neighbour));
+    for key in stranger.keys {
+        let forged = sealed(&key, &true_one, 72, &other.as_bytes()[72..80]);
         let error = stage
             .honest
-            .claim(&altered(&descriptor, at, &bytes), Wait::Host, None)
-            .expect_err("no such place");
-        assert!(
-            matches!(error, ClaimError::Backend(Error::BadDescriptor { .. })),
-            "{at}: {error:?}"
-        );
-        claim(descriptor.as_bytes()).expect("the true one is still there to be claimed");
+            .claim(&forged, Wait::Host, Some(WATCHDOG))
+            .expect_err("it is sealed with another's key");
+        assert!(is_altered(&error), "{error}");
     }
-    drop(block);
+    stage
+        .honest
+        .claim(true_one.as_bytes(), Wait::Host, Some(WATCHDOG))
+        .expect("the true one is still there to be claimed");
+    drop((stranger, block, neighbour));
     stage.end();
+}
+
+/// A participant can seal tickets. What is granted is what the producer says, whatever they name.
+fn sealed_ticket() {
+    let stage = Stage::new();
+    let idler = Idler::new();
+    let stranger = Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd());
+    let (block, neighbour) = (stage.block(), stage.block());
+    let far = |value: u64| value.to_le_bytes().to_vec();
+    let other = neighbour
+        .share(To::Ticket(Claims::Once), After::Done)
+        .expect("shared");
+    let fence = [&[3, 0, 0, 0], &[0; 4], &(1u64 << 60).to_le_bytes()[..]].concat();
+    let cases: [(usize, Vec<u8>); 7] = [
+        (72, other.as_bytes()[72..80].to_vec()),
+        (80, far(256)),
+        (80, far(16 << 20)),
+        (64, far(u64::MAX - 7)),
+        (72, far(1 << 40)),
+        (88, fence),
+        (112, vec![7; 64]),
+    ];
+    for (at, value) in cases {
+        let ticket = block
+            .share(To::Ticket(Claims::Once), After::Done)
+            .expect("shared");
+        let forged = sealed(&stranger.keys[1], &ticket, at, &value);
+        let held = stage
+            .honest
+            .claim(&forged, Wait::Host, Some(WATCHDOG))
+            .unwrap_or_else(|e| panic!("{at}: {e}"));
+        assert_eq!(
+            (held.device_ptr(), held.len(), held.region()),
+            (
+                block.device_ptr(),
+                block.len(),
+                RegionId(region_of(&ticket))
+            ),
+            "{at}"
+        );
+    }
+    drop((stranger, block, neighbour));
+    stage.end();
+}
+
+fn region_of(descriptor: &Descriptor) -> u64 {
+    u64::from_le_bytes(descriptor.as_bytes()[64..72].try_into().expect("8 bytes"))
+}
+
+/// What is forwarded lies in the block of the lease.
+fn part_outside() {
+    let stage = Stage::new();
+    let idler = Idler::new();
+    let stranger = Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd());
+    let blocks: Vec<SentBlock> = (0..3).map(|_| stage.block()).collect();
+    let descriptor = blocks[1]
+        .share(To::Participant(ParticipantId(stranger.id)), After::Done)
+        .expect("shared");
+    let (offset, len) = (place_of(&descriptor).0, blocks[1].len());
+    let ask = |offset: u64, len: u64| {
+        let body = [
+            &[0; 8],
+            &lease(&descriptor)[..],
+            &offset.to_le_bytes(),
+            &len.to_le_bytes(),
+            &[1, 0, 0, 0],
+            &[0; 4],
+            &stage.honest.id().0.to_le_bytes(),
+            &[0; 64],
+        ]
+        .concat();
+        stranger.ask(FORWARD, &body)
+    };
+    for (offset, len) in [
+        (offset - 1, len),
+        (offset + 1, len),
+        (offset, len + 1),
+        (offset + len, 1),
+        (offset, 0),
+        (0, 1),
+        (u64::MAX, 1),
+        (offset, u64::MAX),
+        (u64::MAX, u64::MAX),
+    ] {
+        let heard = ask(offset, len);
+        assert_eq!(heard.number, DECLINED, "{len} bytes at {offset}");
+        let text = heard.text(0);
+        assert!(text.contains("the part to forward"), "{text}");
+    }
+    let heard = ask(offset + 1, len - 1);
+    assert_eq!(heard.number, 137, "a part of the block");
+    let onward = Descriptor::decode(&heard.body).expect("a descriptor");
+    assert_eq!(place_of(&onward), (offset + 1, len - 1));
+    drop((stranger, blocks));
+    stage.end();
+}
+
+fn place_of(descriptor: &Descriptor) -> (u64, u64) {
+    let number = |at: usize| {
+        let bytes = &descriptor.as_bytes()[at..at + 8];
+        u64::from_le_bytes(bytes.try_into().expect("8 bytes"))
+    };
+    (number(72), number(80))
 }
 
 /// A participant may ask for any ticket: what it was not sent it has to guess, and a ticket that
@@ -357,16 +434,36 @@ fn no_process() {
     stage.end();
 }
 
-/// Returns a descriptor's bytes with some changed and a good checksum.
+/// Returns a descriptor's bytes with some changed, and the checksum mended that needs no key.
 fn altered(descriptor: &Descriptor, at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut altered = descriptor.as_bytes().to_vec();
     altered[at..at + bytes.len()].copy_from_slice(bytes);
-    let crc = crc32c(&altered[..188]);
-    altered[188..].copy_from_slice(&crc.to_le_bytes());
+    let crc = crc32c(&altered[..176]);
+    altered[176..180].copy_from_slice(&crc.to_le_bytes());
     altered
 }
 
-/// The checksum of descriptors (Castagnoli's polynomial).
+/// Returns a descriptor's bytes with some changed, sealed with a key.
+fn sealed(key: &[u8; 16], descriptor: &Descriptor, at: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut sealed = altered(descriptor, at, bytes);
+    let mut hash = SipHasher13::new_with_key(key);
+    hash.write(&sealed[..184]);
+    sealed[184..].copy_from_slice(&hash.finish().to_le_bytes());
+    sealed
+}
+
+/// Says whether a claim was refused because of the keyed checksum.
+fn is_altered(error: &ClaimError) -> bool {
+    matches!(
+        error,
+        ClaimError::Backend(Error::BadDescriptor {
+            what: "the keyed checksum",
+            ..
+        })
+    )
+}
+
+/// The checksum of descriptors that needs no key (Castagnoli's polynomial).
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {

@@ -46,6 +46,8 @@ impl Heard {
 pub struct Stranger {
     pub socket: OwnedFd,
     pub id: u64,
+    /// Its own key, and that of the session's tickets.
+    pub keys: [[u8; 16]; 2],
     /// What came with the welcome.
     pub files: Vec<OwnedFd>,
 }
@@ -70,9 +72,11 @@ impl Stranger {
         let heard = hear(&socket).expect("it answers");
         assert_eq!(heard.number, WELCOME, "{}", heard.text(0));
         let id = u64::from_le_bytes(heard.body[16..24].try_into().expect("8 bytes"));
+        let key = |at: usize| heard.body[at..at + 16].try_into().expect("16 bytes");
         Stranger {
             socket,
             id,
+            keys: [key(40), key(56)],
             files: heard.fds,
         }
     }
@@ -127,7 +131,7 @@ pub fn say(
     body: &[u8],
     fds: &[BorrowedFd<'_>],
 ) -> std::io::Result<()> {
-    let mut packet = b"GI\x01\x00".to_vec();
+    let mut packet = b"GI\x02\x00".to_vec();
     packet.extend(number.to_le_bytes());
     packet.extend((fds.len() as u16).to_le_bytes());
     packet.extend(request.to_le_bytes());

@@ -193,7 +193,7 @@ pub unsafe extern "C" fn gpu_ipc_try_claim(
     }
 }
 
-/// Claims several descriptors, with one question for up to 64 tickets among them.
+/// Claims several descriptors, with one question for up to 56 tickets among them.
 ///
 /// Each gives a handle, or null, in `received`, and a code in `codes`, in the same order; one that
 /// fails does not touch the others. The call returns `GPU_IPC_OK` if all were claimed, else the

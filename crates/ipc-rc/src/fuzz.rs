@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu_api::ParticipantId;
+use gpu_api::{BackendKind, DeviceUuid, ParticipantId};
 
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::grants::ledger::{Ledger, Refusal};
@@ -15,36 +15,62 @@ use crate::producer::grants::slot_group::Effort;
 use transport::os::clock::Tick;
 use transport::shared::counter_file::{GROUP, HeapFile, SlotFile};
 use transport::shared::slot::{Claim, Generation, Seen, SlotState, decode};
-use transport::wire::descriptor::{self, Descriptor};
+use transport::wire::descriptor::{self, Descriptor, GrantKind, Names, SealKey, Sealer, SessionId};
 use transport::wire::lease_address::LeaseAddress;
 use transport::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
 
-/// Reads bytes as a descriptor, as they are and with a good checksum; what is read has the meaning
-/// of these bytes and of no others. Says whether there is one.
+/// Reads bytes as a descriptor, as they are, with a good crc32c, and with a good keyed checksum too;
+/// what is read has the meaning of these bytes and of no others. Says whether there is one.
 pub fn descriptor(bytes: &[u8]) -> bool {
-    let sealed = sealed(bytes);
+    let mended = mended(bytes);
     let mut is_one = false;
-    for bytes in [bytes, &sealed] {
-        if let Ok(descriptor) = Descriptor::decode(bytes) {
-            assert_eq!(descriptor.as_bytes(), bytes);
-            let again = Descriptor::encode(&descriptor.fields(), descriptor.user());
-            assert_eq!(again, descriptor, "two byte strings have one meaning");
-            assert_eq!(again.with_user([1; 64]).lease(), descriptor.lease());
-            is_one = true;
-        }
+    for bytes in [bytes, &mended] {
+        let Ok(descriptor) = Descriptor::decode(bytes) else {
+            continue;
+        };
+        assert_eq!(descriptor.as_bytes(), bytes);
+        let fields = descriptor.fields();
+        let sealer = sealer(&fields.names());
+        let again = sealer.encode(&fields, descriptor.user());
+        let (before, after) = (descriptor.as_bytes(), again.as_bytes());
+        assert_eq!(
+            before[..184],
+            after[..184],
+            "two byte strings have one meaning"
+        );
+        let view = sealer.open(after).expect("it was sealed by this key");
+        assert_eq!(view.fields(), fields);
+        assert_eq!(sealer.open(before).is_some(), before == after);
+        is_one = true;
     }
     is_one
 }
 
-/// Gives the descriptor that bytes end with a good checksum, which no search finds.
-fn sealed(bytes: &[u8]) -> Vec<u8> {
-    let mut sealed = bytes.to_vec();
-    if let Some(descriptor) = sealed.last_chunk_mut::<{ descriptor::BYTES }>()
-        && let Some((body, crc)) = descriptor.split_last_chunk_mut::<4>()
+/// Makes a sealer whose key is known: what is fuzzed has it.
+pub(crate) fn sealer(names: &Names) -> Sealer {
+    Sealer::new(&SealKey::from_bytes([0x5a; 16]), names)
+}
+
+/// The sealer of a participant of no session.
+pub(crate) fn sealer_of(participant: ParticipantId) -> Sealer {
+    sealer(&Names {
+        backend: BackendKind::Host,
+        kind: GrantKind::Addressed,
+        device: DeviceUuid([0; 16]),
+        session: SessionId([0; 16]),
+        participant,
+    })
+}
+
+/// Gives the descriptor that bytes end with a good crc32c, which no search finds.
+fn mended(bytes: &[u8]) -> Vec<u8> {
+    let mut mended = bytes.to_vec();
+    if let Some(descriptor) = mended.last_chunk_mut::<{ descriptor::BYTES }>()
+        && let Some((body, rest)) = descriptor.split_first_chunk_mut::<176>()
     {
-        *crc = crc32c::crc32c(body).to_le_bytes();
+        rest[..4].copy_from_slice(&crc32c::crc32c(body).to_le_bytes());
     }
-    sealed
+    mended
 }
 
 /// Reads bytes as a message to a producer; the first says how many file descriptors came with it.
@@ -63,9 +89,9 @@ pub fn to_producer(bytes: &[u8]) -> Option<u8> {
 /// checksum.
 pub fn to_participant(bytes: &[u8]) -> Option<u8> {
     let (&fds, packet) = bytes.split_first()?;
-    let sealed = sealed(packet);
+    let mended = mended(packet);
     let mut number = None;
-    for packet in [packet, &sealed] {
+    for packet in [packet, &mended] {
         let Ok(message) = ToParticipant::decode(packet, usize::from(fds)) else {
             continue;
         };
@@ -95,7 +121,7 @@ struct Side {
 impl Side {
     fn new() -> Side {
         let ledger = Ledger::new();
-        ledger.open(OWNER);
+        ledger.open(OWNER, sealer_of(OWNER));
         let file = Arc::new(HeapFile::new(3 * GROUP));
         ledger.add_file(&file);
         Side {

@@ -185,6 +185,7 @@ impl Sessions {
         dice: &mut Dice,
         block: &SentBlock,
         to: ParticipantId,
+        user: [u8; 64],
     ) -> Result<Option<Grant>, String> {
         let (to, most, exclusive) = match dice.below(10) {
             0 => (To::Ticket(Claims::Once), 1, true),
@@ -205,7 +206,7 @@ impl Sessions {
             self.copier.settle().map_err(|e| explain(&e))?;
             After::Done
         };
-        match block.share(to, after) {
+        match block.share_with(to, after, &ShareOptions::default().user(user)) {
             Ok(descriptor) => Ok(Some(Grant {
                 descriptor,
                 most,
@@ -308,13 +309,12 @@ impl Lender for Sessions {
         let Some(block) = self.block(dice, stamp)? else {
             return Ok(());
         };
-        let Some(mut grant) = self.share(dice, &block, participant)? else {
-            return Ok(());
-        };
         let mut user = [0; 64];
         user[..8].copy_from_slice(&stamp.to_le_bytes());
         user[8..16].copy_from_slice(&since.to_le_bytes());
-        grant.descriptor = grant.descriptor.with_user(user);
+        let Some(grant) = self.share(dice, &block, participant, user)? else {
+            return Ok(());
+        };
         self.send(dice, &block, &grant, serial, partners, outbox)?;
         if dice.in_thousand(300) && self.kept.len() < MOST_KEPT {
             self.kept.push_back((

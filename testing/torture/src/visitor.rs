@@ -139,7 +139,7 @@ fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
 
 impl Visitor {
     fn hello(&self) -> Vec<u8> {
-        let mut packet = b"GI\x01\x00".to_vec();
+        let mut packet = b"GI\x02\x00".to_vec();
         packet.extend(HELLO.to_le_bytes());
         // One descriptor, and no request.
         packet.extend(1u16.to_le_bytes());

@@ -17,7 +17,9 @@ use transport::os::process;
 use transport::os::socket::{self, Connecting, ReceiveOutcome, SendOutcome};
 use transport::shared::counter_file::CounterFile;
 use transport::trace_point;
+use transport::wire::descriptor::{GrantKind, Names, Sealer, Seals};
 use transport::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
+use zeroize::Zeroize;
 
 /// Opens a [`Participant`]: how it maps memory, how long it waits, and its name.
 ///
@@ -221,8 +223,10 @@ impl ParticipantBuilder {
                 Err(source) => return Err(Error::system("recvmsg", "raise RLIMIT_NOFILE", source)),
             }
         };
-        let message = ToParticipant::decode(&bytes[..len], fds.len())?;
-        match message {
+        let message = ToParticipant::decode(&bytes[..len], fds.len());
+        // Keys came with it.
+        bytes[..len].zeroize();
+        match message? {
             ToParticipant::Refused { code, why } => Err(refused(&why, code.remedy())),
             ToParticipant::Welcome {
                 session,
@@ -230,6 +234,8 @@ impl ParticipantBuilder {
                 pid,
                 slots,
                 max_slots,
+                key,
+                ticket_key,
             } => {
                 let mut fds = fds.into_iter();
                 let (Some(producer_pidfd), Some(file)) = (fds.next(), fds.next()) else {
@@ -257,8 +263,21 @@ impl ParticipantBuilder {
                     is_own_process: process::same_process(producer_pidfd.as_fd())?,
                     producer_pidfd,
                 };
+                // The session's device is this one: the producer refuses others.
+                let addressed = Names {
+                    backend: facts.backend,
+                    kind: GrantKind::Addressed,
+                    device: facts.gpu.uuid(),
+                    session,
+                    participant,
+                };
+                let seals = Seals::new(
+                    Sealer::new(&key, &addressed),
+                    Sealer::new(&ticket_key, &addressed.of_ticket()),
+                );
                 Ok(Welcome {
                     facts,
+                    seals,
                     socket,
                     file: CounterFile::open(file, slots)?,
                     max_slots,

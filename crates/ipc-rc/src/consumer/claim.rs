@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpu_api::{Error, RegionId};
+use gpu_api::Error;
 
 use crate::consumer::claim_error::ClaimError;
 use crate::consumer::connection::asking::{Asking, Patience};
@@ -24,26 +24,7 @@ use transport::shared::timeline;
 use transport::trace_point;
 use transport::wire::descriptor::{Fence, Fields, GrantKind, View};
 use transport::wire::lease_address::LeaseAddress;
-use transport::wire::message::{RefusalCode, TicketId};
-
-/// Where a block lies.
-#[derive(Clone, Copy, Debug)]
-struct Extent {
-    region: RegionId,
-    offset: u64,
-    len: u64,
-}
-
-impl Extent {
-    #[inline(always)]
-    fn of(fields: &Fields) -> Extent {
-        Extent {
-            region: fields.region,
-            offset: fields.offset,
-            len: fields.len,
-        }
-    }
-}
+use transport::wire::message::{Extent, RefusalCode, TicketId};
 
 impl Holdings {
     /// Claims what a descriptor grants.
@@ -57,11 +38,11 @@ impl Holdings {
         if link.guard.is_child() {
             return Err(ClaimError::Forked);
         }
-        let view = View::decode(bytes)?;
+        // Until it has opened, nothing that a carrier can write is acted on.
+        let Some(view) = link.seals.open(bytes) else {
+            return Err(link.why_not_opened(bytes));
+        };
         let fields = view.fields();
-        if !link.is_ours(&fields) {
-            return Err(link.not_ours(&view.fields()));
-        }
         if link.is_gone() {
             return Err(ClaimError::ProducerGone);
         }
@@ -73,10 +54,14 @@ impl Holdings {
                 slot: fields.slot,
                 generation,
             };
-            return self.take(Extent::of(&fields), lease, fields.fence, wait, patience);
+            let place = Extent {
+                region: fields.region,
+                offset: fields.offset,
+                len: fields.len,
+            };
+            return self.take(place, lease, fields.fence, wait, patience);
         }
         self.claim_ticket(
-            Extent::of(&fields),
             TicketId {
                 number: fields.slot,
                 generation,
@@ -89,7 +74,6 @@ impl Holdings {
     #[inline(never)]
     fn claim_ticket(
         self: &Arc<Holdings>,
-        part: Extent,
         ticket: TicketId,
         wait: Wait<'_>,
         patience: Patience,
@@ -98,7 +82,8 @@ impl Holdings {
         let mut last = None;
         loop {
             let granted = self.link.redeem(&mut asking, patience)?;
-            let taken = self.take(part, granted.lease, granted.fence, wait, patience);
+            // By the answer: any participant of the session could have written the descriptor.
+            let taken = self.take(granted.place, granted.lease, granted.fence, wait, patience);
             // Claims of one broadcast that wait at once are told of one lease: one has it, and the
             // others ask for theirs. A producer that names the same lease again is broken.
             let used_up = matches!(taken, Err(ClaimError::AlreadyClaimed | ClaimError::Stale));
@@ -145,7 +130,7 @@ impl Holdings {
             },
         };
         let held = Held { mapping, entry };
-        // `decode` has seen that the sum does not overflow.
+        // The sum does not overflow: the descriptor was checked, and so was a ticket's answer.
         if part.offset + part.len > held.mapping.len() {
             // By values that fit into registers: what is passed by address is kept in memory by
             // every claim.
@@ -279,8 +264,7 @@ impl Link {
 
     /// Reads a descriptor for this participant.
     fn own_fields(&self, bytes: &[u8]) -> Option<Fields> {
-        let fields = View::decode(bytes).ok()?.fields();
-        self.is_ours(&fields).then_some(fields)
+        Some(self.seals.open(bytes)?.fields())
     }
 
     /// Names the question about a descriptor's ticket, if it is one.
@@ -293,16 +277,14 @@ impl Link {
         }))
     }
 
-    #[inline]
-    fn is_ours(&self, fields: &Fields) -> bool {
-        fields.backend == self.facts.backend
-            && fields.session == self.facts.session
-            && (fields.kind == GrantKind::Ticket || fields.participant == self.facts.id)
-    }
-
+    /// Says why bytes do not open. What they name is read for that alone.
     #[cold]
     #[inline(never)]
-    fn not_ours(&self, fields: &Fields) -> ClaimError {
+    fn why_not_opened(&self, bytes: &[u8]) -> ClaimError {
+        let fields = match View::decode(bytes) {
+            Ok(view) => view.fields(),
+            Err(error) => return error.into(),
+        };
         if fields.backend != self.facts.backend {
             return Error::Mismatch {
                 what: "the descriptor's backend",
@@ -321,13 +303,31 @@ impl Link {
                 remedy: "claim with a participant that is connected to that session",
             };
         }
-        ClaimError::Refused {
-            why: format!(
-                "the descriptor is for {}, this is {}",
-                fields.participant, self.facts.id
-            ),
-            remedy: "claim where it is addressed to, or have it shared with this participant",
+        if fields.kind == GrantKind::Addressed && fields.participant != self.facts.id {
+            return ClaimError::Refused {
+                why: format!(
+                    "the descriptor is for {}, this is {}",
+                    fields.participant, self.facts.id
+                ),
+                remedy: "claim where it is addressed to, or have it shared with this participant",
+            };
         }
+        let device = self.facts.gpu.uuid();
+        let (what, got, must) = if fields.device == device {
+            // Not what it would have to be: that would be a way to forge.
+            (
+                "the keyed checksum",
+                "not the producer's".into(),
+                "what the producer wrote".into(),
+            )
+        } else {
+            (
+                "the device",
+                fields.device.to_string(),
+                format!("{device}, the session's"),
+            )
+        };
+        Error::BadDescriptor { what, got, must }.into()
     }
 
     /// Waits for the lease's counter file, if it was announced but has not arrived, and checks the

@@ -176,7 +176,7 @@ impl Participant {
         }
     }
 
-    /// Claims several descriptors, with one question for up to 64 tickets among them. The results
+    /// Claims several descriptors, with one question for up to 56 tickets among them. The results
     /// come in the same order; one that fails does not touch the others.
     ///
     /// # Examples

@@ -221,11 +221,10 @@ impl ReceivedBlock {
 
     /// Asks the producer for a descriptor of this block, or slice, for another participant of the
     /// same session, or as a ticket for the first that claims it. The new lease does not depend on
-    /// this one.
+    /// this one. Its user bytes are zero.
     ///
     /// Waits for the producer's work on the block first, then for its answer. Work of this process
-    /// on the block must be done: the receiver waits for none of it. The descriptor's user bytes
-    /// are zero; [`Descriptor::with_user`] sets them.
+    /// on the block must be done: the receiver waits for none of it.
     ///
     /// # Errors
     ///
@@ -234,6 +233,15 @@ impl ReceivedBlock {
     /// [`Error::Deadline`](gpu_api::Error::Deadline) after `timeout` (`None` waits for ever): what
     /// the producer may have granted by then lapses unclaimed. [`ClaimError::Stale`] for contents
     /// that were [poisoned](State::Poisoned).
+    pub fn forward(&self, to: To, timeout: Option<Duration>) -> Result<Descriptor, ClaimError> {
+        self.forward_with(to, &[0; 64], timeout)
+    }
+
+    /// Forwards as [`forward`](ReceivedBlock::forward) does, with 64 user bytes.
+    ///
+    /// # Errors
+    ///
+    /// As there.
     ///
     /// # Examples
     ///
@@ -251,13 +259,20 @@ impl ReceivedBlock {
     /// # let bytes = *block.share_with(To::Participant(first.id()), After::Done, &options)?.as_bytes();
     /// let received = first.claim(&bytes, Wait::Host, None)?;
     /// let user = *Descriptor::decode(&bytes)?.user();
-    /// let onward = received.forward(To::Participant(second.id()), None)?.with_user(user);
+    /// let onward = received.forward_with(To::Participant(second.id()), &user, None)?;
     /// drop(received); // the forwarded lease goes on
+    /// assert_eq!(onward.user(), &[7; 64]);
     /// assert_eq!(second.claim(onward.as_bytes(), Wait::Host, None)?.len(), 4096);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn forward(&self, to: To, timeout: Option<Duration>) -> Result<Descriptor, ClaimError> {
-        let link = self.lease.held().link();
+    pub fn forward_with(
+        &self,
+        to: To,
+        user: &[u8; 64],
+        timeout: Option<Duration>,
+    ) -> Result<Descriptor, ClaimError> {
+        let held = self.lease.held();
+        let link = held.link();
         if link.guard.is_child() {
             return Err(ClaimError::Forked);
         }
@@ -275,9 +290,8 @@ impl ReceivedBlock {
             To::Ticket(Claims::Times(claims)) => Heir::Ticket(Some(claims)),
             To::Ticket(Claims::Unlimited) => Heir::Ticket(None),
         };
-        let descriptor = link.forward(self.lease.held().entry, heir, [0; 64], patience)?;
-        let offset = self.ptr.0 - self.lease.held().mapping.base().0;
-        Ok(descriptor.narrowed(offset, self.len))
+        let part = (self.ptr.0 - held.mapping.base().0, self.len);
+        link.forward(held.entry, part, heir, *user, patience)
     }
 
     /// Says whether the contents are what was shared. After a wait on a stream, ask once the stream

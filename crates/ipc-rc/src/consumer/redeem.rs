@@ -54,10 +54,12 @@ impl Link {
         Err(refused)
     }
 
-    /// Asks the producer for a descriptor of a block that this participant holds.
+    /// Asks the producer for a descriptor of a part of a block that this participant holds: where it begins in
+    /// its region, and its bytes.
     pub fn forward(
         &self,
         lease: LeaseAddress,
+        part: (u64, u64),
         heir: Heir,
         user: [u8; 64],
         patience: Patience,
@@ -69,6 +71,7 @@ impl Link {
             key,
             Question::Forward {
                 lease,
+                part,
                 heir,
                 user: Box::new(user),
             },

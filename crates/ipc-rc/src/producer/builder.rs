@@ -14,7 +14,7 @@ use crate::producer::session::Session;
 use transport::os::clock::Tick;
 use transport::os::socket::{self, Endpoint, Listener};
 use transport::shared::counter_file::FIRST_SLOTS;
-use transport::wire::descriptor::SessionId;
+use transport::wire::descriptor::{SealKey, SessionId};
 
 /// Default bytes of a region: a few hold thousands of small blocks, and a participant maps one in
 /// well under a millisecond.
@@ -258,6 +258,7 @@ impl SessionBuilder {
             time_to_live: self.time_to_live,
             max_slots: self.max_slots.max(u64::from(FIRST_SLOTS)),
             start: Tick::now(),
+            ticket_key: SealKey::random()?,
         };
         let core = Arc::new(Core::new(facts, source)?);
         start(core.clone(), listener, self.uids)?;

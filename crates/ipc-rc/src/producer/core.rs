@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use gpu_api::{BackendKind, Error, Gpu, RegionSource, Result};
+use gpu_api::{BackendKind, Error, Gpu, ParticipantId, RegionSource, Result};
 
 use crate::notices::Notices;
 use crate::producer::blocks::block::Block;
@@ -22,7 +22,7 @@ use crate::producer::wakeups::Wakeups;
 use crate::shard::SHARDS;
 use transport::os::clock::Tick;
 use transport::os::socket::Listener;
-use transport::wire::descriptor::SessionId;
+use transport::wire::descriptor::{GrantKind, KeptSealer, Names, SealKey, Sealer, SessionId};
 
 /// What never changes about a session.
 #[derive(Debug)]
@@ -37,6 +37,21 @@ pub(crate) struct Facts {
     pub time_to_live: Option<Duration>,
     pub max_slots: u64,
     pub start: Tick,
+    /// The key of the session's tickets: known to all its participants.
+    pub ticket_key: SealKey,
+}
+
+impl Facts {
+    /// Returns what all descriptors to a participant begin with.
+    pub fn names_for(&self, participant: ParticipantId) -> Names {
+        Names {
+            backend: self.backend,
+            kind: GrantKind::Addressed,
+            device: self.gpu.uuid(),
+            session: self.id,
+            participant,
+        }
+    }
 }
 
 /// A session's state. The handles of the user, every [`SentBlock`](crate::SentBlock), and the
@@ -49,6 +64,7 @@ pub(crate) struct Core {
     pub pending: PendingWork<Arc<Block>>,
     pub fences: Fences,
     pub tickets: Tickets,
+    pub ticket_sealer: KeptSealer,
     pub next_lapse: NextLapse,
     /// The connected participants.
     pub roster: Roster,
@@ -128,6 +144,11 @@ impl Core {
             pending: PendingWork::new(facts.gpu.clone()),
             fences: Fences::default(),
             tickets: Tickets::default(),
+            ticket_sealer: Sealer::new(
+                &facts.ticket_key,
+                &facts.names_for(ParticipantId(0)).of_ticket(),
+            )
+            .into(),
             next_lapse: NextLapse::default(),
             roster: Roster::default(),
             wakeups,

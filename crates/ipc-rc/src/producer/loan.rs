@@ -135,15 +135,22 @@ impl Loan {
         }
         let point = match &self.point {
             Some(point) if point.is_ahead()? => point,
-            _ => return core.share(block, to, After::Done, &options),
+            _ => return core.share(block, block.extent(), to, After::Done, &options),
         };
         match to {
-            To::Ticket(claims) => {
-                core.share_by_ticket(block, claims, Some(point.event.clone()), &options)
-            }
-            To::Participant(_) => {
-                core.share(block, to, After::Stream(point.behind(core)?), &options)
-            }
+            To::Ticket(claims) => core.share_by_ticket(
+                (block, block.extent()),
+                claims,
+                Some(point.event.clone()),
+                &options,
+            ),
+            To::Participant(_) => core.share(
+                block,
+                block.extent(),
+                to,
+                After::Stream(point.behind(core)?),
+                &options,
+            ),
         }
     }
 

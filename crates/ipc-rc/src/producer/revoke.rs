@@ -38,6 +38,13 @@ impl Core {
         let Some(generation) = Generation::new(fields.generation) else {
             return Ok(false);
         };
+        if self.is_altered(&fields, descriptor) {
+            return Err(Error::BadDescriptor {
+                what: "the keyed checksum",
+                got: "not this session's".into(),
+                must: "what `share` wrote".into(),
+            });
+        }
         match fields.kind {
             GrantKind::Ticket => self.revoke_ticket(
                 TicketId {
@@ -47,6 +54,17 @@ impl Core {
                 block,
             ),
             GrantKind::Addressed => self.revoke_lease(&fields, generation, block),
+        }
+    }
+
+    /// Says whether a descriptor was not sealed by this session for the participant that it names.
+    /// The key of one that has gone is wiped, and nothing granted to it is left to take back.
+    fn is_altered(&self, fields: &Fields, descriptor: &Descriptor) -> bool {
+        let bytes = descriptor.as_bytes();
+        match fields.kind {
+            GrantKind::Ticket => self.ticket_sealer.open(bytes).is_none(),
+            GrantKind::Addressed => find(&self.roster.peers(), fields.participant)
+                .is_some_and(|peer| peer.sealer.open(bytes).is_none()),
         }
     }
 

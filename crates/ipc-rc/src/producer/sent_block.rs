@@ -95,7 +95,8 @@ impl SentBlock {
         after: After<'_>,
         options: &ShareOptions,
     ) -> Result<Descriptor> {
-        self.core.share(&self.block, to, after, options)
+        self.core
+            .share(&self.block, self.block.extent(), to, after, options)
     }
 
     /// Makes a block of some of this one's bytes, for an allocator that hands out parts of it. The

@@ -9,7 +9,7 @@ use crate::producer::blocks::block::Block;
 use crate::producer::core::Core;
 use crate::producer::fences::fence::{Addressee, UNCAPTURED};
 use crate::producer::fences::ticket_event::TicketEvent;
-use crate::producer::grants::ledger::{Granting, Refusal};
+use crate::producer::grants::ledger::{Granted, Granting, Refusal};
 use crate::producer::grants::ticket::Claims;
 use crate::producer::roster::ledger_table::Leases;
 use crate::producer::roster::peer::Peer;
@@ -19,9 +19,9 @@ use crate::stream::{Stream, advise};
 use transport::os::clock::Tick;
 use transport::shared::counter_file::CounterFile;
 use transport::trace_point;
-use transport::wire::descriptor::{Descriptor, Fence, Fields, GrantKind};
+use transport::wire::descriptor::{Descriptor, Fence, Fields, GrantKind, Sealer};
 use transport::wire::lease_address::LeaseAddress;
-use transport::wire::message::{TicketId, ToParticipant};
+use transport::wire::message::{Extent, TicketId, ToParticipant};
 
 /// The addressee of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,10 +102,12 @@ impl ShareOptions {
 }
 
 impl Core {
+    /// Shares a part of a block: all of it, or what a participant forwards.
     #[inline]
     pub(crate) fn share(
         &self,
         block: &Arc<Block>,
+        place: Extent,
         to: To,
         after: After<'_>,
         options: &ShareOptions,
@@ -113,7 +115,7 @@ impl Core {
         self.check_open()?;
         let time_to_live = options.time_to_live.unwrap_or(self.facts.time_to_live);
         let now = Tick::now();
-        let named = match to {
+        let (named, sealer) = match to {
             To::Participant(id) => {
                 // The fence comes first: if it cannot be queued, no descriptor may exist.
                 let fence = match after {
@@ -131,22 +133,22 @@ impl Core {
                         Some(fence)
                     }
                 };
-                let lease = self.grant_to(id, block, now, time_to_live)?;
-                Named::Lease(id, lease, fence)
+                let (lease, sealer) = self.grant_to(id, block, now, time_to_live)?;
+                (Named::Lease(id, lease, fence), sealer)
             }
             To::Ticket(claims) => {
                 let point = match after {
                     After::Done => None,
                     After::Stream(stream) => Some(self.mark(block, stream)?),
                 };
-                return self.share_by_ticket(block, claims, point, options);
+                return self.share_by_ticket((block, place), claims, point, options);
             }
         };
         if let Some(time) = time_to_live {
             self.watch_lapse(now.after(time));
         }
         trace_point!("share");
-        Ok(self.describe(block, named, &options.user))
+        Ok(self.describe(&sealer, place, named, &options.user))
     }
 
     /// Marks the work queued on a stream that touches a block.
@@ -159,7 +161,7 @@ impl Core {
     /// Shares with the participants that claim first, after a point of a stream's work.
     pub(crate) fn share_by_ticket(
         &self,
-        block: &Arc<Block>,
+        (block, place): (&Arc<Block>, Extent),
         claims: Claims,
         point: Option<Arc<TicketEvent>>,
         options: &ShareOptions,
@@ -169,12 +171,17 @@ impl Core {
         let now = Tick::now();
         let ticket = self
             .tickets
-            .issue(block, claims, point, now, time_to_live)?;
+            .issue((block, place), claims, point, now, time_to_live)?;
         if let Some(time) = time_to_live {
             self.watch_lapse(now.after(time));
         }
         trace_point!("share");
-        Ok(self.describe(block, Named::Ticket(ticket), &options.user))
+        Ok(self.describe(
+            &self.ticket_sealer,
+            place,
+            Named::Ticket(ticket),
+            &options.user,
+        ))
     }
 
     /// Shares several blocks after one stream with one fence for each addressee.
@@ -208,8 +215,8 @@ impl Core {
                     let place = place_of(id);
                     let fence = fences.as_ref().and_then(|fences| fences[place]);
                     let ledger = begun.get_mut(place).and_then(Option::as_mut);
-                    let lease =
-                        ledger.and_then(|ledger| ledger.grant(id, block, now, time_to_live).ok());
+                    let lease = ledger
+                        .and_then(|ledger| ledger.grant_sealed(id, block, now, time_to_live).ok());
                     let lease = lease.map_or_else(
                         || {
                             // This waits for locks, and the tickets' table below too.
@@ -218,17 +225,25 @@ impl Core {
                         },
                         Ok,
                     );
-                    lease.map(|lease| Named::Lease(id, lease, fence))
+                    lease.map(|(lease, sealer)| (Named::Lease(id, lease, fence), sealer))
                 }
                 To::Ticket(claims) => {
                     begun.clear();
                     self.tickets
-                        .issue(block, claims, point.clone(), now, time_to_live)
-                        .map(Named::Ticket)
+                        .issue(
+                            (block, block.extent()),
+                            claims,
+                            point.clone(),
+                            now,
+                            time_to_live,
+                        )
+                        .map(|ticket| (Named::Ticket(ticket), *self.ticket_sealer))
                 }
             };
             match named {
-                Ok(named) => descriptors.push(self.describe(block, named, &options.user)),
+                Ok((named, sealer)) => {
+                    descriptors.push(self.describe(&sealer, block.extent(), named, &options.user));
+                }
                 Err(error) => {
                     // All or nothing. What somebody could have claimed meanwhile nobody has a
                     // descriptor of.
@@ -314,28 +329,35 @@ impl Core {
     /// # Errors
     ///
     /// [`Error::Invalid`] when the participant has no such lease, and as [`share`](Core::share).
-    pub(crate) fn forward(
-        &self,
-        from: &Peer,
-        lease: LeaseAddress,
-        to: To,
-        user: [u8; 64],
-    ) -> Result<Descriptor> {
+    pub(crate) fn forward(&self, from: &Peer, wanted: &Wanted, to: To) -> Result<Descriptor> {
         let block = from
             .ledger
-            .with_block(lease, Arc::clone)
+            .with_block(wanted.lease, Arc::clone)
             .ok_or(Error::Invalid {
                 what: "the lease to forward",
                 got: "none of yours".into(),
                 must: "a lease that is held",
             })?;
+        let (place, all) = (wanted.place_in(&block), block.extent());
+        let Some(place) = place else {
+            let (offset, len) = wanted.part;
+            return Err(Error::Invalid {
+                what: "the part to forward",
+                got: format!(
+                    "{len} bytes at offset {offset}, of a block of {} at {}",
+                    all.len, all.offset
+                ),
+                must: "inside the block, and not empty",
+            });
+        };
         // The forwarder has waited for the producer's work, and says that its own is done.
         self.share(
             &block,
+            place,
             to,
             After::Done,
             &ShareOptions {
-                user,
+                user: wanted.user,
                 time_to_live: None,
             },
         )
@@ -350,11 +372,11 @@ impl Core {
         block: &Arc<Block>,
         now: Tick,
         time_to_live: Option<Duration>,
-    ) -> Result<LeaseAddress> {
+    ) -> Result<Granted> {
         let gone = || Error::ParticipantGone { participant: id };
         let ledger = self.roster.ledgers.get(place_of(id)).ok_or_else(gone)?;
-        match ledger.grant(id, block, now, time_to_live) {
-            Ok(lease) => Ok(lease),
+        match ledger.grant_sealed(id, block, now, time_to_live) {
+            Ok(granted) => Ok(granted),
             Err(Refusal::Gone | Refusal::Full) => {
                 self.grant(&self.roster.addressee(id)?, block, now, time_to_live)
             }
@@ -368,7 +390,7 @@ impl Core {
         block: &Arc<Block>,
         now: Tick,
         time_to_live: Option<Duration>,
-    ) -> Result<LeaseAddress> {
+    ) -> Result<Granted> {
         let announce = |index, file: &CounterFile| {
             let message = ToParticipant::CounterFile {
                 request: 0,
@@ -387,7 +409,13 @@ impl Core {
     }
 
     #[inline]
-    fn describe(&self, block: &Block, named: Named, user: &[u8; 64]) -> Descriptor {
+    fn describe(
+        &self,
+        sealer: &Sealer,
+        place: Extent,
+        named: Named,
+        user: &[u8; 64],
+    ) -> Descriptor {
         let (kind, participant, file, slot, generation, fence) = match named {
             Named::Lease(id, lease, fence) => (
                 GrantKind::Addressed,
@@ -415,12 +443,31 @@ impl Core {
             file,
             slot,
             generation: generation.get(),
-            region: block.region().id(),
-            offset: block.offset(),
-            len: block.len(),
+            region: place.region,
+            offset: place.offset,
+            len: place.len,
             fence,
         };
-        Descriptor::encode(&fields, user)
+        sealer.encode(&fields, user)
+    }
+}
+
+/// What a participant asks to forward.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    /// The lease that gives the right.
+    pub lease: LeaseAddress,
+    /// Where in its region the part begins, and its bytes.
+    pub part: (u64, u64),
+    pub user: [u8; 64],
+}
+
+impl Wanted {
+    /// Returns where the part lies, if it is one of the block.
+    fn place_in(&self, block: &Block) -> Option<Extent> {
+        let ((offset, len), all) = (self.part, block.extent());
+        let behind = offset.checked_sub(all.offset)?.checked_add(len)?;
+        (len > 0 && behind <= all.len).then_some(Extent { offset, len, ..all })
     }
 }
 

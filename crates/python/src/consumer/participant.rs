@@ -299,7 +299,7 @@ impl Participant {
         Ok(self.received(descriptor, block))
     }
 
-    /// Claim several descriptors, with one question to the producer for up to 64 tickets among
+    /// Claim several descriptors, with one question to the producer for up to 56 tickets among
     /// them.
     ///
     /// Args:

@@ -23,28 +23,33 @@
 //! | 96 | 8 | fence: value, above 0 and below 2^61 |
 //! | 104 | 8 | flags: none is defined, so 0 |
 //! | 112 | 64 | the user's own |
-//! | 176 | 12 | zero |
-//! | 188 | 4 | crc32c of the 188 bytes before |
+//! | 176 | 4 | crc32c of the 176 bytes before |
+//! | 180 | 4 | zero |
+//! | 184 | 8 | keyed checksum of the 184 bytes before |
 //!
 //! All numbers are little-endian. Every field has exactly one legal encoding, so equal descriptors
 //! are equal bytes.
+//!
+//! The crc32c lets all who look at a descriptor find accidents. The [keyed checksum](seal) is what a
+//! claim goes by: carriers, who have no key, can neither make nor alter a descriptor.
 
 mod fields;
-pub(super) mod layout;
+mod key;
+mod layout;
+mod seal;
 mod view;
 
-pub use fields::{Fence, Fields, GrantKind};
-pub use layout::{BYTES, CHECKED, LIMIT, LeaseId, NO_FENCE, SessionId, VERSION};
+pub use fields::{Fence, Fields, GrantKind, Names};
+pub use key::{KEY_BYTES, SealKey};
+pub use layout::{BYTES, LIMIT, LeaseId, NO_FENCE, SessionId, VERSION};
+pub use seal::{KeptSealer, Sealer, Seals};
 pub use view::View;
 
 use std::fmt;
 
 use gpu_api::{ParticipantId, Result};
 
-use layout::{
-    AT_CRC, AT_DEVICE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_GENERATION, AT_LEN, AT_OFFSET,
-    AT_PARTICIPANT, AT_REGION, AT_SESSION, AT_USER, MAGIC,
-};
+use layout::AT_USER;
 
 /// A grant of one block, as plain bytes for any transport.
 ///
@@ -59,7 +64,9 @@ impl Descriptor {
 
     /// Reads a descriptor from bytes that somebody sent.
     ///
-    /// Good bytes say nothing about the grant: it may be revoked, claimed or of another session.
+    /// Finds what was altered by accident. Good bytes say nothing about the grant: it may be
+    /// revoked, claimed or of another session, and a carrier can have written anything; the claim
+    /// knows.
     ///
     /// # Errors
     ///
@@ -75,29 +82,7 @@ impl Descriptor {
     }
 
     /// Returns the user's own bytes: shape, type, frame number, whatever both sides agree on. Zero
-    /// unless set, by `ShareOptions::user` or [`with_user`](Descriptor::with_user).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use transport::wire::descriptor::{Descriptor, Fields, GrantKind, SessionId};
-    /// # use gpu_api::{BackendKind, DeviceUuid, ParticipantId, RegionId};
-    /// # let fields = Fields {
-    /// #     backend: BackendKind::Host, kind: GrantKind::Ticket,
-    /// #     device: DeviceUuid([1; 16]), session: SessionId([2; 16]),
-    /// #     participant: ParticipantId(0), file: 0, slot: 3, generation: 1, region: RegionId(1), offset: 0, len: 4096,
-    /// #     fence: None,
-    /// # };
-    /// # let granted = Descriptor::encode(&fields, &[0; 64]);
-    /// let mut user = [0; 64];
-    /// user[..4].copy_from_slice(&17u32.to_le_bytes());
-    /// let sent = granted.with_user(user);
-    /// // ... the bytes travel ...
-    /// let received = Descriptor::decode(sent.as_bytes())?;
-    /// assert_eq!(received.user()[..4], 17u32.to_le_bytes());
-    /// assert_eq!((received.addressee(), received.len()), (None, 4096));
-    /// # Ok::<(), gpu_api::Error>(())
-    /// ```
+    /// unless set, by `ShareOptions::user` or `ReceivedBlock::forward_with`.
     pub fn user(&self) -> &[u8; 64] {
         self.0[AT_USER..]
             .first_chunk()
@@ -133,75 +118,12 @@ impl Descriptor {
         self.fields().len
     }
 
-    /// Returns the same grant for a part of its bytes.
-    pub fn narrowed(mut self, offset: u64, len: u64) -> Descriptor {
-        self.put(AT_OFFSET, offset.to_le_bytes());
-        self.put(AT_LEN, len.to_le_bytes());
-        self.seal();
-        self
-    }
-
-    /// Returns the same grant with other bytes of the user's own.
-    #[must_use]
-    pub fn with_user(mut self, user: [u8; 64]) -> Descriptor {
-        self.put(AT_USER, user);
-        self.seal();
-        self
-    }
-
-    /// Writes down a grant.
-    ///
-    /// # Panics
-    ///
-    /// In debug builds, if `decode` would refuse the result.
-    #[inline]
-    pub fn encode(fields: &Fields, user: &[u8; 64]) -> Descriptor {
-        // Eight bytes at a time, as the checksum reads them: what was just stored in smaller parts
-        // is slow to read back.
-        let both = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le_bytes();
-        let fence = fields.fence.unwrap_or(Fence {
-            word: NO_FENCE,
-            file: 0,
-            value: 0,
-        });
-        let [low, high] = VERSION.to_le_bytes();
-        let mut d = Descriptor([0; BYTES]);
-        d.put(
-            0,
-            both(
-                u32::from_le_bytes(MAGIC),
-                u32::from_le_bytes([low, high, fields.backend as u8, fields.kind as u8]),
-            ),
-        );
-        d.put(AT_DEVICE, fields.device.0);
-        d.put(AT_SESSION, fields.session.0);
-        d.put(AT_PARTICIPANT, fields.participant.0.to_le_bytes());
-        d.put(AT_FILE, both(fields.file, fields.slot));
-        d.put(AT_GENERATION, fields.generation.to_le_bytes());
-        d.put(AT_REGION, fields.region.0.to_le_bytes());
-        d.put(AT_OFFSET, fields.offset.to_le_bytes());
-        d.put(AT_LEN, fields.len.to_le_bytes());
-        d.put(AT_FENCE_WORD, both(fence.word, fence.file));
-        d.put(AT_FENCE_VALUE, fence.value.to_le_bytes());
-        d.put(AT_USER, *user);
-        d.seal();
-        debug_assert!(
-            View(&d.0).check().is_ok(),
-            "an encoded descriptor is refused: {:?}",
-            View(&d.0).check()
-        );
-        d
-    }
-
     /// Returns what it says.
     pub fn fields(&self) -> Fields {
         View(&self.0).fields()
     }
 
-    fn seal(&mut self) {
-        self.put(AT_CRC, View(&self.0).crc().to_le_bytes());
-    }
-
+    #[inline(always)]
     fn put<const N: usize>(&mut self, at: usize, bytes: [u8; N]) {
         self.0[at..at + N].copy_from_slice(&bytes);
     }

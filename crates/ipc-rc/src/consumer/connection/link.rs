@@ -23,7 +23,7 @@ use transport::os::socket::{self, SendOutcome};
 use transport::os::waker::Waker;
 use transport::shared::counter_file::CounterFile;
 use transport::shared::timeline;
-use transport::wire::descriptor::{self, SessionId};
+use transport::wire::descriptor::{self, Seals, SessionId};
 use transport::wire::message::{MOST_BYTES, ToProducer};
 
 /// The key of the producer's socket in the poller.
@@ -54,6 +54,8 @@ pub(crate) struct Hearing {
 /// A participant's link.
 pub(crate) struct Link {
     pub facts: Facts,
+    /// What the producer sealed opens with them.
+    pub seals: Seals,
     pub guard: ForkGuard,
     pub files: Files,
     pub socket: OwnedFd,
@@ -84,6 +86,7 @@ pub(crate) struct Link {
 #[derive(Debug)]
 pub(crate) struct Welcome {
     pub facts: Facts,
+    pub seals: Seals,
     pub socket: OwnedFd,
     pub file: CounterFile,
     pub max_slots: u64,
@@ -157,6 +160,7 @@ impl Link {
             guard: ForkGuard::new()?,
             files: Files::new(welcome.max_slots),
             facts: welcome.facts,
+            seals: welcome.seals,
             socket: welcome.socket,
             hearing: Mutex::default(),
             poller: Poller::new()?,

@@ -40,6 +40,8 @@ pub(crate) enum Question {
     /// For a descriptor for somebody else.
     Forward {
         lease: LeaseAddress,
+        /// Where in its region the part begins that is forwarded, and the bytes of it.
+        part: (u64, u64),
         heir: Heir,
         user: Box<[u8; 64]>,
     },

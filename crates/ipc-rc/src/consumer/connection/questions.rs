@@ -542,10 +542,20 @@ impl Questions {
                 request: born,
                 index,
             },
-            (Key::Forward(_), Question::Forward { lease, heir, user }) => ToProducer::Forward {
+            (
+                Key::Forward(_),
+                Question::Forward {
+                    lease,
+                    part: (offset, len),
+                    heir,
+                    user,
+                },
+            ) => ToProducer::Forward {
                 request: born,
                 settled: self.settled(),
                 lease: *lease,
+                offset: *offset,
+                len: *len,
                 heir: *heir,
                 user: **user,
             },

@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, ParticipantId};
 use proptest::prelude::*;
 use transport::shared::slot::Generation;
-use transport::wire::descriptor::{Descriptor, Fields, GrantKind, SessionId};
+use transport::wire::descriptor::{Descriptor, Fields, GrantKind, SealKey, Sealer, SessionId};
 use transport::wire::message::{
-    Granted, Heir, NUMBERS, RefusalCode, RegionPlace, ReportPage, TicketAnswer, TicketId,
+    Extent, Granted, Heir, NUMBERS, RefusalCode, RegionPlace, ReportPage, TicketAnswer, TicketId,
     ToParticipant,
 };
 
@@ -125,6 +125,13 @@ fn ticket(number: u32) -> TicketId {
     }
 }
 
+/// Where a ticket's bytes lie.
+const PLACE: Extent = Extent {
+    region: RegionId(0),
+    offset: 0,
+    len: 1,
+};
+
 fn descriptor(slot: u32) -> Descriptor {
     let fields = Fields {
         backend: BackendKind::Host,
@@ -140,7 +147,7 @@ fn descriptor(slot: u32) -> Descriptor {
         len: 1,
         fence: None,
     };
-    Descriptor::encode(&fields, &[0; 64])
+    Sealer::new(&SealKey::from_bytes([0; 16]), &fields.names()).encode(&fields, &[0; 64])
 }
 
 fn page() -> ReportPage {
@@ -283,6 +290,7 @@ impl World {
                     self.questions.forward_key(),
                     Question::Forward {
                         lease: address(0),
+                        part: (0, 1),
                         heir,
                         user: Box::new([0; 64]),
                     },
@@ -516,6 +524,7 @@ impl World {
                         ticket,
                         outcome: Outcome::Granted(Granted {
                             lease,
+                            place: PLACE,
                             fence: None,
                             again,
                         }),

@@ -18,6 +18,7 @@ use crate::producer::blocks::tokens::AdoptToken;
 use crate::producer::fences::fence::Fences;
 use crate::stream::{NamedStream, Stream};
 use transport::trace_point;
+use transport::wire::message::Extent;
 
 /// Where a block's bytes go when nothing holds them any more.
 #[derive(Debug)]
@@ -113,6 +114,15 @@ impl Block {
 
     pub(crate) fn offset(&self) -> u64 {
         self.piece.offset
+    }
+
+    /// Returns where it lies.
+    pub(crate) fn extent(&self) -> Extent {
+        Extent {
+            region: self.region().id(),
+            offset: self.offset(),
+            len: self.len(),
+        }
     }
 
     pub(crate) fn region(&self) -> &Arc<Region> {

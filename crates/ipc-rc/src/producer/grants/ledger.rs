@@ -28,6 +28,7 @@ use crate::shard::{SHARDS, own_shard};
 use transport::os::clock::Tick;
 use transport::shared::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
 use transport::shared::slot::Seen;
+use transport::wire::descriptor::{KeptSealer, Sealer};
 use transport::wire::lease_address::LeaseAddress;
 
 /// Why a grant was refused.
@@ -54,11 +55,23 @@ pub struct Tally {
     pub oldest: Duration,
 }
 
+/// The participant that leases are granted to.
+#[derive(Debug)]
+struct Owner {
+    id: ParticipantId,
+    /// Each shard has its own, so that a thread that grants finds it under the one lock that it
+    /// takes.
+    sealer: KeptSealer,
+}
+
+/// A lease, and what seals its descriptor.
+pub type Granted = (LeaseAddress, Sealer);
+
 #[derive(Debug)]
 struct Shard<B, F> {
     parts: Vec<SlotGroups<B, F>>,
-    /// The participant of these leases; `None` before the first.
-    owner: Option<ParticipantId>,
+    /// The participant of these leases; `None` before the first, and once it is granted no more.
+    owner: Option<Owner>,
     /// No part before this one has a free slot.
     first_free: usize,
     cursor: usize,
@@ -128,7 +141,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Gives the ledger to a participant. It is empty: never used, or [left](Ledger::leave).
-    pub fn open(&self, owner: ParticipantId) {
+    pub fn open(&self, owner: ParticipantId, sealer: Sealer) {
         for locked in &self.shards {
             let mut shard = locked.lock();
             debug_assert!(
@@ -138,7 +151,10 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             // A thread that was adding a file when the last owner left may have come too late: its
             // numbers were that owner's.
             shard.parts.clear();
-            shard.owner = Some(owner);
+            shard.owner = Some(Owner {
+                id: owner,
+                sealer: sealer.into(),
+            });
         }
         self.corrupt_words.store(0, Ordering::Relaxed);
     }
@@ -174,20 +190,20 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             .min(MOST_SLOTS)
     }
 
-    /// Writes a lease of the ledger's owner down and grants its slot.
+    /// Writes a lease of the ledger's owner down and grants its slot. The sealer is the owner's.
     ///
     /// # Errors
     ///
     /// [`Refusal::Gone`] after a burial began, or when the ledger is another's; [`Refusal::Full`]
     /// when no slot is free.
     #[inline]
-    pub fn grant(
+    pub fn grant_sealed(
         &self,
         owner: ParticipantId,
         block: &B,
         now: Tick,
         time_to_live: Option<Duration>,
-    ) -> Result<LeaseAddress, Refusal> {
+    ) -> Result<Granted, Refusal> {
         let times = times_of(now, time_to_live);
         let own = own_shard();
         let locked = self.with_room(own);
@@ -199,6 +215,23 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             }
         }
         self.grant_elsewhere(own, is_full, owner, block, times)
+    }
+
+    /// Grants as [`grant_sealed`](Ledger::grant_sealed) does, for whom no descriptor is wanted.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[cfg(any(test, fuzzing))]
+    pub fn grant(
+        &self,
+        owner: ParticipantId,
+        block: &B,
+        now: Tick,
+        time_to_live: Option<Duration>,
+    ) -> Result<LeaseAddress, Refusal> {
+        self.grant_sealed(owner, block, now, time_to_live)
+            .map(|(lease, _)| lease)
     }
 
     /// Returns the shard that the threads of this one found room in last.
@@ -225,7 +258,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         owner: ParticipantId,
         block: &B,
         times: (Tick, Tick),
-    ) -> Result<LeaseAddress, Refusal> {
+    ) -> Result<Granted, Refusal> {
         for n in (own..own + SHARDS).map(|n| n % SHARDS) {
             let locked = &self.shards[n];
             if let Ok(mut shard) = locked.shard.try_lock() {
@@ -259,10 +292,11 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         owner: ParticipantId,
         block: &B,
         times: (Tick, Tick),
-    ) -> Result<LeaseAddress, Refusal> {
-        if shard.owner != Some(owner) {
-            return Err(Refusal::Gone);
-        }
+    ) -> Result<Granted, Refusal> {
+        let sealer = match &shard.owner {
+            Some(of) if of.id == owner => *of.sealer,
+            _ => return Err(Refusal::Gone),
+        };
         while let Some(part) = shard.parts.get_mut(shard.first_free) {
             let Some((slot, generation)) = part.grant(block, times) else {
                 shard.first_free += 1;
@@ -272,11 +306,12 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             if !locked.is_busy() {
                 locked.busy.store(true, Ordering::Relaxed);
             }
-            return Ok(LeaseAddress {
+            let lease = LeaseAddress {
                 file: shard.first_free as u32,
                 slot,
                 generation,
-            });
+            };
+            return Ok((lease, sealer));
         }
         Err(Refusal::Full)
     }
@@ -500,19 +535,19 @@ impl<B: Clone, F: SlotFile> Granting<'_, B, F> {
         }
     }
 
-    /// Grants as [`Ledger::grant`] does, in this shard alone.
+    /// Grants as [`Ledger::grant_sealed`] does, in this shard alone.
     ///
     /// # Errors
     ///
     /// As there; another shard may have room.
     #[inline]
-    pub fn grant(
+    pub fn grant_sealed(
         &mut self,
         owner: ParticipantId,
         block: &B,
         now: Tick,
         time_to_live: Option<Duration>,
-    ) -> Result<LeaseAddress, Refusal> {
+    ) -> Result<Granted, Refusal> {
         Ledger::grant_in(
             self.locked,
             &mut self.shard,
@@ -520,6 +555,21 @@ impl<B: Clone, F: SlotFile> Granting<'_, B, F> {
             block,
             times_of(now, time_to_live),
         )
+    }
+}
+
+#[cfg(test)]
+impl<B: Clone, F: SlotFile> Granting<'_, B, F> {
+    /// As [`Ledger::grant`].
+    pub fn grant(
+        &mut self,
+        owner: ParticipantId,
+        block: &B,
+        now: Tick,
+        time_to_live: Option<Duration>,
+    ) -> Result<LeaseAddress, Refusal> {
+        self.grant_sealed(owner, block, now, time_to_live)
+            .map(|(lease, _)| lease)
     }
 }
 

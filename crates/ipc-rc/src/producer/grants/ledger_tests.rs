@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
+use crate::fuzz::sealer_of;
 use transport::shared::counter_file::HeapFile;
 use transport::shared::slot::Claim;
 
@@ -15,7 +16,7 @@ const OWNER: ParticipantId = ParticipantId(1);
 #[test]
 fn a_full_ledger_says_so_and_goes_on_in_the_next_file() {
     let ledger = Ledger::<Block, HeapFile>::new();
-    ledger.open(OWNER);
+    ledger.open(OWNER, sealer_of(OWNER));
     let block = Arc::new(0);
     ledger.add_file(&Arc::new(HeapFile::new(GROUP)));
     for _ in 0..GROUP {
@@ -38,7 +39,7 @@ fn a_full_ledger_says_so_and_goes_on_in_the_next_file() {
 #[test]
 fn threads_that_share_at_once_get_different_slots() {
     let ledger = Arc::new(Ledger::<Block, HeapFile>::new());
-    ledger.open(OWNER);
+    ledger.open(OWNER, sealer_of(OWNER));
     ledger.add_file(&Arc::new(HeapFile::new(FIRST_SLOTS)));
     let block = Arc::new(0);
     let threads: Vec<_> = (0..8)
@@ -81,7 +82,7 @@ fn threads_are_spread_over_the_shards_and_each_keeps_its_own() {
 #[test]
 fn a_thread_leaves_its_shard_for_good_only_when_that_is_full() {
     let ledger = Ledger::new();
-    ledger.open(OWNER);
+    ledger.open(OWNER, sealer_of(OWNER));
     ledger.add_file(&Arc::new(HeapFile::new(FIRST_SLOTS)));
     let block: Block = Arc::new(0);
     let each = FIRST_SLOTS / SHARDS as u32;
@@ -108,7 +109,7 @@ fn a_thread_leaves_its_shard_for_good_only_when_that_is_full() {
 fn a_grant_that_races_a_burial_is_seen_by_it_or_refused() {
     for _ in 0..200 {
         let ledger = Arc::new(Ledger::<Block, HeapFile>::new());
-        ledger.open(OWNER);
+        ledger.open(OWNER, sealer_of(OWNER));
         ledger.add_file(&Arc::new(HeapFile::new(FIRST_SLOTS)));
         let block = Arc::new(0);
         let granting = {
@@ -153,7 +154,7 @@ fn a_ledger_that_was_left_is_its_next_owners_alone() {
         Err(Refusal::Gone),
         "nobody's"
     );
-    ledger.open(OWNER);
+    ledger.open(OWNER, sealer_of(OWNER));
     ledger.add_file(&Arc::new(HeapFile::new(GROUP)));
     let first = ledger
         .grant(OWNER, &block, Tick::default(), None)
@@ -168,7 +169,7 @@ fn a_ledger_that_was_left_is_its_next_owners_alone() {
     assert_eq!(out.len(), 1);
     out.drain().for_each(drop);
     ledger.leave();
-    ledger.open(next);
+    ledger.open(next, sealer_of(next));
     ledger.add_file(&Arc::new(HeapFile::new(GROUP)));
     assert_eq!(
         ledger.grant(OWNER, &block, Tick::default(), None),
@@ -185,14 +186,14 @@ fn a_ledger_that_was_left_is_its_next_owners_alone() {
 #[test]
 fn a_file_that_came_too_late_is_not_the_next_participants() {
     let ledger: Ledger<Block, HeapFile> = Ledger::new();
-    ledger.open(OWNER);
+    ledger.open(OWNER, sealer_of(OWNER));
     let mut out = ReclaimedBlocks::new();
     ledger.close(&mut out);
     ledger.bury(&mut out);
     ledger.leave();
     ledger.add_file(&Arc::new(HeapFile::new(GROUP)));
     let next = ParticipantId(2);
-    ledger.open(next);
+    ledger.open(next, sealer_of(next));
     let file = Arc::new(HeapFile::new(GROUP));
     ledger.add_file(&file);
     let entry = ledger
@@ -208,7 +209,7 @@ fn a_file_that_came_too_late_is_not_the_next_participants() {
 #[test]
 fn a_grant_without_a_time_to_live_outlasts_every_clock() {
     let ledger = Ledger::<Block, HeapFile>::new();
-    ledger.open(OWNER);
+    ledger.open(OWNER, sealer_of(OWNER));
     let file = Arc::new(HeapFile::new(FIRST_SLOTS));
     ledger.add_file(&file);
     // 300 days after the clock began: more than 32 bits of 4 ms.
@@ -242,7 +243,7 @@ fn a_grant_without_a_time_to_live_outlasts_every_clock() {
 #[test]
 fn a_claimed_lease_is_not_looked_at_again_for_its_time() {
     let ledger = Ledger::<Block, HeapFile>::new();
-    ledger.open(OWNER);
+    ledger.open(OWNER, sealer_of(OWNER));
     let file = Arc::new(HeapFile::new(FIRST_SLOTS));
     ledger.add_file(&file);
     let (now, time) = (Tick::default(), Duration::from_secs(1));

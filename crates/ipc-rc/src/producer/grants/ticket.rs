@@ -39,7 +39,7 @@ use crate::producer::fences::ticket_event::TicketEvent;
 use transport::os::clock::Tick;
 use transport::shared::slot::Generation;
 use transport::wire::lease_address::LeaseAddress;
-use transport::wire::message::{Granted, Outcome, TicketId};
+use transport::wire::message::{Extent, Granted, Outcome, TicketId};
 
 /// How often a ticket can be claimed, each time by another participant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,6 +110,7 @@ enum TicketState {
 #[derive(Debug)]
 struct Live {
     hold: Hold,
+    place: Extent,
     point: Option<Arc<TicketEvent>>,
     time_to_live: Option<Duration>,
     lapses: Tick,
@@ -125,6 +126,7 @@ enum Hold {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub block: Arc<Block>,
+    pub place: Extent,
     pub point: Option<Arc<TicketEvent>>,
     pub time_to_live: Option<Duration>,
     /// It is a broadcast.
@@ -164,7 +166,7 @@ impl Tickets {
         self.table().first_lapse
     }
 
-    /// Makes a ticket.
+    /// Makes a ticket of a part of a block.
     ///
     /// # Errors
     ///
@@ -172,7 +174,7 @@ impl Tickets {
     /// block whose `SentBlock` was dropped: it would end at once.
     pub fn issue(
         &self,
-        block: &Arc<Block>,
+        (block, place): (&Arc<Block>, Extent),
         claims: Claims,
         point: Option<Arc<TicketEvent>>,
         now: Tick,
@@ -195,6 +197,7 @@ impl Tickets {
         table.first_lapse = table.first_lapse.min(lapses);
         let state = TicketState::Live(Live {
             hold,
+            place,
             point,
             time_to_live,
             lapses,
@@ -264,6 +267,7 @@ impl Tickets {
         };
         Ok(Plan {
             block,
+            place: live.place,
             point: live.point.clone(),
             time_to_live: live.time_to_live,
             again: matches!(live.hold, Hold::Unlimited(_)),

@@ -11,7 +11,7 @@ use gpu_api::{Error, Gpu, Holder, HostPtr, ParticipantId, Region, RegionId, Resu
 use crate::producer::blocks::block::Block;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::words::Words;
-use crate::producer::grants::ledger::Refusal;
+use crate::producer::grants::ledger::{Granted, Refusal};
 use crate::producer::grants::slot_group::Effort;
 use crate::producer::notice::Departure;
 use crate::producer::roster::ledger_table::Leases;
@@ -19,8 +19,7 @@ use crate::producer::roster::told::Told;
 use transport::os::clock::Tick;
 use transport::os::closer::Foreign;
 use transport::shared::counter_file::CounterFile;
-use transport::wire::descriptor::Descriptor;
-use transport::wire::lease_address::LeaseAddress;
+use transport::wire::descriptor::{Descriptor, KeptSealer, SealKey, Sealer};
 use transport::wire::message::RefusalCode;
 
 /// How far the proof of a participant's death has come.
@@ -93,6 +92,9 @@ pub(crate) struct Peer {
     pub name: String,
     /// The participant is in this very process.
     pub local: bool,
+    /// Of the descriptors that are addressed to it.
+    pub key: SealKey,
+    pub sealer: KeptSealer,
     pub socket: Foreign,
     pub pidfd: Foreign,
     pub descendants: Vec<Foreign>,
@@ -118,6 +120,8 @@ pub(crate) struct Arrival {
     /// What it calls itself, or else the command that it runs.
     pub name: String,
     pub local: bool,
+    pub key: SealKey,
+    pub sealer: Sealer,
     pub pidfd: Foreign,
     pub descendants: Vec<Foreign>,
 }
@@ -151,6 +155,8 @@ impl Peer {
             pid: arrival.pid,
             name: arrival.name,
             local: arrival.local,
+            key: arrival.key,
+            sealer: arrival.sealer.into(),
             socket,
             pidfd: arrival.pidfd,
             proof: Mutex::new(Proof {
@@ -179,7 +185,7 @@ impl Peer {
 
     /// Begins to be granted leases, in its first counter file.
     pub fn open_ledger(&self) {
-        self.ledger.open(self.id);
+        self.ledger.open(self.id, *self.sealer);
         self.ledger.add_file(&lock(&self.files)[0]);
     }
 
@@ -211,11 +217,11 @@ impl Peer {
         max_slots: u64,
         announce: impl Fn(u32, &CounterFile),
         retire: impl Fn(&mut ReclaimedBlocks<Arc<Block>>),
-    ) -> Result<LeaseAddress> {
-        let grant = || self.ledger.grant(self.id, block, now, time_to_live);
+    ) -> Result<Granted> {
+        let grant = || self.ledger.grant_sealed(self.id, block, now, time_to_live);
         loop {
             match grant() {
-                Ok(entry) => return Ok(entry),
+                Ok(granted) => return Ok(granted),
                 Err(Refusal::Gone) => {
                     return Err(Error::ParticipantGone {
                         participant: self.id,
@@ -234,8 +240,8 @@ impl Peer {
             let mut files = lock(&self.files);
             let have: u64 = files.iter().map(|file| u64::from(file.slot_count())).sum();
             // Another thread may have added a file while this one waited for the lock.
-            if let Ok(entry) = grant() {
-                return Ok(entry);
+            if let Ok(granted) = grant() {
+                return Ok(granted);
             }
             let slots = Leases::next_file_slots(files.len() as u32);
             if have + u64::from(slots) > max_slots {

@@ -27,9 +27,11 @@ use transport::os::process;
 use transport::os::socket::{self, Credentials, ReceiveOutcome};
 use transport::shared::counter_file::{CounterFile, bytes_of};
 use transport::trace_point;
+use transport::wire::descriptor::{SealKey, Sealer};
 use transport::wire::message::{
     DecodeError, MOST_BYTES, RefusalCode, ToParticipant, ToProducer, shown,
 };
+use zeroize::Zeroize;
 
 /// Connections that have not said hello yet, at most.
 const MOST_GREETINGS: usize = 256;
@@ -239,8 +241,10 @@ impl Service {
             ));
         };
         let pid = process::pid_of(pidfd.as_fd()).map_err(|e| internal(&e))?;
+        let id = participant_id(self.next_serial, place);
+        let key = SealKey::random().map_err(|e| internal(&e))?;
         let arrival = Arrival {
-            id: participant_id(self.next_serial, place),
+            id,
             pid,
             name: if name.is_empty() {
                 process::command_of(pid)
@@ -248,6 +252,8 @@ impl Service {
                 shown(&name)
             },
             local: process::same_process(pidfd.as_fd()).map_err(|e| internal(&e))?,
+            sealer: Sealer::new(&key, &core.facts.names_for(id)),
+            key,
             pidfd,
             descendants: fds.collect(),
         };
@@ -322,10 +328,12 @@ impl Service {
             pid: std::process::id(),
             slots: file.slot_count(),
             max_slots: self.core.facts.max_slots,
+            key: peer.key.clone(),
+            ticket_key: self.core.facts.ticket_key.clone(),
         };
         let mut bytes = [0; MOST_BYTES];
         let len = message.encode(&mut bytes);
-        self.core.roster.seat(peer, || {
+        let seated = self.core.roster.seat(peer, || {
             match socket::send(
                 peer.socket.as_fd(),
                 &bytes[..len],
@@ -339,7 +347,10 @@ impl Service {
                     e,
                 )),
             }
-        })
+        });
+        // Keys went with it.
+        bytes[..len].zeroize();
+        seated
     }
 }
 

@@ -16,7 +16,7 @@ use crate::producer::roster::peer::Peer;
 use crate::producer::roster::table::find;
 use crate::producer::roster::told::Wish;
 use crate::producer::service::state::Service;
-use crate::producer::share::To;
+use crate::producer::share::{To, Wanted};
 use transport::os::clock::Tick;
 use transport::os::socket::{self, ReceiveOutcome};
 use transport::trace_point;
@@ -80,10 +80,17 @@ impl Service {
                     request,
                     settled,
                     lease,
+                    offset,
+                    len,
                     heir,
                     user,
                 }) => {
-                    self.forward(&peer, request, settled, lease, heir, user);
+                    let wanted = Wanted {
+                        lease,
+                        part: (offset, len),
+                        user,
+                    };
+                    self.forward(&peer, request, settled, &wanted, heir);
                 }
                 Some(ToProducer::AskFile { request, index }) => {
                     self.give_file(&peer, request, index)
@@ -273,7 +280,7 @@ impl Service {
         };
         let now = Tick::now();
         let lease = match self.core.grant(peer, &plan.block, now, plan.time_to_live) {
-            Ok(lease) => lease,
+            Ok((lease, _)) => lease,
             Err(Error::Exhausted { .. }) => return Outcome::Limit,
             // It said goodbye, and claims all the same: as often as it likes, without a warning each.
             Err(Error::ParticipantGone { .. }) => return Outcome::Failed,
@@ -287,6 +294,7 @@ impl Service {
         }
         let granted = Granted {
             lease,
+            place: plan.place,
             fence,
             again: plan.again,
         };
@@ -324,9 +332,8 @@ impl Service {
         peer: &Arc<Peer>,
         request: u64,
         settled: u64,
-        lease: LeaseAddress,
+        wanted: &Wanted,
         heir: Heir,
-        user: [u8; 64],
     ) {
         let to = match heir {
             Heir::Participant(id) => To::Participant(id),
@@ -344,7 +351,7 @@ impl Service {
             Wish::New => {
                 let answer = self
                     .core
-                    .forward(peer, lease, to, user)
+                    .forward(peer, wanted, to)
                     .map(Box::new)
                     .map_err(|error| {
                         let code = match &error {

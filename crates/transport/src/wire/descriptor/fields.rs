@@ -35,6 +35,32 @@ pub struct Fence {
     pub value: u64,
 }
 
+/// What the head of a descriptor says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Names {
+    /// The vendor.
+    pub backend: BackendKind,
+    /// The participants that may claim it.
+    pub kind: GrantKind,
+    /// The device that the memory lies on.
+    pub device: DeviceUuid,
+    /// The session that granted it.
+    pub session: SessionId,
+    /// The participant that it is addressed to; 0 for a ticket.
+    pub participant: ParticipantId,
+}
+
+impl Names {
+    /// Returns what the session's tickets say.
+    pub fn of_ticket(self) -> Names {
+        Names {
+            kind: GrantKind::Ticket,
+            participant: ParticipantId(0),
+            ..self
+        }
+    }
+}
+
 /// A descriptor's fields, except the user's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fields {
@@ -62,4 +88,17 @@ pub struct Fields {
     pub len: u64,
     /// What to wait for; `None` when the contents were there before the share.
     pub fence: Option<Fence>,
+}
+
+impl Fields {
+    /// Returns what the head of the descriptor says.
+    pub fn names(&self) -> Names {
+        Names {
+            backend: self.backend,
+            kind: self.kind,
+            device: self.device,
+            session: self.session,
+            participant: self.participant,
+        }
+    }
 }

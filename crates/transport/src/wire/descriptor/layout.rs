@@ -6,7 +6,7 @@ use std::fmt;
 pub const BYTES: usize = 192;
 
 /// The version of descriptors and messages. Both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 pub(super) const MAGIC: [u8; 4] = *b"GIPC";
 /// The number of no fence word.
@@ -31,11 +31,12 @@ pub(super) const AT_FENCE_FILE: usize = 92;
 pub(super) const AT_FENCE_VALUE: usize = 96;
 pub(super) const AT_FLAGS: usize = 104;
 pub(super) const AT_USER: usize = 112;
-pub(super) const AT_ZERO: usize = 176;
-pub(super) const AT_CRC: usize = 188;
-/// The bytes that the checksum is of.
-pub const CHECKED: usize = AT_CRC;
-const _: () = assert!(AT_CRC + 4 == BYTES && AT_ZERO + 12 == AT_CRC && AT_USER + 64 == AT_ZERO);
+pub(super) const AT_CRC: usize = 176;
+pub(super) const AT_ZERO: usize = 180;
+pub(super) const AT_SUM: usize = 184;
+/// The bytes that are the same in all descriptors of one kind to one participant.
+pub(super) const HEAD: usize = AT_FILE;
+const _: () = assert!(AT_USER + 64 == AT_CRC && AT_ZERO + 4 == AT_SUM && AT_SUM + 8 == BYTES);
 
 /// Identifies a session: 128 random bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

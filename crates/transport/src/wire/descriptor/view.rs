@@ -6,9 +6,9 @@ use super::fields::{Fence, Fields, GrantKind};
 use super::layout::{
     AT_BACKEND, AT_CRC, AT_DEVICE, AT_FENCE_FILE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_FLAGS,
     AT_GENERATION, AT_KIND, AT_LEN, AT_OFFSET, AT_PARTICIPANT, AT_REGION, AT_SESSION, AT_SLOT,
-    AT_VERSION, AT_ZERO, BYTES, LIMIT, MAGIC, NO_FENCE, SessionId, VERSION,
+    AT_SUM, AT_VERSION, AT_ZERO, BYTES, HEAD, LIMIT, MAGIC, NO_FENCE, SessionId, VERSION,
 };
-use crate::wire::checksum;
+use crate::wire::checksum::{self, ADDED};
 
 /// A descriptor's bytes where they lie.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,6 @@ impl<'a> View<'a> {
     /// # Errors
     ///
     /// As there.
-    #[inline(always)]
     pub fn decode(bytes: &'a [u8]) -> Result<View<'a>> {
         let Ok(bytes) = <&[u8; BYTES]>::try_from(bytes) else {
             return Err(bad_length(bytes.len()));
@@ -47,7 +46,8 @@ impl<'a> View<'a> {
                 format!("{computed:#010x} for these bytes"),
             ));
         }
-        d.check()?;
+        d.check_head()?;
+        d.check_body()?;
         Ok(d)
     }
 
@@ -76,9 +76,14 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Checks what the checksum cannot: a sender with a good checksum may still send nonsense.
+    /// Says whether the byte of the kind is that of a ticket.
     #[inline(always)]
-    pub(super) fn check(&self) -> Result<()> {
+    pub(super) fn is_ticket(&self) -> bool {
+        self.0[AT_KIND] == GrantKind::Ticket as u8
+    }
+
+    /// Checks what a checksum cannot: a sender with a good checksum may still send nonsense.
+    fn check_head(&self) -> Result<()> {
         if BackendKind::from_byte(self.0[AT_BACKEND]).is_none() {
             return Err(bad(
                 "the backend",
@@ -101,6 +106,12 @@ impl<'a> View<'a> {
                 "0".into(),
             ));
         }
+        Ok(())
+    }
+
+    /// Checks what follows the head likewise.
+    #[inline(always)]
+    pub(super) fn check_body(&self) -> Result<()> {
         let generation = self.u64_at(AT_GENERATION);
         if generation >= LIMIT {
             return Err(bad(
@@ -149,20 +160,23 @@ impl<'a> View<'a> {
                 "0: this version defines none".into(),
             ));
         }
-        let zero: [u8; AT_CRC - AT_ZERO] = self.array(AT_ZERO);
-        if zero != [0; AT_CRC - AT_ZERO] {
+        let zero: [u8; AT_SUM - AT_ZERO] = self.array(AT_ZERO);
+        if zero != [0; AT_SUM - AT_ZERO] {
             return Err(bad("the padding", hex(&zero), "zero".into()));
         }
         Ok(())
     }
 
+    fn crc(&self) -> u32 {
+        checksum::append(crc32c::crc32c(&self.0[..HEAD]), self.added())
+    }
+
+    /// Returns the bytes between the head and the checksums.
     #[inline(always)]
-    pub(super) fn crc(&self) -> u32 {
-        checksum::crc32c(
-            self.0
-                .first_chunk()
-                .expect("a checksum's bytes lie inside a descriptor"),
-        )
+    pub(super) fn added(&self) -> &'a [u8; ADDED] {
+        self.0[HEAD..]
+            .first_chunk()
+            .expect("a checksum's bytes lie inside a descriptor")
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@ use gpu_api::{
     Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot,
 };
 
-use crate::wire::descriptor::{BYTES, Descriptor, SessionId};
+use crate::wire::descriptor::{BYTES, Descriptor, SealKey, SessionId};
 use crate::wire::field::Field;
 use crate::wire::lease_address::LeaseAddress;
 use crate::wire::packet::{Malformed, Reader, Writer, malformed};
@@ -42,6 +42,16 @@ record!(Spot {
     offset,
     behind
 });
+
+impl Field for SealKey {
+    fn write(&self, w: &mut Writer<'_>) {
+        w.put(self.as_bytes());
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<SealKey, Malformed> {
+        r.array().map(SealKey::from_bytes)
+    }
+}
 
 impl Field for Descriptor {
     fn write(&self, w: &mut Writer<'_>) {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::os::process::MOST_DESCENDANTS;
 use crate::shared::slot::Generation;
-use crate::wire::descriptor::{Descriptor, Fence, SessionId};
+use crate::wire::descriptor::{Descriptor, Fence, SealKey, Sealer, SessionId};
 use crate::wire::lease_address::LeaseAddress;
 use crate::wire::packet::Versions;
 use crate::wire::table::DecodeError;
@@ -77,6 +77,14 @@ fn ticket() -> impl Strategy<Value = TicketId> {
     (any::<u32>(), generation()).prop_map(|(number, generation)| TicketId { number, generation })
 }
 
+fn extent() -> impl Strategy<Value = Extent> {
+    (region(), 0..1u64 << 63, 1..1u64 << 63).prop_map(|(region, offset, len)| Extent {
+        region,
+        offset,
+        len,
+    })
+}
+
 fn heir() -> impl Strategy<Value = Heir> {
     prop_oneof![
         any::<u64>().prop_map(|id| Heir::Participant(ParticipantId(id))),
@@ -87,7 +95,7 @@ fn heir() -> impl Strategy<Value = Heir> {
 fn answer() -> impl Strategy<Value = TicketAnswer> {
     let fence = proptest::option::of((0..u32::MAX, 1..1u64 << 61));
     let outcome = prop_oneof![
-        (lease(), fence, any::<bool>()).prop_map(|(lease, fence, again)| {
+        (lease(), extent(), fence, any::<bool>()).prop_map(|(lease, place, fence, again)| {
             let fence = fence.map(|(word, value)| Fence {
                 file: 0,
                 word,
@@ -95,6 +103,7 @@ fn answer() -> impl Strategy<Value = TicketAnswer> {
             });
             Outcome::Granted(Granted {
                 lease,
+                place,
                 fence,
                 again,
             })
@@ -172,7 +181,7 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
             len,
             fence: None,
         };
-        Descriptor::encode(&fields, &[5; 64])
+        Sealer::new(&SealKey::from_bytes([6; 16]), &fields.names()).encode(&fields, &[5; 64])
     })
 }
 
@@ -213,16 +222,19 @@ fn to_producer() -> impl Strategy<Value = ToProducer> {
             any::<u64>(),
             any::<u64>(),
             lease(),
+            any::<(u64, u64)>(),
             heir(),
             any::<[u8; 32]>()
         )
-            .prop_map(|(request, settled, lease, heir, half)| {
+            .prop_map(|(request, settled, lease, (offset, len), heir, half)| {
                 let mut user = [0; 64];
                 user[16..48].copy_from_slice(&half);
                 ToProducer::Forward {
                     request,
                     settled,
                     lease,
+                    offset,
+                    len,
                     heir,
                     user,
                 }
@@ -247,17 +259,20 @@ fn to_participant() -> impl Strategy<Value = ToParticipant> {
         any::<u32>(),
         any::<u32>(),
         any::<u64>(),
+        any::<([u8; 16], [u8; 16])>(),
     );
     prop_oneof![
-        welcome.prop_map(
-            |(session, participant, pid, slots, max_slots)| ToParticipant::Welcome {
+        welcome.prop_map(|(session, participant, pid, slots, max_slots, keys)| {
+            ToParticipant::Welcome {
                 session: SessionId(session),
                 participant: ParticipantId(participant),
                 pid,
                 slots,
                 max_slots,
+                key: SealKey::from_bytes(keys.0),
+                ticket_key: SealKey::from_bytes(keys.1),
             }
-        ),
+        }),
         refusal().prop_map(|(code, why)| ToParticipant::Refused { code, why }),
         (any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(request, index, slots)| {
             ToParticipant::CounterFile {
@@ -384,7 +399,7 @@ proptest! {
         body in proptest::collection::vec(prop_oneof![Just(0), Just(1), any::<u8>()], 0..600),
         fds in 0..4usize,
     ) {
-        let mut packet = b"GI\x01\x00".to_vec();
+        let mut packet = b"GI\x02\x00".to_vec();
         packet.extend(number.to_le_bytes());
         packet.extend((fds as u16).to_le_bytes());
         packet.extend(body);
@@ -424,7 +439,7 @@ fn the_bytes_are_where_the_tables_say() {
         name: "decoder".into(),
     };
     let len = hello.encode(&mut packet);
-    let start = b"GI\x01\0\x01\0\x04\0\0\0\0\0\0\0\0\0";
+    let start = b"GI\x02\0\x01\0\x04\0\0\0\0\0\0\0\0\0";
     assert_eq!(
         packet[..len],
         [
@@ -445,7 +460,7 @@ fn the_bytes_are_where_the_tables_say() {
         place: RegionPlace::Fd,
     };
     let len = region.encode(&mut packet);
-    let start = b"GI\x01\0\x84\0\x01\0\x09\0\0\0\0\0\0\0";
+    let start = b"GI\x02\0\x84\0\x01\0\x09\0\0\0\0\0\0\0";
     let body = b"\x02\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\x000123456789abcdef\x01\x03\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body].concat());
 
@@ -469,7 +484,7 @@ fn the_bytes_are_where_the_tables_say() {
         place,
     };
     let len = piece.encode(&mut packet);
-    let start = b"GI\x01\0\x84\0\x01\0\x09\0\0\0\0\0\0\0";
+    let start = b"GI\x02\0\x84\0\x01\0\x09\0\0\0\0\0\0\0";
     let body = b"\x02\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\x000123456789abcdef\x00\x04\0\0\0\0\0\0";
     let spot = b"\x03\0\0\0\0\0\0\0\0\0\0\x40\0\0\0\0\0\0\x10\0\0\0\0\0\x06\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body, spot].concat());
@@ -487,7 +502,7 @@ fn the_bytes_are_where_the_tables_say() {
         lease,
     };
     let len = map.encode(&mut packet);
-    let start = b"GI\x01\0\x02\0\0\0\x09\0\0\0\0\0\0\0";
+    let start = b"GI\x02\0\x02\0\0\0\x09\0\0\0\0\0\0\0";
     let body = b"\x02\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body].concat());
 
@@ -500,7 +515,7 @@ fn the_bytes_are_where_the_tables_say() {
         tickets: [ticket].into_iter().collect(),
     };
     let len = claim.encode(&mut packet);
-    let start = b"GI\x01\0\x05\0\0\0\x09\0\0\0\0\0\0\0";
+    let start = b"GI\x02\0\x05\0\0\0\x09\0\0\0\0\0\0\0";
     let body = b"\x01\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body].concat());
 
@@ -509,13 +524,16 @@ fn the_bytes_are_where_the_tables_say() {
         request: 9,
         settled: 8,
         lease,
+        offset: 256,
+        len: 512,
         heir,
         user: [8; 64],
     };
     let len = forward.encode(&mut packet);
-    let start = b"GI\x01\0\x06\0\0\0\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
+    let start = b"GI\x02\0\x06\0\0\0\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
+    let part = b"\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0";
     let body = b"\x01\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0";
-    assert_eq!(packet[..len], [&start[..], body, &[8; 64]].concat());
+    assert_eq!(packet[..len], [&start[..], part, body, &[8; 64]].concat());
 
     let fence = Some(Fence {
         file: 0,
@@ -526,6 +544,11 @@ fn the_bytes_are_where_the_tables_say() {
         ticket,
         outcome: Outcome::Granted(Granted {
             lease,
+            place: Extent {
+                region: RegionId(2),
+                offset: 256,
+                len: 512,
+            },
             fence,
             again: false,
         }),
@@ -535,17 +558,43 @@ fn the_bytes_are_where_the_tables_say() {
         answers: [answer].into_iter().collect(),
     };
     let len = tickets.encode(&mut packet);
-    let start = b"GI\x01\0\x88\0\0\0\x09\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0";
+    let start = b"GI\x02\0\x88\0\0\0\x09\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0";
     let body = b"\x04\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
+    let place = b"\x02\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0";
     let fence = b"\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0";
-    assert_eq!(packet[..len], [&start[..], body, fence].concat());
+    assert_eq!(packet[..len], [&start[..], body, place, fence].concat());
+
+    let (key, ticket_key) = (
+        SealKey::from_bytes([0xaa; 16]),
+        SealKey::from_bytes([0xbb; 16]),
+    );
+    let welcome = ToParticipant::Welcome {
+        session: SessionId([0xa5; 16]),
+        participant: ParticipantId(3),
+        pid: 4,
+        slots: 64,
+        max_slots: 128,
+        key,
+        ticket_key,
+    };
+    assert!(
+        format!("{welcome:?}").contains("key: SealKey(..), ticket_key: SealKey(..)"),
+        "{welcome:?}"
+    );
+    let len = welcome.encode(&mut packet);
+    let start = b"GI\x02\0\x81\0\x02\0\0\0\0\0\0\0\0\0";
+    let body = b"\x03\0\0\0\0\0\0\0\x04\0\0\0\x40\0\0\0\x80\0\0\0\0\0\0\0";
+    assert_eq!(
+        packet[..len],
+        [&start[..], &[0xa5; 16], body, &[0xaa; 16], &[0xbb; 16]].concat()
+    );
 
     let snapshot = ToParticipant::Snapshot {
         request: 9,
         len: 4097,
     };
     let len = snapshot.encode(&mut packet);
-    let start = b"GI\x01\0\x8d\0\x01\0\x09\0\0\0\0\0\0\0";
+    let start = b"GI\x02\0\x8d\0\x01\0\x09\0\0\0\0\0\0\0";
     assert_eq!(
         packet[..len],
         [&start[..], b"\x01\x10\0\0\0\0\0\0"].concat()
@@ -556,13 +605,42 @@ fn the_bytes_are_where_the_tables_say() {
         why: "uid 7".into(),
     };
     let len = refused.encode(&mut packet);
-    let start = b"GI\x01\0\x82\0\0\0\0\0\0\0\0\0\0\0";
+    let start = b"GI\x02\0\x82\0\0\0\0\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], b"\x02\0\x05\0uid 7"].concat());
 }
 
 #[test]
 fn the_longest_message_fits() {
     let mut packet = [0; MOST_BYTES];
+    let generation = Generation::new(7).expect("in range");
+    let lease = LeaseAddress {
+        file: 5,
+        slot: 6,
+        generation,
+    };
+    let place = Extent {
+        region: RegionId(2),
+        offset: 256,
+        len: 512,
+    };
+    let answer = TicketAnswer {
+        ticket: TicketId {
+            number: 4,
+            generation,
+        },
+        outcome: Outcome::Granted(Granted {
+            lease,
+            place,
+            fence: None,
+            again: true,
+        }),
+    };
+    let message = ToParticipant::Tickets {
+        request: 1,
+        answers: [answer; MOST_TICKETS].into_iter().collect(),
+    };
+    let len = message.encode(&mut packet);
+    assert_eq!(ToParticipant::decode(&packet[..len], 0), Ok(message));
     let why = "x".repeat(10_000);
     let message = ToParticipant::NoRegion {
         request: 1,

@@ -1,5 +1,7 @@
 //! Tickets in messages: which are claimed, and what became of each.
 
+use gpu_api::RegionId;
+
 use crate::record;
 use crate::shared::slot::Generation;
 use crate::wire::descriptor::{Fence, LIMIT, NO_FENCE};
@@ -8,7 +10,7 @@ use crate::wire::lease_address::LeaseAddress;
 use crate::wire::packet::{Malformed, Reader, Writer, malformed};
 
 /// The most tickets that one message claims.
-pub const MOST_TICKETS: usize = 64;
+pub const MOST_TICKETS: usize = 56;
 
 /// Names a ticket of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -21,11 +23,48 @@ pub struct TicketId {
 
 record!(TicketId { number [4], generation });
 
+/// Where granted bytes lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// The region that they begin in.
+    pub region: RegionId,
+    /// Bytes from the region's base.
+    pub offset: u64,
+    /// Bytes; at least 1, and the end is below 2^64.
+    pub len: u64,
+}
+
+impl Field for Extent {
+    fn write(&self, w: &mut Writer<'_>) {
+        self.region.write(w);
+        w.u64(self.offset);
+        w.u64(self.len);
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Extent, Malformed> {
+        let (region, offset, len) = (Field::read(r)?, r.u64()?, r.u64()?);
+        if len == 0 || offset.checked_add(len).is_none() {
+            return Err(malformed(
+                "the length of what is granted",
+                len,
+                "at least 1, and such that the end is below 2^64",
+            ));
+        }
+        Ok(Extent {
+            region,
+            offset,
+            len,
+        })
+    }
+}
+
 /// The lease that a ticket gave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Granted {
     /// Where it is, in the claimant's own counter files.
     pub lease: LeaseAddress,
+    /// Where the bytes lie.
+    pub place: Extent,
     /// After which the contents may be read.
     pub fence: Option<Fence>,
     /// The ticket is a broadcast: the next claim gives another lease once this one is claimed.
@@ -75,10 +114,17 @@ impl Field for TicketAnswer {
         w.u32(self.ticket.number);
         w.u32(outcome);
         self.ticket.generation.write(w);
-        let Outcome::Granted(Granted { lease, fence, .. }) = self.outcome else {
-            return w.put(&[0; 32]);
+        let Outcome::Granted(Granted {
+            lease,
+            place,
+            fence,
+            ..
+        }) = self.outcome
+        else {
+            return w.put(&[0; 56]);
         };
         lease.write(w);
+        place.write(w);
         w.u32(fence.map_or(NO_FENCE, |fence| fence.word));
         w.put(&[0; 4]);
         w.u64(fence.map_or(0, |fence| fence.value));
@@ -89,7 +135,7 @@ impl Field for TicketAnswer {
         let ticket = TicketId { number, generation };
         let outcome = match outcome {
             0 | 7 => {
-                let (lease, word) = (Field::read(r)?, r.u32()?);
+                let (lease, place, word) = (Field::read(r)?, Field::read(r)?, r.u32()?);
                 r.zeros::<4>()?;
                 let fence = match (word, r.u64()?) {
                     (NO_FENCE, 0) => None,
@@ -113,6 +159,7 @@ impl Field for TicketAnswer {
                     ticket,
                     outcome: Outcome::Granted(Granted {
                         lease,
+                        place,
                         fence,
                         again: outcome == 7,
                     }),
@@ -126,7 +173,7 @@ impl Field for TicketAnswer {
             6 => Outcome::Later,
             _ => return Err(malformed("the outcome of a ticket", outcome, "0 to 7")),
         };
-        r.zeros::<32>()?;
+        r.zeros::<56>()?;
         Ok(TicketAnswer { ticket, outcome })
     }
 }

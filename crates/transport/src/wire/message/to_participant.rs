@@ -6,7 +6,7 @@ use gpu_api::{Access, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId,
 use super::report::ReportPage;
 use super::ticket::{MOST_TICKETS, TicketAnswer};
 use crate::messages;
-use crate::wire::descriptor::{Descriptor, SessionId};
+use crate::wire::descriptor::{Descriptor, SealKey, SessionId};
 use crate::wire::field::Field;
 use crate::wire::lease_address::LeaseAddress;
 use crate::wire::packet::{Malformed, Reader, Writer, malformed};
@@ -33,6 +33,10 @@ messages! {
             slots: u32,
             /// The most slots that this participant can have in all its files.
             max_slots: u64,
+            /// The key of descriptors that are addressed to this participant.
+            key: SealKey,
+            /// The key of the session's tickets.
+            ticket_key: SealKey,
         }
         /// The other answer to `Hello`; the connection ends.
         130 Refused {
@@ -136,7 +140,7 @@ impl ToParticipant {
                 Err(malformed("the region's length", 0u64, "at least 1"))
             }
             ToParticipant::Tickets { answers, .. } if answers.is_empty() => {
-                Err(malformed("the number of tickets", 0u64, "1 to 64"))
+                Err(malformed("the number of tickets", 0u64, "1 to 56"))
             }
             ToParticipant::Region {
                 len,

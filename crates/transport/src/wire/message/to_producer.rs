@@ -61,6 +61,10 @@ messages! {
             settled: u64,
             /// The lease that gives the right.
             lease: LeaseAddress,
+            /// Where in its region the part begins that is forwarded.
+            offset: u64,
+            /// Bytes of the part.
+            len: u64,
             /// The participant, or the ticket, that it is for.
             heir: Heir,
             /// The user's own bytes.
@@ -107,7 +111,7 @@ impl ToProducer {
                 ))
             }
             ToProducer::ClaimTickets { tickets, .. } if tickets.is_empty() => {
-                Err(malformed("the number of tickets", 0u64, "1 to 64"))
+                Err(malformed("the number of tickets", 0u64, "1 to 56"))
             }
             _ => Ok(()),
         }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use crate::fuzz::sealer_of;
 use crate::producer::blocks::count::Count;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::grants::ledger::{Ledger, Refusal};
@@ -155,7 +156,7 @@ fn threads_that_do_everything_at_once_end_every_lease_once() {
         done,
         failed,
     };
-    shared.ledger.open(OWNER);
+    shared.ledger.open(OWNER, sealer_of(OWNER));
     shared.ledger.add_file(&shared.file);
     std::thread::scope(|scope| {
         let shared = &shared;

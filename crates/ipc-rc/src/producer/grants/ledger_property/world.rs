@@ -9,6 +9,7 @@ use gpu_api::ParticipantId;
 use super::racy_file::{Did, Meanwhile, RacyFile, interrupted};
 use super::reach::Reach;
 use super::{Race, Step};
+use crate::fuzz::sealer_of;
 use crate::producer::blocks::count::{Amount, Count};
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::grants::ledger::{Ledger, Refusal};
@@ -125,7 +126,7 @@ impl World {
     /// Gives the ledger to another participant, who has files of its own.
     fn next_owner(&mut self) {
         self.owner = ParticipantId(self.owner.0 + 1);
-        self.ledger.open(self.owner);
+        self.ledger.open(self.owner, sealer_of(self.owner));
         self.files.clear();
         self.past.clear();
         self.corrupted = 0;
