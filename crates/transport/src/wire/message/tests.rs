@@ -1,7 +1,7 @@
 use super::*;
 use crate::os::process::MOST_DESCENDANTS;
 use crate::shared::slot::Generation;
-use crate::wire::descriptor::{Descriptor, Fence, SealKey, Sealer, SessionId};
+use crate::wire::descriptor::{Descriptor, Fence, SealKey, Sealer, SessionId, VERSION};
 use crate::wire::lease_address::LeaseAddress;
 use crate::wire::packet::Versions;
 use crate::wire::table::DecodeError;
@@ -373,8 +373,8 @@ macro_rules! check_message {
                 Err(DecodeError::Version {
                     theirs: 7,
                     ours: Versions {
-                        lowest: 1,
-                        highest: 1
+                        lowest: VERSION,
+                        highest: VERSION
                     }
                 })
             );
