@@ -82,7 +82,7 @@ fn the_document_has_the_table_of_the_shipped_plan() {
             .map(|cell| cell.trim().to_owned())
             .collect::<Vec<_>>()
     };
-    let document = include_str!("../../../../docs/HOSTS.md");
+    let document = include_str!("../../../docs/HOSTS.md");
     let document: Vec<_> = document.lines().map(cells).collect();
     let table = Report::new(1, 64).table();
     let rows: Vec<_> = table
