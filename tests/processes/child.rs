@@ -3,8 +3,8 @@
 use std::io::{PipeReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use gpu_ipc::allocators::{AllocatorAttributes, Arena, ArenaOptions, ProcessState, VirtualDevice};
@@ -66,6 +66,8 @@ struct Prepared {
     arena: Arc<Arena>,
     options: ShareOptions,
     ticket: Descriptor,
+    /// For a call that takes a block; the parent's other threads leave it alone.
+    spare: Mutex<Option<SentBlock>>,
 }
 
 const TICKET: To = To::Ticket(Claims::Once);
@@ -100,6 +102,11 @@ calls! { with:
     });
     "Session::wait_for_participants" => {
         refused(with.own.session.wait_for_participants(9, Some(WATCHDOG)))
+    };
+    "Session::revoke" => refused(with.own.session.revoke(&with.ticket));
+    "Session::lend" => {
+        let spare = with.spare.lock().map_or(None, |mut spare| spare.take());
+        spare.is_some_and(|spare| refused(with.own.session.lend(spare, After::Done)))
     };
     "Session::trim" => refused(with.own.session.trim());
     "Session::collect" => with.own.session.collect().tokens.is_empty();
@@ -194,6 +201,7 @@ pub fn call_in_children(own: Belongings, children: u32) -> Result<(), String> {
         state: ProcessState::new([own.gpu.clone()]),
         arena: Arena::new(own.gpu.clone(), ArenaOptions::default()).map_err(text)?,
         options: ShareOptions::default(),
+        spare: Mutex::new(Some(own.session.alloc(64).map_err(text)?)),
         ticket: own.sent.share(TICKET, After::Done).map_err(text)?,
         own,
     };

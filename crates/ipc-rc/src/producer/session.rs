@@ -314,6 +314,7 @@ impl Session {
     ///
     /// See [`Loan`].
     pub fn lend(&self, block: SentBlock, after: After<'_>) -> Result<Loan> {
+        self.core().check_fork()?;
         if !Arc::ptr_eq(block.core(), self.core()) {
             return Err(Error::Mismatch {
                 what: "the block's session",
@@ -351,6 +352,7 @@ impl Session {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn revoke(&self, descriptor: &Descriptor) -> Result<bool> {
+        self.core().check_fork()?;
         self.core().revoke(descriptor, None)
     }
 
