@@ -117,13 +117,14 @@ pub mod admin {
 pub mod backend {
     pub use gpu_api::{
         Access, AddressRange, Allocation, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr,
-        DeviceUuid, DriverError, EventHandle, EventKind, Export, ForkGuard, GpuBackend, GpuCopies,
-        GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory, GpuMemory, GpuPointers,
-        GpuPools, GpuRanges, GpuStore, GpuStreams, GpuWords, Holder, HostMemory, HostPtr,
-        KernelPages, Lent, MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, Piece, PointerInfo,
-        PoolUsage, RawEvent, RawMemory, RawPool, RawStream, Reclaim, Reclaimed, Region, RegionId,
-        RegionSource, Sharing, SourceUsage, Spot, StreamIdentity, StreamInfo, StreamOp, WordPtr,
-        explain, groups, thread,
+        DeviceUuid, DriverError, EventHandle, EventKind, Export, ForkGuard, GpuBackend,
+        GpuCaptures, GpuCopies, GpuDescriptors, GpuDevices, GpuEventHandles, GpuEvents, GpuHandles,
+        GpuHostFunctions, GpuHostMemory, GpuManaged, GpuMemory, GpuPeers, GpuPointers, GpuPools,
+        GpuRanges, GpuStore, GpuStreams, GpuWords, Group, Holder, HostMemory, HostPtr, KernelPages,
+        Lent, MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, Piece, PointerInfo, PoolUsage,
+        QUARANTINE, RawEvent, RawMemory, RawPool, RawStream, Reclaim, Reclaimed, Region, RegionId,
+        RegionSource, Sharing, SourceUsage, Spot, StreamIdentity, StreamInfo, StreamOp, WordOps,
+        WordPtr, explain, groups, refuse_capture, thread,
     };
 
     pub use crate::detect::{Backends, Detected, detect_only};

@@ -11,13 +11,13 @@ use driver::code::Code;
 use driver::device::attribute;
 use driver::{Backend, Descriptor, DmaBuf, Driver, Quirks, Scope, Vendor, Words};
 use gpu_api::{
-    AddressRange, BackendKind, Caps, DeviceId, DevicePtr, DeviceUuid, DriverError, Error,
-    ForkGuard, MemHandle, PointerInfo, RawStream, Result, StreamInfo, StreamOp,
+    AddressRange, BackendKind, DeviceId, DevicePtr, DeviceUuid, DriverError, Error, ForkGuard,
+    MemHandle, PointerInfo, RawStream, Result, StreamInfo, StreamOp, WordOps,
 };
 
 use crate::cuda::Cuda;
 use crate::sys::{self, MEMORY_GLOBAL, attribute as property};
-use crate::{call, error, pointer, start};
+use crate::{call, error, mps, pointer, start};
 
 /// NVIDIA's driver, loaded at run time.
 ///
@@ -68,6 +68,11 @@ impl Cuda {
     /// Says whether a device has a property.
     pub(crate) fn has(&self, ordinal: c_int, property: u32) -> bool {
         attribute(self, ordinal, property).is_some_and(|value| value != 0)
+    }
+
+    fn device_has(&self, device: DeviceId, property: u32) -> bool {
+        self.ordinal(device)
+            .is_ok_and(|ordinal| self.has(ordinal, property))
     }
 
     /// Returns the driver's number of a device that has virtual memory.
@@ -215,8 +220,44 @@ impl Vendor for Cuda {
         Ok(node.and_then(|node| u32::try_from(node).ok()))
     }
 
-    fn caps(&self, device: DeviceId) -> Result<Caps> {
-        self.device_caps(device)
+    fn shares_handles(&self, device: DeviceId) -> bool {
+        self.driver.calls.handle_get.function.is_some()
+            && self.device_has(device, property::UNIFIED_ADDRESSING)
+    }
+
+    fn shares_events(&self, device: DeviceId) -> bool {
+        let Ok(ordinal) = self.ordinal(device) else {
+            return false;
+        };
+        // Drivers before 12.0 cannot be asked; where addresses are unified they had interprocess
+        // events.
+        attribute(self, ordinal, property::IPC_EVENTS).map_or_else(
+            || self.has(ordinal, property::UNIFIED_ADDRESSING),
+            |value| value != 0,
+        )
+    }
+
+    fn maps_read_only(&self, device: DeviceId) -> bool {
+        self.virtual_memory(device).is_ok()
+    }
+
+    fn word_ops(&self, device: DeviceId) -> WordOps {
+        let has = self.own.cuStreamBatchMemOp.function.is_some()
+            && self.device_has(device, property::STREAM_MEMORY_OPERATIONS_64);
+        WordOps {
+            writes: has,
+            waits: has,
+        }
+    }
+
+    fn has_managed(&self, device: DeviceId) -> bool {
+        self.own.cuMemAllocManaged.function.is_some()
+            && self.device_has(device, property::CONCURRENT_MANAGED_ACCESS)
+    }
+
+    fn shared_context(&self, device: DeviceId) -> Result<bool> {
+        let told = attribute(self, self.ordinal(device)?, property::MPS);
+        Ok(told.is_some_and(|value| value != 0) || mps::daemon_answers())
     }
 
     fn descriptor(&self, device: DeviceId) -> Result<Option<Descriptor>> {
@@ -232,7 +273,14 @@ impl Vendor for Cuda {
     }
 
     fn require_pools(&self, device: DeviceId) -> Result<()> {
-        self.ordinal(device).map(drop)
+        let call = &self.driver.calls.pool_alloc;
+        if call.function.is_none() {
+            return Err(error::missing(call.name));
+        }
+        if self.has(self.ordinal(device)?, property::MEMORY_POOLS) {
+            return Ok(());
+        }
+        Err(self.unsupported("a pool of the driver's", device))
     }
 
     fn device_files(&self) -> &[&'static str] {
@@ -244,7 +292,7 @@ impl Vendor for Cuda {
     }
 
     fn quarantine(&self) -> Duration {
-        driver::device::SHOWN
+        gpu_api::QUARANTINE
     }
 
     fn open_way(&self, scope: &Scope<'_, Cuda>, peer: DeviceId) -> Result<(&'static str, Code)> {

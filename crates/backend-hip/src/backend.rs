@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use driver::calls::{Calls, Stream};
 use driver::code::Code;
-use driver::device::SHOWN;
 use driver::{Backend, Descriptor, DmaBuf, Driver, Quirks, Scope, Vendor, Words};
 use gpu_api::{
-    AddressRange, BackendKind, Caps, DeviceId, DevicePtr, DeviceUuid, DriverError, Error,
-    MemHandle, PointerInfo, RawStream, Result, StreamInfo, StreamOp,
+    AddressRange, BackendKind, DeviceId, DevicePtr, DeviceUuid, DriverError, Error, MemHandle,
+    PointerInfo, RawStream, Result, StreamInfo, StreamOp, WordOps,
 };
 
 use crate::handles::Handles;
@@ -245,8 +244,35 @@ impl Vendor for Hip {
         self.numa_node(device)
     }
 
-    fn caps(&self, device: DeviceId) -> Result<Caps> {
-        self.device_caps(device)
+    fn shares_handles(&self, _: DeviceId) -> bool {
+        let calls = &self.driver.calls;
+        calls.handle_get.function.is_some() && calls.handle_open.function.is_some()
+    }
+
+    fn shares_events(&self, _: DeviceId) -> bool {
+        self.proved(Step::Events) && self.driver.calls.event_handle_get.function.is_some()
+    }
+
+    fn maps_read_only(&self, device: DeviceId) -> bool {
+        self.proved(Step::ReadOnly)
+            && matches!(self.way_of_descriptors(device), Ok(Some(Descriptor::Vmm)))
+    }
+
+    fn word_ops(&self, _: DeviceId) -> WordOps {
+        let own = self.own();
+        let words = self.proved(Step::Words);
+        WordOps {
+            writes: words && own.hipStreamWriteValue64.function.is_some(),
+            waits: words && self.proved(Step::Waits) && own.hipStreamWaitValue64.function.is_some(),
+        }
+    }
+
+    fn has_managed(&self, _: DeviceId) -> bool {
+        false
+    }
+
+    fn shared_context(&self, device: DeviceId) -> Result<bool> {
+        self.ordinal(device).map(|_| false)
     }
 
     fn descriptor(&self, device: DeviceId) -> Result<Option<Descriptor>> {
@@ -276,7 +302,11 @@ impl Vendor for Hip {
     }
 
     fn quarantine(&self) -> Duration {
-        if self.signs.is_some() { SHOWN } else { UNSEEN }
+        if self.signs.is_some() {
+            gpu_api::QUARANTINE
+        } else {
+            UNSEEN
+        }
     }
 
     fn open_way(&self, scope: &Scope<'_, Hip>, peer: DeviceId) -> Result<(&'static str, Code)> {
@@ -286,10 +316,6 @@ impl Vendor for Hip {
             unsafe { function(ordinal, 0) }
         })?;
         Ok((symbol.name, code))
-    }
-
-    fn opens_events(&self) -> bool {
-        self.proved(Step::Events)
     }
 
     /// Runtimes before ROCm 7 know the legacy default stream as 0 only.

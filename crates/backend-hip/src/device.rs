@@ -4,9 +4,9 @@ use std::ffi::{c_char, c_int};
 
 use driver::calls::Uuid;
 use driver::code::SUCCESS;
-use driver::device::{attribute, granularity, text};
+use driver::device::{attribute, text};
 use driver::{Descriptor, Scope, Vendor};
-use gpu_api::{Caps, DeviceId, DeviceUuid, Error, Result};
+use gpu_api::{DeviceId, DeviceUuid, Error, Result};
 
 use crate::hip::Hip;
 use crate::proof::Step;
@@ -70,28 +70,6 @@ impl Hip {
             });
         }
         Ok(uuid)
-    }
-
-    /// Says what a device can do: what the runtime has, and of that what a probe proved.
-    pub(crate) fn device_caps(&self, device: DeviceId) -> Result<Caps> {
-        let (calls, own) = (&self.driver().calls, self.own());
-        let descriptor = self.way_of_descriptors(device)?;
-        Ok(Caps {
-            handle: calls.handle_get.function.is_some() && calls.handle_open.function.is_some(),
-            fd: descriptor.is_some(),
-            read_only: descriptor == Some(Descriptor::Vmm) && self.proved(Step::ReadOnly),
-            event_ipc: self.proved(Step::Events) && calls.event_handle_get.function.is_some(),
-            stream_writes: self.proved(Step::Words) && own.hipStreamWriteValue64.function.is_some(),
-            stream_waits: self.proved(Step::Words)
-                && self.proved(Step::Waits)
-                && own.hipStreamWaitValue64.function.is_some(),
-            // Its virtual memory is not known to hold on every runtime.
-            ranges: false,
-            pools: self.proved_pools().is_ok(),
-            managed: false,
-            shared_context: false,
-            granularity: granularity(self, device)?,
-        })
     }
 
     /// Says how file descriptors of a device's memory are made, if at all.

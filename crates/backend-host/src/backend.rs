@@ -11,8 +11,8 @@ use std::thread::{self, ThreadId};
 
 use gpu_api::groups::*;
 use gpu_api::{
-    BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DeviceUuid, KernelPages, MemoryInfo,
-    RawEvent, RawStream, Result, refuse_capture,
+    BackendKind, CaptureStatus, DeviceId, DeviceInfo, DeviceUuid, Error, Group,
+    KernelPages, MemoryInfo, QUARANTINE, RawEvent, RawStream, Result, refuse_capture,
 };
 
 use crate::config::HostConfig;
@@ -102,7 +102,7 @@ impl HostBackend {
         }))
     }
 
-    /// Sets what [`GpuStreams::capture_status`] says of a stream.
+    /// Sets what [`GpuCaptures::capture_status`] says of a stream.
     ///
     /// While it is not [`CaptureStatus::None`] nothing can be queued on the stream: a GPU would put
     /// it into a graph, and this library never wants that.
@@ -271,26 +271,21 @@ unsafe impl GpuDevices for HostBackend {
         })
     }
 
-    fn caps(&self, device: DeviceId) -> Result<Caps> {
-        self.check_device("caps", device)?;
-        Ok(Caps {
-            handle: true,
-            fd: true,
-            read_only: true,
-            event_ipc: true,
-            stream_writes: self.config.stream_writes,
-            stream_waits: self.config.stream_waits,
-            ranges: true,
-            pools: true,
-            managed: true,
-            shared_context: self.config.shared_context,
-            granularity: GRANULARITY,
-        })
+    fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
+        self.check_device("pci_address", device).map(|()| None)
     }
 
-    fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
-        self.check_device("enable_peer_access", device)?;
-        self.check_device("enable_peer_access", peer)
+    fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
+        self.check_device("host_numa_node", device).map(|()| None)
+    }
+
+    fn granularity(&self, device: DeviceId) -> Result<u64> {
+        self.check_device("granularity", device)?;
+        Ok(GRANULARITY)
+    }
+
+    fn shared_context(&self, _: DeviceId) -> Result<bool> {
+        Ok(self.config.shared_context)
     }
 
     fn device_files(&self) -> &[&'static str] {
@@ -303,6 +298,64 @@ unsafe impl GpuDevices for HostBackend {
             .iter()
             .map(|folder| folder.join(pid.to_string()))
             .collect()
+    }
+
+    fn quarantine(&self) -> Duration {
+        QUARANTINE
+    }
+}
+
+impl GpuBackend for HostBackend {
+    fn handles(&self, _: DeviceId) -> Option<&dyn GpuHandles> {
+        Some(self)
+    }
+
+    fn descriptors(&self, _: DeviceId) -> Option<&dyn GpuDescriptors> {
+        Some(self)
+    }
+
+    fn event_handles(&self, _: DeviceId) -> Option<&dyn GpuEventHandles> {
+        Some(self)
+    }
+
+    fn store(&self, _: DeviceId) -> Option<&dyn GpuStore> {
+        Some(self)
+    }
+
+    fn ranges(&self, _: DeviceId) -> Option<&dyn GpuRanges> {
+        Some(self)
+    }
+
+    fn pools(&self, _: DeviceId) -> Option<&dyn GpuPools> {
+        Some(self)
+    }
+
+    fn managed(&self, _: DeviceId) -> Option<&dyn GpuManaged> {
+        Some(self)
+    }
+
+    fn peers(&self, _: DeviceId) -> Option<&dyn GpuPeers> {
+        Some(self)
+    }
+
+    fn host_functions(&self, _: DeviceId) -> Option<&dyn GpuHostFunctions> {
+        Some(self)
+    }
+
+    fn captures(&self, _: DeviceId) -> Option<&dyn GpuCaptures> {
+        Some(self)
+    }
+
+    fn lacks(&self, group: Group, device: DeviceId) -> Error {
+        group.absent(BackendKind::Host, device)
+    }
+}
+
+// SAFETY: `GpuPeers`: all memory is the host's, which every device reaches.
+unsafe impl GpuPeers for HostBackend {
+    fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
+        self.check_device("enable_peer_access", device)?;
+        self.check_device("enable_peer_access", peer)
     }
 }
 

@@ -137,4 +137,8 @@ unsafe impl GpuDescriptors for HostBackend {
             .memories
             .import_several(device, files, len, access)
     }
+
+    fn maps_read_only(&self, _: DeviceId) -> Result<bool> {
+        Ok(true)
+    }
 }

@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use gpu_api::{
-    Allocation, DeviceId, DevicePtr, Error, GpuPools, PoolUsage, RawPool, RawStream, Result,
+    Allocation, DeviceId, DevicePtr, Error, GpuManaged, GpuPools, PoolUsage, RawPool, RawStream,
+    Result,
 };
 
 use crate::backend::HostBackend;
@@ -55,7 +56,10 @@ unsafe impl GpuPools for HostBackend {
         let tables = &mut *tables;
         tables.pools.trim(&mut tables.memories, pool, keep)
     }
+}
 
+// SAFETY: `GpuManaged`: as memory of a device, of which nothing is handed out twice.
+unsafe impl GpuManaged for HostBackend {
     fn alloc_managed(&self, device: DeviceId, len: u64) -> Result<Allocation> {
         self.check_device("alloc_managed", device)?;
         if len == 0 {

@@ -9,7 +9,8 @@ use gpu_api::contain;
 use gpu_api::groups::*;
 use gpu_api::{
     CaptureStatus, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostPtr, MAX_BATCH,
-    RawEvent, RawStream, Result, StreamIdentity, StreamInfo, StreamOp, WordPtr,
+    RawEvent, RawStream, Result, StreamIdentity, StreamInfo, StreamOp, WordOps, WordPtr,
+    refuse_capture,
 };
 
 use crate::backend::HostBackend;
@@ -59,26 +60,6 @@ unsafe impl GpuEvents for HostBackend {
         let waits = self.waits.clone();
         stream.push(move || waits.wait(|| event.is_complete(number)));
         Ok(())
-    }
-
-    unsafe fn event_handle(&self, event: RawEvent) -> Result<EventHandle> {
-        self.event("event_handle", event)?
-            .handle()
-            .unwrap_or_else(|| {
-                Err(Error::Unsupported {
-                    what: "the handle of a local event",
-                    why: "only interprocess events have one".into(),
-                    remedy: "create it with `EventKind::Interprocess`",
-                })
-            })
-    }
-
-    fn open_event(&self, device: DeviceId, handle: &EventHandle) -> Result<RawEvent> {
-        self.check_device("open_event", device)?;
-        let event = Arc::new(Event::open(device, handle)?);
-        let number = self.number();
-        self.tables().events.insert(number, event);
-        Ok(RawEvent(number))
     }
 
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
@@ -147,11 +128,10 @@ unsafe impl GpuStreams for HostBackend {
             context: 0,
         })
     }
+}
 
-    unsafe fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
-        Ok(self.stream("capture_status", stream)?.capture())
-    }
-
+// SAFETY: `GpuHostFunctions`: the stream's worker takes the function out of its queue and calls it.
+unsafe impl GpuHostFunctions for HostBackend {
     unsafe fn host_function(
         &self,
         stream: RawStream,
@@ -160,6 +140,61 @@ unsafe impl GpuStreams for HostBackend {
         self.queue("host_function", stream)?
             .push(|| contain(function));
         Ok(())
+    }
+}
+
+// SAFETY: `GpuCaptures`: the answer is what was set of the stream, and a batch asks first.
+unsafe impl GpuCaptures for HostBackend {
+    unsafe fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
+        Ok(self.stream("capture_status", stream)?.capture())
+    }
+
+    unsafe fn batch_uncaptured(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+        // SAFETY: `capture_status` asks for a live stream: our caller vouches for it.
+        refuse_capture(stream, unsafe { self.capture_status(stream) }?)?;
+        // SAFETY: `stream_batch` has our conditions.
+        unsafe { self.stream_batch(stream, ops) }
+    }
+
+    unsafe fn batch_behind(
+        &self,
+        stream: RawStream,
+        others: &[(RawEvent, RawStream)],
+        ops: &[StreamOp],
+    ) -> Result<()> {
+        for &(event, other) in others {
+            // SAFETY: `capture_status` asks for a live stream: our caller vouches for it.
+            refuse_capture(other, unsafe { self.capture_status(other) }?)?;
+            // SAFETY: `record_event` asks for both alive and of one device: as above.
+            unsafe { self.record_event(event, other) }?;
+            // SAFETY: `stream_wait_event` asks for both alive: as above.
+            unsafe { self.stream_wait_event(stream, event) }?;
+        }
+        // SAFETY: `stream_batch` has our conditions.
+        unsafe { self.stream_batch(stream, ops) }
+    }
+}
+
+// SAFETY: `GpuEventHandles`: a handle names the event's file by inode, which is compared.
+unsafe impl GpuEventHandles for HostBackend {
+    unsafe fn event_handle(&self, event: RawEvent) -> Result<EventHandle> {
+        self.event("event_handle", event)?
+            .handle()
+            .unwrap_or_else(|| {
+                Err(Error::Unsupported {
+                    what: "the handle of a local event",
+                    why: "only interprocess events have one".into(),
+                    remedy: "create it with `EventKind::Interprocess`",
+                })
+            })
+    }
+
+    fn open_event(&self, device: DeviceId, handle: &EventHandle) -> Result<RawEvent> {
+        self.check_device("open_event", device)?;
+        let event = Arc::new(Event::open(device, handle)?);
+        let number = self.number();
+        self.tables().events.insert(number, event);
+        Ok(RawEvent(number))
     }
 }
 
@@ -216,6 +251,13 @@ unsafe impl GpuCopies for HostBackend {
 
 // SAFETY: `GpuWords`: words are written by the stream's worker, in the order of its queue.
 unsafe impl GpuWords for HostBackend {
+    fn word_ops(&self, _: DeviceId) -> Result<WordOps> {
+        Ok(WordOps {
+            writes: self.config.stream_writes,
+            waits: self.config.stream_waits,
+        })
+    }
+
     unsafe fn register_words(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
         if !start.0.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) || len == 0 {
             let got = format!("{len} bytes at {start:?}");

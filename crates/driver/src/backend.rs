@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use gpu_api::{DevicePtr, Result};
+use gpu_api::{Caps, DeviceId, DevicePtr, Result};
 
 use crate::memory_table::{Entry, Way};
 use crate::vendor::Vendor;
@@ -27,6 +27,15 @@ impl<V: Vendor> Backend<V> {
     /// Takes a driver that runs.
     pub fn new(vendor: V) -> Backend<V> {
         Backend(vendor)
+    }
+
+    /// Says what a device can do.
+    ///
+    /// # Errors
+    ///
+    /// As [`Caps::of`].
+    pub fn caps(&self, device: DeviceId) -> Result<Caps> {
+        Caps::of(self, device)
     }
 
     /// Takes memory out of the table before the driver is called: it may hand the same address out

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, GpuDevices, MemoryInfo, Result};
+use gpu_api::{BackendKind, DeviceId, DeviceInfo, GpuDevices, MemoryInfo, Result};
 
 use crate::backend::Backend;
 use crate::calls::AllocationProperties;
@@ -13,10 +13,6 @@ use crate::vendor::{Descriptor, Vendor};
 
 /// What memory is rounded up to where it is not virtual: the page size of large device mappings.
 pub const LARGE_PAGE: u64 = 2 << 20;
-
-/// The quarantine where nothing longer is known: ten times the longest that GPU work of a dead
-/// process was measured to go on, on CUDA (H200).
-pub const SHOWN: Duration = Duration::from_millis(100);
 
 // SAFETY: the condition of `GpuDevices`: what is promised is what the vendor's driver says of the
 // device.
@@ -67,12 +63,12 @@ unsafe impl<V: Vendor> GpuDevices for Backend<V> {
         })
     }
 
-    fn caps(&self, device: DeviceId) -> Result<Caps> {
-        Vendor::caps(&**self, device)
+    fn granularity(&self, device: DeviceId) -> Result<u64> {
+        granularity(&**self, device)
     }
 
-    fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
-        self.enable_peer(device, peer)
+    fn shared_context(&self, device: DeviceId) -> Result<bool> {
+        Vendor::shared_context(&**self, device)
     }
 
     fn device_files(&self) -> &[&'static str] {
@@ -85,12 +81,6 @@ unsafe impl<V: Vendor> GpuDevices for Backend<V> {
 
     fn quarantine(&self) -> Duration {
         Vendor::quarantine(&**self)
-    }
-}
-
-impl<V: Vendor> Backend<V> {
-    pub(crate) fn granularity(&self, device: DeviceId) -> Result<u64> {
-        granularity(&**self, device)
     }
 }
 

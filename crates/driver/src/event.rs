@@ -2,7 +2,9 @@
 
 use std::ptr;
 
-use gpu_api::{DeviceId, EventHandle, EventKind, GpuEvents, RawEvent, RawStream, Result};
+use gpu_api::{
+    DeviceId, EventHandle, EventKind, GpuEventHandles, GpuEvents, RawEvent, RawStream, Result,
+};
 
 use crate::backend::Backend;
 use crate::calls::{EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, Event, Handle};
@@ -20,7 +22,7 @@ unsafe impl<V: Vendor> GpuEvents for Backend<V> {
     fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent> {
         let flags = match kind {
             EventKind::Local => EVENT_DISABLE_TIMING,
-            EventKind::Interprocess if Vendor::caps(&**self, device)?.event_ipc => {
+            EventKind::Interprocess if self.shares_events(device) => {
                 EVENT_DISABLE_TIMING | EVENT_INTERPROCESS
             }
             EventKind::Interprocess => {
@@ -66,36 +68,6 @@ unsafe impl<V: Vendor> GpuEvents for Backend<V> {
         unsafe { self.await_within(&scope, stream, raw) }
     }
 
-    unsafe fn event_handle(&self, raw: RawEvent) -> Result<EventHandle> {
-        let scope = self.on_event(raw)?;
-        let mut handle = Handle::new([0; 64]);
-        scope.call(&self.driver().calls.event_handle_get, |function| {
-            // SAFETY: `event_handle_get` writes 64 bytes: `handle` has as many. Our caller
-            // vouches for the event.
-            unsafe { function(&raw mut handle, event(raw)) }
-        })?;
-        Ok(EventHandle(handle.bytes()))
-    }
-
-    fn open_event(&self, device: DeviceId, handle: &EventHandle) -> Result<RawEvent> {
-        if !self.opens_events() {
-            return Err(Vendor::unsupported(
-                &**self,
-                "opening an interprocess event",
-                device,
-            ));
-        }
-        let scope = self.on_device(device)?;
-        let handle = Handle::new(handle.0);
-        let mut opened = ptr::null_mut();
-        scope.call(&self.driver().calls.event_handle_open, |function| {
-            // SAFETY: `event_handle_open` writes one pointer: `opened` is one. It checks the
-            // handle's bytes.
-            unsafe { function(&raw mut opened, handle) }
-        })?;
-        Ok(self.event_made(opened, device))
-    }
-
     unsafe fn destroy_event(&self, raw: RawEvent) -> Result<()> {
         let scope = self.on_event(raw)?;
         let device = self.driver().events.remove(raw.0);
@@ -109,6 +81,36 @@ unsafe impl<V: Vendor> GpuEvents for Backend<V> {
             self.driver().events.insert(raw.0, device);
         }
         result
+    }
+}
+
+// SAFETY: the condition of `GpuEventHandles`: a handle is what the driver gave of the event.
+unsafe impl<V: Vendor> GpuEventHandles for Backend<V> {
+    unsafe fn event_handle(&self, raw: RawEvent) -> Result<EventHandle> {
+        let scope = self.on_event(raw)?;
+        let mut handle = Handle::new([0; 64]);
+        scope.call(&self.driver().calls.event_handle_get, |function| {
+            // SAFETY: `event_handle_get` writes 64 bytes: `handle` has as many. Our caller
+            // vouches for the event.
+            unsafe { function(&raw mut handle, event(raw)) }
+        })?;
+        Ok(EventHandle(handle.bytes()))
+    }
+
+    fn open_event(&self, device: DeviceId, handle: &EventHandle) -> Result<RawEvent> {
+        if !self.shares_events(device) {
+            let what = "opening an interprocess event";
+            return Err(self.unsupported(what, device));
+        }
+        let scope = self.on_device(device)?;
+        let handle = Handle::new(handle.0);
+        let mut opened = ptr::null_mut();
+        scope.call(&self.driver().calls.event_handle_open, |function| {
+            // SAFETY: `event_handle_open` writes one pointer: `opened` is one. It checks the
+            // handle's bytes.
+            unsafe { function(&raw mut opened, handle) }
+        })?;
+        Ok(self.event_made(opened, device))
     }
 }
 

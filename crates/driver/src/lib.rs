@@ -15,7 +15,7 @@
 //!    backend.
 //! 4. A trait each: `device`, `peer`; `stream`, `event`, `word`, `copy`, [`pass`]; `host`;
 //!    [`plain`], `vmm` with [`physical`] and `mapping`, `alloc`; `pool_calls`; `range`;
-//!    [`pointer`]. [`queued`] is a function on its way through a driver's queue, `checks` refuses
+//!    [`pointer`]; `groups`: which of them a device has. [`queued`] is a function on its way through a driver's queue, `checks` refuses
 //!    arguments before a driver sees them.
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -30,6 +30,7 @@ mod device_table;
 pub mod driver;
 mod event;
 pub mod given;
+mod groups;
 mod host;
 pub mod host_memory;
 mod mapping;

@@ -13,7 +13,7 @@
 use std::thread;
 use std::time::Duration;
 
-use gpu_api::{CaptureStatus, DeviceId, EventKind, GpuEvents, GpuStreams, RawEvent, RawStream};
+use gpu_api::{CaptureStatus, DeviceId, EventKind, GpuCaptures, GpuEvents, RawEvent, RawStream};
 
 use crate::backend::Backend;
 use crate::vendor::Vendor;

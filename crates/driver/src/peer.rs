@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use gpu_api::{DeviceId, Error, Result};
+use gpu_api::{DeviceId, Error, GpuPeers, Result};
 
 use crate::backend::Backend;
 use crate::code::{PEER_ACCESS_ALREADY_ENABLED, SUCCESS};
@@ -23,10 +23,10 @@ fn unreached(what: &'static str) -> Error {
     }
 }
 
-impl<V: Vendor> Backend<V> {
-    /// Lets `device` reach memory of `peer`: plain memory at once, virtual memory mapping by
-    /// mapping.
-    pub(crate) fn enable_peer(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
+// SAFETY: the condition of `GpuPeers`: plain memory is reached at once, virtual memory mapping by
+// mapping, and what is reached in neither way is refused.
+unsafe impl<V: Vendor> GpuPeers for Backend<V> {
+    fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
         let (ordinal, peer_ordinal) = (self.ordinal(device)?, self.ordinal(peer)?);
         if device == peer {
             return Ok(());

@@ -1,7 +1,8 @@
 //! Plain memory (`cuMemAlloc`, `hipMalloc`): shared by a 64-byte handle, always read-write.
 
 use gpu_api::{
-    AddressRange, Allocation, DeviceId, DevicePtr, GpuHandles, MemHandle, Result, round_up,
+    AddressRange, Allocation, DeviceId, DevicePtr, GpuDevices, GpuHandles, MemHandle, Result,
+    round_up,
 };
 
 use crate::backend::Backend;

@@ -7,8 +7,8 @@ use std::ptr;
 use crate::memory_table::Way;
 use crate::pool::{self, PoolCalls, PoolProperties};
 use gpu_api::{
-    Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuPools, GpuStreams, PoolUsage,
-    RawPool, RawStream, Result, refuse_capture, round_up,
+    Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuCaptures, GpuDevices, GpuManaged,
+    GpuPools, PoolUsage, RawPool, RawStream, Result, refuse_capture, round_up,
 };
 
 use crate::backend::Backend;
@@ -105,7 +105,10 @@ unsafe impl<V: Vendor> GpuPools for Backend<V> {
             unsafe { function(handle(raw), usize::try_from(keep).unwrap_or(usize::MAX)) }
         })
     }
+}
 
+// SAFETY: the condition of `GpuManaged`: the driver gives memory that nothing else has.
+unsafe impl<V: Vendor> GpuManaged for Backend<V> {
     fn alloc_managed(&self, device: DeviceId, len: u64) -> Result<Allocation> {
         let size = round_up(len, self.granularity(device)?)? as u64;
         let base = Vendor::alloc_managed(&**self, device, size)?;

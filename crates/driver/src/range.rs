@@ -5,8 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use crate::memory_table::Way;
 use crate::peer_table::reaching;
 use gpu_api::{
-    Access, AddressRange, DeviceId, DevicePtr, Error, GpuRanges, GpuStore, RawMemory, Result,
-    round_up,
+    Access, AddressRange, DeviceId, DevicePtr, Error, GpuDevices, GpuRanges, GpuStore, RawMemory,
+    Result, round_up,
 };
 
 use crate::backend::Backend;

@@ -7,10 +7,14 @@
 use std::ptr;
 
 use crate::queued::{self, QueuedFunction};
-use gpu_api::{CaptureStatus, DeviceId, Error, GpuStreams, RawStream, Result, StreamInfo};
+use gpu_api::{
+    CaptureStatus, DeviceId, Error, GpuCaptures, GpuHostFunctions, GpuStreams, RawEvent, RawStream,
+    Result, StreamInfo, StreamOp,
+};
 
 use crate::backend::Backend;
 use crate::calls::STREAM_NON_BLOCKING;
+use crate::checks;
 use crate::code::{NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
 use crate::vendor::{Scope, Vendor};
 
@@ -78,13 +82,11 @@ unsafe impl<V: Vendor> GpuStreams for Backend<V> {
         // SAFETY: `Vendor::stream_info` has our condition.
         unsafe { Vendor::stream_info(&**self, raw) }
     }
+}
 
-    unsafe fn capture_status(&self, raw: RawStream) -> Result<CaptureStatus> {
-        let scope = self.asking_stream(raw)?;
-        // SAFETY: `status_within` has our condition.
-        unsafe { self.status_within(&scope, raw) }
-    }
-
+// SAFETY: the condition of `GpuHostFunctions`: the driver calls what it was given, once, in the
+// stream's order.
+unsafe impl<V: Vendor> GpuHostFunctions for Backend<V> {
     unsafe fn host_function(
         &self,
         raw: RawStream,
@@ -117,6 +119,43 @@ unsafe impl<V: Vendor> GpuStreams for Backend<V> {
             ours.take_back();
         }
         result
+    }
+}
+
+// SAFETY: the condition of `GpuCaptures`: the answer is the driver's, asked in the scope of the
+// batch.
+unsafe impl<V: Vendor> GpuCaptures for Backend<V> {
+    unsafe fn capture_status(&self, raw: RawStream) -> Result<CaptureStatus> {
+        let scope = self.asking_stream(raw)?;
+        // SAFETY: `status_within` has our condition.
+        unsafe { self.status_within(&scope, raw) }
+    }
+
+    unsafe fn batch_uncaptured(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+        // SAFETY: `words_batch` has our conditions.
+        unsafe { self.words_batch(stream, ops, true) }
+    }
+
+    unsafe fn batch_behind(
+        &self,
+        stream: RawStream,
+        others: &[(RawEvent, RawStream)],
+        ops: &[StreamOp],
+    ) -> Result<()> {
+        checks::batch(ops)?;
+        let scope = self.on_device(stream.device)?;
+        for &(event, other) in others {
+            // SAFETY: `status_within` asks for a stream that is alive, and for its scope: our
+            // caller vouches for both.
+            gpu_api::refuse_capture(other, unsafe { self.status_within(&scope, other) }?)?;
+            // SAFETY: `record_within` asks for both alive and of the scope's context: our caller
+            // vouches for it.
+            unsafe { self.record_within(&scope, event, other) }?;
+            // SAFETY: `await_within` asks for both alive, and for the stream's scope: as above.
+            unsafe { self.await_within(&scope, stream, event) }?;
+        }
+        // SAFETY: `queue_words` has our conditions, and the scope is the stream's.
+        unsafe { self.queue_words(&scope, stream, ops) }
     }
 }
 

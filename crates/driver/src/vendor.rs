@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gpu_api::{
-    AddressRange, BackendKind, Caps, DeviceId, DevicePtr, DeviceUuid, DriverError, Error,
-    MemHandle, PointerInfo, RawStream, Result, StreamInfo, StreamOp,
+    AddressRange, BackendKind, DeviceId, DevicePtr, DeviceUuid, DriverError, Error, MemHandle,
+    PointerInfo, RawStream, Result, StreamInfo, StreamOp, WordOps,
 };
 
 use crate::calls::{CAPTURE_RELAXED, MemoryHandle, Stream, Symbol};
@@ -223,12 +223,28 @@ pub trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
     /// The driver's.
     fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>>;
 
-    /// Says what a device can do.
+    /// Says whether memory of a device is shared by handle.
+    fn shares_handles(&self, device: DeviceId) -> bool;
+
+    /// Says whether another process can open a device's events.
+    fn shares_events(&self, device: DeviceId) -> bool;
+
+    /// Says whether an imported descriptor can be mapped read-only.
+    fn maps_read_only(&self, device: DeviceId) -> bool;
+
+    /// Says what streams of a device do with words.
+    fn word_ops(&self, device: DeviceId) -> WordOps;
+
+    /// Says whether a device has managed memory that the host may touch beside its kernels: where it
+    /// may not, such an access ends the process.
+    fn has_managed(&self, device: DeviceId) -> bool;
+
+    /// Says whether the driver shares a device between processes in one context.
     ///
     /// # Errors
     ///
-    /// The driver's.
-    fn caps(&self, device: DeviceId) -> Result<Caps>;
+    /// [`Error::Invalid`] for a device that is none.
+    fn shared_context(&self, device: DeviceId) -> Result<bool>;
 
     /// Says how file descriptors of a device's memory are made, if at all.
     ///
@@ -266,11 +282,6 @@ pub trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
     ///
     /// [`Error::Unsupported`] where something on the device would not be reached.
     fn open_way(&self, scope: &Scope<'_, Self>, peer: DeviceId) -> Result<(&'static str, Code)>;
-
-    /// Says whether another process' events may be opened.
-    fn opens_events(&self) -> bool {
-        true
-    }
 
     /// Turns a stream's handle into what the driver takes.
     fn stream(raw: RawStream) -> Stream;

@@ -10,7 +10,9 @@
 use std::iter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use gpu_api::{Access, Allocation, DeviceId, DevicePtr, Error, GpuDescriptors, Result, round_up};
+use gpu_api::{
+    Access, Allocation, DeviceId, DevicePtr, Error, GpuDescriptors, GpuDevices, Result, round_up,
+};
 
 use crate::alloc::DESCRIPTORS;
 use crate::backend::Backend;
@@ -89,6 +91,10 @@ unsafe impl<V: Vendor> GpuDescriptors for Backend<V> {
             });
         }
         self.import_pieces(device, fds, piece, access)
+    }
+
+    fn maps_read_only(&self, device: DeviceId) -> Result<bool> {
+        Ok(Vendor::maps_read_only(&**self, device))
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use crate::checks;
-use gpu_api::{DeviceId, GpuWords, HostPtr, RawEvent, RawStream, Result, StreamOp, WordPtr};
+use gpu_api::{DeviceId, GpuWords, HostPtr, RawStream, Result, StreamOp, WordOps, WordPtr};
 
 use crate::backend::Backend;
 use crate::host;
@@ -13,6 +13,10 @@ use crate::vendor::Vendor;
 // SAFETY: the condition of `GpuWords`: writes have the barrier that the manual describes as the
 // default: after all work before them.
 unsafe impl<V: Vendor> GpuWords for Backend<V> {
+    fn word_ops(&self, device: DeviceId) -> Result<WordOps> {
+        Ok(Vendor::word_ops(&**self, device))
+    }
+
     unsafe fn register_words(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
         checks::whole_pages(start, len)?;
         let scope = self.anywhere()?;
@@ -53,33 +57,6 @@ unsafe impl<V: Vendor> GpuWords for Backend<V> {
     unsafe fn stream_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
         // SAFETY: `words_batch` has our conditions.
         unsafe { self.words_batch(stream, ops, false) }
-    }
-
-    unsafe fn batch_uncaptured(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
-        // SAFETY: `words_batch` has our conditions.
-        unsafe { self.words_batch(stream, ops, true) }
-    }
-
-    unsafe fn batch_behind(
-        &self,
-        stream: RawStream,
-        others: &[(RawEvent, RawStream)],
-        ops: &[StreamOp],
-    ) -> Result<()> {
-        checks::batch(ops)?;
-        let scope = self.on_device(stream.device)?;
-        for &(event, other) in others {
-            // SAFETY: `status_within` asks for a stream that is alive, and for its scope: our
-            // caller vouches for both.
-            gpu_api::refuse_capture(other, unsafe { self.status_within(&scope, other) }?)?;
-            // SAFETY: `record_within` asks for both alive and of the scope's context: our caller
-            // vouches for it.
-            unsafe { self.record_within(&scope, event, other) }?;
-            // SAFETY: `await_within` asks for both alive, and for the stream's scope: as above.
-            unsafe { self.await_within(&scope, stream, event) }?;
-        }
-        // SAFETY: `queue_words` has our conditions, and the scope is the stream's.
-        unsafe { self.queue_words(&scope, stream, ops) }
     }
 }
 

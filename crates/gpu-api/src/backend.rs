@@ -3,6 +3,7 @@
 mod devices;
 mod events;
 mod memory;
+mod optional;
 mod sharing;
 mod streams;
 mod words;
@@ -10,12 +11,13 @@ mod words;
 use std::fmt;
 use std::sync::Arc;
 
-pub use devices::GpuDevices;
+pub use devices::{GpuDevices, QUARANTINE};
 pub use events::GpuEvents;
 pub use memory::{GpuHostMemory, GpuMemory, GpuPointers};
+pub use optional::{GpuCaptures, GpuEventHandles, GpuHostFunctions, GpuManaged, GpuPeers, Group};
 pub use sharing::{GpuDescriptors, GpuHandles};
 pub use streams::{GpuCopies, GpuStreams, StreamInfo, refuse_capture};
-pub use words::GpuWords;
+pub use words::{GpuWords, WordOps};
 
 #[cfg(doc)]
 use crate::RawStream;
@@ -70,48 +72,56 @@ use crate::{
 ///
 /// # Groups
 ///
-/// Each group is an `unsafe` trait of its own, which says what safe code relies on. A type with all
-/// of them is a backend.
+/// Each group is an `unsafe` trait of its own, which says what safe code relies on. What every device
+/// must have is a supertrait. What a device may lack has an accessor, which gives `None` where the
+/// device lacks it; [`Caps`] is derived from the accessors, so it cannot disagree with them.
+/// `docs/BACKENDS.md` has the order in which to write one.
 pub trait GpuBackend:
     GpuDevices
     + GpuMemory
     + GpuPointers
     + GpuHostMemory
-    + GpuHandles
-    + GpuDescriptors
     + GpuEvents
     + GpuStreams
     + GpuCopies
     + GpuWords
-    + GpuStore
-    + GpuRanges
-    + GpuPools
     + fmt::Debug
     + Send
     + Sync
     + 'static
 {
-}
+    /// Returns the calls that share memory of a device by handle.
+    fn handles(&self, device: DeviceId) -> Option<&dyn GpuHandles>;
 
-impl<B> GpuBackend for B where
-    B: GpuDevices
-        + GpuMemory
-        + GpuPointers
-        + GpuHostMemory
-        + GpuHandles
-        + GpuDescriptors
-        + GpuEvents
-        + GpuStreams
-        + GpuCopies
-        + GpuWords
-        + GpuStore
-        + GpuRanges
-        + GpuPools
-        + fmt::Debug
-        + Send
-        + Sync
-        + 'static
-{
+    /// Returns the calls that share memory of a device by file descriptor.
+    fn descriptors(&self, device: DeviceId) -> Option<&dyn GpuDescriptors>;
+
+    /// Returns the calls that share events of a device.
+    fn event_handles(&self, device: DeviceId) -> Option<&dyn GpuEventHandles>;
+
+    /// Returns the calls about a device's physical memory.
+    fn store(&self, device: DeviceId) -> Option<&dyn GpuStore>;
+
+    /// Returns the calls that map a device's physical memory where the caller says.
+    fn ranges(&self, device: DeviceId) -> Option<&dyn GpuRanges>;
+
+    /// Returns the calls about the driver's pools on a device.
+    fn pools(&self, device: DeviceId) -> Option<&dyn GpuPools>;
+
+    /// Returns the calls for managed memory that a device and the host may touch at once.
+    fn managed(&self, device: DeviceId) -> Option<&dyn GpuManaged>;
+
+    /// Returns the calls that open ways to a device's peers.
+    fn peers(&self, device: DeviceId) -> Option<&dyn GpuPeers>;
+
+    /// Returns the calls that queue functions on streams of a device.
+    fn host_functions(&self, device: DeviceId) -> Option<&dyn GpuHostFunctions>;
+
+    /// Returns the calls about captures; `None` where no stream of a device can be captured.
+    fn captures(&self, device: DeviceId) -> Option<&dyn GpuCaptures>;
+
+    /// Says why a device lacks a group, and what to do.
+    fn lacks(&self, group: Group, device: DeviceId) -> Error;
 }
 
 // Object-safe on purpose: one process may hold several vendors at once.
@@ -177,7 +187,7 @@ impl Gpu {
     pub fn new(backend: Arc<dyn GpuBackend>, device: DeviceId) -> Result<Gpu> {
         let fork = ForkGuard::new()?;
         let info = Arc::new(backend.device_info(device)?);
-        let caps = backend.caps(device)?;
+        let caps = Caps::of(&*backend, device)?;
         let key = Arc::as_ptr(&backend).cast::<()>().addr();
         Ok(Gpu {
             backend: Arc::new(Guarded { backend, fork }),

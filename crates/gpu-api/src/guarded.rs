@@ -8,14 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{
-    GpuBackend, GpuCopies, GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory,
-    GpuMemory, GpuPointers, GpuStreams, GpuWords, StreamInfo,
+    GpuBackend, GpuCaptures, GpuCopies, GpuDescriptors, GpuDevices, GpuEventHandles, GpuEvents,
+    GpuHandles, GpuHostFunctions, GpuHostMemory, GpuManaged, GpuMemory, GpuPeers, GpuPointers,
+    GpuStreams, GpuWords, Group, StreamInfo, WordOps,
 };
 use crate::{
-    Access, AddressRange, Allocation, BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo,
-    DevicePtr, Error, EventHandle, EventKind, ForkGuard, GpuPools, GpuRanges, GpuStore, HostMemory,
-    HostPtr, MemHandle, MemoryInfo, PointerInfo, PoolUsage, RawEvent, RawMemory, RawPool,
-    RawStream, Result, Sharing, StreamOp, WordPtr,
+    Access, AddressRange, Allocation, BackendKind, CaptureStatus, DeviceId, DeviceInfo, DevicePtr,
+    Error, EventHandle, EventKind, ForkGuard, GpuPools, GpuRanges, GpuStore, HostMemory, HostPtr,
+    MemHandle, MemoryInfo, PointerInfo, PoolUsage, RawEvent, RawMemory, RawPool, RawStream, Result,
+    Sharing, StreamOp, WordPtr,
 };
 
 /// Passes calls on to a backend, in the process that made this alone.
@@ -62,7 +63,6 @@ pass_on! { GpuDevices:
         fn device_files() -> &[&'static str];
         fn signs_of_life(pid: u32) -> Vec<PathBuf>;
         fn quarantine() -> Duration;
-        fn unsupported(what: &'static str) -> Error;
     }
     safe {
         fn device_count() -> u32;
@@ -70,8 +70,8 @@ pass_on! { GpuDevices:
         fn pci_address(device: DeviceId) -> Option<String>;
         fn host_numa_node(device: DeviceId) -> Option<u32>;
         fn memory_info(device: DeviceId) -> MemoryInfo;
-        fn caps(device: DeviceId) -> Caps;
-        fn enable_peer_access(device: DeviceId, peer: DeviceId) -> ();
+        fn granularity(device: DeviceId) -> u64;
+        fn shared_context(device: DeviceId) -> bool;
     }
 }
 
@@ -118,19 +118,18 @@ pass_on! { GpuDescriptors:
             len: u64,
             access: Access
         ) -> DevicePtr;
+        fn maps_read_only(device: DeviceId) -> bool;
     }
 }
 
 pass_on! { GpuEvents:
     safe {
         fn create_event(device: DeviceId, kind: EventKind) -> RawEvent;
-        fn open_event(device: DeviceId, handle: &EventHandle) -> RawEvent;
     }
     unsafe {
         fn record_event(event: RawEvent, stream: RawStream) -> ();
         fn query_event(event: RawEvent) -> bool;
         fn stream_wait_event(stream: RawStream, event: RawEvent) -> ();
-        fn event_handle(event: RawEvent) -> EventHandle;
         fn destroy_event(event: RawEvent) -> ();
     }
 }
@@ -144,8 +143,6 @@ pass_on! { GpuStreams:
         fn query_stream(stream: RawStream) -> bool;
         fn synchronize_stream(stream: RawStream) -> ();
         fn stream_info(stream: RawStream) -> StreamInfo;
-        fn capture_status(stream: RawStream) -> CaptureStatus;
-        fn host_function(stream: RawStream, function: Box<dyn FnOnce() + Send>) -> ();
     }
 }
 
@@ -159,16 +156,13 @@ pass_on! { GpuCopies:
 }
 
 pass_on! { GpuWords:
+    safe {
+        fn word_ops(device: DeviceId) -> WordOps;
+    }
     unsafe {
         fn register_words(start: HostPtr, len: usize) -> WordPtr;
         fn unregister_words(start: HostPtr) -> ();
         fn stream_batch(stream: RawStream, ops: &[StreamOp]) -> ();
-        fn batch_uncaptured(stream: RawStream, ops: &[StreamOp]) -> ();
-        fn batch_behind(
-            stream: RawStream,
-            others: &[(RawEvent, RawStream)],
-            ops: &[StreamOp]
-        ) -> ();
     }
 }
 
@@ -197,7 +191,6 @@ pass_on! { GpuRanges:
 pass_on! { GpuPools:
     safe {
         fn create_pool(device: DeviceId, keep: u64) -> RawPool;
-        fn alloc_managed(device: DeviceId, len: u64) -> Allocation;
     }
     unsafe {
         fn destroy_pool(pool: RawPool) -> ();
@@ -206,4 +199,74 @@ pass_on! { GpuPools:
         fn pool_usage(pool: RawPool) -> PoolUsage;
         fn trim_pool(pool: RawPool, keep: u64) -> ();
     }
+}
+
+pass_on! { GpuEventHandles:
+    safe {
+        fn open_event(device: DeviceId, handle: &EventHandle) -> RawEvent;
+    }
+    unsafe {
+        fn event_handle(event: RawEvent) -> EventHandle;
+    }
+}
+
+pass_on! { GpuManaged:
+    safe {
+        fn alloc_managed(device: DeviceId, len: u64) -> Allocation;
+    }
+}
+
+pass_on! { GpuPeers:
+    safe {
+        fn enable_peer_access(device: DeviceId, peer: DeviceId) -> ();
+    }
+}
+
+pass_on! { GpuHostFunctions:
+    unsafe {
+        fn host_function(stream: RawStream, function: Box<dyn FnOnce() + Send>) -> ();
+    }
+}
+
+pass_on! { GpuCaptures:
+    unsafe {
+        fn capture_status(stream: RawStream) -> CaptureStatus;
+        fn batch_uncaptured(stream: RawStream, ops: &[StreamOp]) -> ();
+        fn batch_behind(
+            stream: RawStream,
+            others: &[(RawEvent, RawStream)],
+            ops: &[StreamOp]
+        ) -> ();
+    }
+}
+
+/// Gives what the backend has. A forked child asks the backend nothing: it is given every group,
+/// whose calls refuse it.
+macro_rules! groups {
+    ($($name:ident: $group:ident;)*) => {
+        impl GpuBackend for Guarded {
+            $(fn $name(&self, device: DeviceId) -> Option<&dyn $group> {
+                let has = self.fork.is_child() || self.backend.$name(device).is_some();
+                has.then_some(self)
+            })*
+
+            fn lacks(&self, group: Group, device: DeviceId) -> Error {
+                let refused = self.fork.check(DEVICE);
+                refused.map_or_else(|error| error, |()| self.backend.lacks(group, device))
+            }
+        }
+    };
+}
+
+groups! {
+    handles: GpuHandles;
+    descriptors: GpuDescriptors;
+    event_handles: GpuEventHandles;
+    store: GpuStore;
+    ranges: GpuRanges;
+    pools: GpuPools;
+    managed: GpuManaged;
+    peers: GpuPeers;
+    host_functions: GpuHostFunctions;
+    captures: GpuCaptures;
 }

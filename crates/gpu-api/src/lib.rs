@@ -59,14 +59,16 @@ pub mod stream;
 pub mod thread;
 
 pub use backend::{
-    Gpu, GpuBackend, GpuCopies, GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory,
-    GpuMemory, GpuPointers, GpuStreams, GpuWords, StreamInfo, refuse_capture,
+    Gpu, GpuBackend, GpuCaptures, GpuCopies, GpuDescriptors, GpuDevices, GpuEventHandles,
+    GpuEvents, GpuHandles, GpuHostFunctions, GpuHostMemory, GpuManaged, GpuMemory, GpuPeers,
+    GpuPointers, GpuStreams, GpuWords, Group, QUARANTINE, StreamInfo, WordOps, refuse_capture,
 };
 /// The traits of a backend, to call the methods of a backend's own type.
 pub mod groups {
     pub use crate::{
-        GpuBackend, GpuCopies, GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory,
-        GpuMemory, GpuPointers, GpuPools, GpuRanges, GpuStore, GpuStreams, GpuWords,
+        GpuBackend, GpuCaptures, GpuCopies, GpuDescriptors, GpuDevices, GpuEventHandles, GpuEvents,
+        GpuHandles, GpuHostFunctions, GpuHostMemory, GpuManaged, GpuMemory, GpuPeers, GpuPointers,
+        GpuPools, GpuRanges, GpuStore, GpuStreams, GpuWords,
     };
 }
 pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};

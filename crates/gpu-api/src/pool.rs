@@ -1,13 +1,14 @@
-//! The driver's own pools, whose memory comes and goes in a stream's order, and managed memory.
+//! The driver's own pools, whose memory comes and goes in a stream's order.
 //!
 //! ```text
 //! create_pool ─► pool_alloc on a stream ─► work on that stream ─► pool_free on a stream ─► destroy_pool
 //! ```
 //!
-//! Neither kind of memory has a handle or a descriptor, so neither can be shared with another
-//! process.
+//! Such memory has no handle and no descriptor, so it cannot be shared with another process.
 
-use crate::{Allocation, DeviceId, DevicePtr, Error, RawStream, Result};
+#[cfg(doc)]
+use crate::Error;
+use crate::{Allocation, DeviceId, DevicePtr, RawStream, Result};
 
 /// A pool of the driver's (`CUmemoryPool`, `hipMemPool_t`), of this process only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -29,27 +30,18 @@ pub struct PoolUsage {
     pub used: u64,
 }
 
-/// Pools of the driver's, and managed memory.
-///
-/// # Errors
-///
-/// Every method gives [`Error::Unsupported`] on a device without
-/// [`Caps::pools`](crate::Caps::pools), and `alloc_managed` on one without
-/// [`Caps::managed`](crate::Caps::managed).
+/// Pools of the driver's.
 ///
 /// # Safety
 ///
-/// For implementors: `pool_alloc` and `alloc_managed` return memory that overlaps nothing that is
+/// For implementors: `pool_alloc` returns memory that overlaps nothing that is
 /// not yet freed. Memory of a pool is handed out again only where the work that was queued before
 /// its free has finished, or comes first in the order of the stream that it is handed out on.
 pub unsafe trait GpuPools {
     /// Makes a pool. While it has more than `keep` bytes of the device, it gives back what nobody
     /// uses, whenever a stream, an event or the device is synchronised. No allocation of it waits
     /// for another stream's work.
-    fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
-        let _ = (device, keep);
-        Err(no_pools())
-    }
+    fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool>;
 
     /// Ends a pool. Memory of it that is not yet freed stays until it is; then it goes back to the
     /// device.
@@ -57,10 +49,7 @@ pub unsafe trait GpuPools {
     /// # Safety
     ///
     /// `pool` was created on this backend and is not yet destroyed.
-    unsafe fn destroy_pool(&self, pool: RawPool) -> Result<()> {
-        let _ = pool;
-        Err(no_pools())
-    }
+    unsafe fn destroy_pool(&self, pool: RawPool) -> Result<()>;
 
     /// Allocates at least `len` bytes, aligned to 256, for work that is queued on `stream` from
     /// here on. Work of other streams has to be ordered after this call first, such as by an event.
@@ -74,10 +63,7 @@ pub unsafe trait GpuPools {
     ///
     /// - `pool` was created on this backend and is not yet destroyed.
     /// - `stream` is alive and of the pool's device.
-    unsafe fn pool_alloc(&self, pool: RawPool, stream: RawStream, len: u64) -> Result<Allocation> {
-        let _ = (pool, stream, len);
-        Err(no_pools())
-    }
+    unsafe fn pool_alloc(&self, pool: RawPool, stream: RawStream, len: u64) -> Result<Allocation>;
 
     /// Gives memory back once the work that is queued on `stream` has finished. Does not wait.
     ///
@@ -91,20 +77,14 @@ pub unsafe trait GpuPools {
     /// - `stream` is alive and of its device.
     /// - All work that touches the memory is queued on `stream`, or ordered before it, or has
     ///   finished.
-    unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()> {
-        let _ = (stream, base);
-        Err(no_pools())
-    }
+    unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()>;
 
     /// Asks the driver what a pool holds.
     ///
     /// # Safety
     ///
     /// As [`destroy_pool`](GpuPools::destroy_pool).
-    unsafe fn pool_usage(&self, pool: RawPool) -> Result<PoolUsage> {
-        let _ = pool;
-        Err(no_pools())
-    }
+    unsafe fn pool_usage(&self, pool: RawPool) -> Result<PoolUsage>;
 
     /// Gives memory that nobody uses back to the device, until the pool has no more than `keep`
     /// bytes. May block.
@@ -112,32 +92,5 @@ pub unsafe trait GpuPools {
     /// # Safety
     ///
     /// As [`destroy_pool`](GpuPools::destroy_pool).
-    unsafe fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<()> {
-        let _ = (pool, keep);
-        Err(no_pools())
-    }
-
-    /// Allocates managed memory, which the driver moves between the host and the device that
-    /// touches it; there may be more of it than the device has.
-    /// [`GpuMemory::free`](crate::GpuMemory::free) gives it back.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::OutOfMemory`] when the driver has no room, [`Error::Invalid`] for a length of zero.
-    fn alloc_managed(&self, device: DeviceId, len: u64) -> Result<Allocation> {
-        let _ = (device, len);
-        Err(Error::Unsupported {
-            what: "managed memory",
-            why: "this backend or device has none".into(),
-            remedy: "ask `Caps::managed` first, or allocate device memory",
-        })
-    }
-}
-
-fn no_pools() -> Error {
-    Error::Unsupported {
-        what: "a pool of the driver's",
-        why: "this backend or device has none".into(),
-        remedy: "ask `Caps::pools` first, or choose best fit",
-    }
+    unsafe fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<()>;
 }

@@ -17,7 +17,9 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use crate::{Access, AddressRange, DeviceId, DevicePtr, Error, Result};
+#[cfg(doc)]
+use crate::Error;
+use crate::{Access, AddressRange, DeviceId, DevicePtr, Result};
 
 /// A handle of physical memory, which has no address; of this process only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -37,11 +39,6 @@ pub struct RawMemory {
 /// creation can stall for seconds while the driver clears memory: call it on a thread that may
 /// block.
 ///
-/// # Errors
-///
-/// Every method gives [`Error::Unsupported`] on a backend or device without
-/// [`Caps::ranges`](crate::Caps::ranges).
-///
 /// # Safety
 ///
 /// For implementors: `create_memory` returns memory that is nobody else's, and memory stays while a
@@ -52,10 +49,7 @@ pub unsafe trait GpuStore {
     /// # Errors
     ///
     /// [`Error::OutOfMemory`] when there is no room, [`Error::Invalid`] for a length of zero.
-    fn create_memory(&self, device: DeviceId, len: u64) -> Result<RawMemory> {
-        let _ = (device, len);
-        Err(unsupported())
-    }
+    fn create_memory(&self, device: DeviceId, len: u64) -> Result<RawMemory>;
 
     /// Exports memory as a file descriptor, which is closed on exec and keeps the memory. It is
     /// permission to write: no driver gives one that only reads.
@@ -67,10 +61,7 @@ pub unsafe trait GpuStore {
     /// # Safety
     ///
     /// `memory` was created or imported on this backend and is not yet released.
-    unsafe fn export_memory(&self, memory: RawMemory) -> Result<OwnedFd> {
-        let _ = memory;
-        Err(unsupported())
-    }
+    unsafe fn export_memory(&self, memory: RawMemory) -> Result<OwnedFd>;
 
     /// Takes the memory behind a descriptor, of which this process wants to map `len` bytes: all of
     /// it.
@@ -79,27 +70,17 @@ pub unsafe trait GpuStore {
     ///
     /// [`Error::Invalid`] for a descriptor of anything but device memory. A backend whose driver
     /// does not tell the length finds a wrong one in [`map_memory`](GpuRanges::map_memory).
-    fn import_memory(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64) -> Result<RawMemory> {
-        let _ = (device, fd, len);
-        Err(unsupported())
-    }
+    fn import_memory(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64) -> Result<RawMemory>;
 
     /// Lets go of a handle. Mappings and descriptors keep the memory.
     ///
     /// # Safety
     ///
     /// `memory` was created or imported on this backend and is not yet released.
-    unsafe fn release_memory(&self, memory: RawMemory) -> Result<()> {
-        let _ = memory;
-        Err(unsupported())
-    }
+    unsafe fn release_memory(&self, memory: RawMemory) -> Result<()>;
 }
 
 /// Ranges of addresses, and physical memory on them.
-///
-/// # Errors
-///
-/// As [`GpuStore`].
 ///
 /// # Safety
 ///
@@ -118,10 +99,7 @@ pub unsafe trait GpuRanges {
         device: DeviceId,
         len: u64,
         at: Option<DevicePtr>,
-    ) -> Result<AddressRange> {
-        let _ = (device, len, at);
-        Err(unsupported())
-    }
+    ) -> Result<AddressRange>;
 
     /// Maps all of `memory` at `at`, for its device and those that reach it.
     ///
@@ -135,10 +113,7 @@ pub unsafe trait GpuRanges {
     /// - `memory` was created or imported on this backend and is not yet released.
     /// - The `memory.len` bytes from `at` on lie in one range that `reserve_range` gave, `at` is a
     ///   multiple of the granularity from its base, and nothing is mapped on them.
-    unsafe fn map_memory(&self, at: DevicePtr, memory: RawMemory, access: Access) -> Result<()> {
-        let _ = (at, memory, access);
-        Err(unsupported())
-    }
+    unsafe fn map_memory(&self, at: DevicePtr, memory: RawMemory, access: Access) -> Result<()>;
 
     /// Unmaps what `map_memory` mapped at `at`, all of it. The addresses stay reserved.
     ///
@@ -147,26 +122,12 @@ pub unsafe trait GpuRanges {
     /// - `at` was given to `map_memory` on this backend and is not yet unmapped.
     /// - No unfinished GPU work of this process touches it, and none is queued before something is
     ///   mapped there again.
-    unsafe fn unmap_memory(&self, at: DevicePtr) -> Result<()> {
-        let _ = at;
-        Err(unsupported())
-    }
+    unsafe fn unmap_memory(&self, at: DevicePtr) -> Result<()>;
 
     /// Gives addresses back.
     ///
     /// # Safety
     ///
     /// `range` is what `reserve_range` gave, not yet given back, and nothing is mapped on it.
-    unsafe fn release_range(&self, range: AddressRange) -> Result<()> {
-        let _ = range;
-        Err(unsupported())
-    }
-}
-
-fn unsupported() -> Error {
-    Error::Unsupported {
-        what: "memory apart from addresses",
-        why: "this backend has no ranges".into(),
-        remedy: "ask `Caps::ranges` first, or choose another backend",
-    }
+    unsafe fn release_range(&self, range: AddressRange) -> Result<()>;
 }

@@ -51,7 +51,7 @@ fn not_there(gpu: &Gpu) {
     assert!(gpu.backend().device_info(DeviceId(count)).is_err());
     assert!(
         gpu.backend().memory_info(DeviceId(count)).is_err()
-            && gpu.backend().caps(DeviceId(count)).is_err()
+            && gpu_ipc::backend::Caps::of(&**gpu.backend(), DeviceId(count)).is_err()
     );
     for sharing in [Sharing::Fd, Sharing::Handle] {
         assert!(

@@ -76,14 +76,14 @@ unsafe impl<B: GpuBackend> GpuHostMemory for Faulty<B> {
 unsafe impl<B: GpuBackend> GpuHandles for Faulty<B> {
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
         self.turn("export_handle")?;
-        self.backend.export_handle(base)
+        self.below().export_handle(base)
     }
 
     fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr> {
         let mut made = DevicePtr(0);
         self.gives("open_handle", || {
             self.pass_gate();
-            made = self.backend.open_handle(device, handle)?;
+            made = self.below().open_handle(device, handle)?;
             Ok(Thing::Mapping(made.0))
         })?;
         Ok(made)
@@ -94,7 +94,7 @@ unsafe impl<B: GpuBackend> GpuHandles for Faulty<B> {
 unsafe impl<B: GpuBackend> GpuDescriptors for Faulty<B> {
     fn export_fd(&self, base: DevicePtr) -> Result<OwnedFd> {
         self.turn("export_fd")?;
-        self.backend.export_fd(base)
+        self.below().export_fd(base)
     }
 
     fn import_fd(
@@ -107,7 +107,7 @@ unsafe impl<B: GpuBackend> GpuDescriptors for Faulty<B> {
         let mut made = DevicePtr(0);
         self.gives("import_fd", || {
             self.pass_gate();
-            made = self.backend.import_fd(device, fd, len, access)?;
+            made = self.below().import_fd(device, fd, len, access)?;
             Ok(Thing::Mapping(made.0))
         })?;
         Ok(made)
@@ -122,10 +122,14 @@ unsafe impl<B: GpuBackend> GpuDescriptors for Faulty<B> {
     ) -> Result<DevicePtr> {
         let mut made = DevicePtr(0);
         self.gives("import_fds", || {
-            made = self.backend.import_fds(device, fds, len, access)?;
+            made = self.below().import_fds(device, fds, len, access)?;
             Ok(Thing::Mapping(made.0))
         })?;
         Ok(made)
+    }
+
+    fn maps_read_only(&self, device: DeviceId) -> Result<bool> {
+        self.below().descriptors_of(device)?.maps_read_only(device)
     }
 }
 
@@ -138,7 +142,7 @@ unsafe impl<B: GpuBackend> GpuStore for Faulty<B> {
             len,
         };
         self.gives("create_memory", || {
-            made = self.backend.create_memory(device, len)?;
+            made = self.below().create_memory(device, len)?;
             Ok(Thing::Physical(made.handle))
         })?;
         Ok(made)
@@ -147,7 +151,7 @@ unsafe impl<B: GpuBackend> GpuStore for Faulty<B> {
     unsafe fn export_memory(&self, memory: RawMemory) -> Result<OwnedFd> {
         self.turn("export_memory")?;
         // SAFETY: `export_memory`: the caller's own promise.
-        unsafe { self.backend.export_memory(memory) }
+        unsafe { self.below().export_memory(memory) }
     }
 
     fn import_memory(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64) -> Result<RawMemory> {
@@ -157,7 +161,7 @@ unsafe impl<B: GpuBackend> GpuStore for Faulty<B> {
             len,
         };
         self.gives("import_memory", || {
-            made = self.backend.import_memory(device, fd, len)?;
+            made = self.below().import_memory(device, fd, len)?;
             Ok(Thing::Physical(made.handle))
         })?;
         Ok(made)
@@ -167,7 +171,7 @@ unsafe impl<B: GpuBackend> GpuStore for Faulty<B> {
         let thing = Thing::Physical(memory.handle);
         // SAFETY: `release_memory`: the caller's own promise.
         self.takes("release_memory", thing, || unsafe {
-            self.backend.release_memory(memory)
+            self.below().release_memory(memory)
         })
     }
 }
@@ -185,7 +189,7 @@ unsafe impl<B: GpuBackend> GpuRanges for Faulty<B> {
             len,
         };
         self.gives("reserve_range", || {
-            made = self.backend.reserve_range(device, len, at)?;
+            made = self.below().reserve_range(device, len, at)?;
             Ok(Thing::Range(made.base.0))
         })?;
         Ok(made)
@@ -194,7 +198,7 @@ unsafe impl<B: GpuBackend> GpuRanges for Faulty<B> {
     unsafe fn map_memory(&self, at: DevicePtr, memory: RawMemory, access: Access) -> Result<()> {
         self.gives("map_memory", || {
             // SAFETY: `map_memory`: the caller's own promise.
-            unsafe { self.backend.map_memory(at, memory, access) }?;
+            unsafe { self.below().map_memory(at, memory, access) }?;
             Ok(Thing::Piece(at.0))
         })
     }
@@ -202,7 +206,7 @@ unsafe impl<B: GpuBackend> GpuRanges for Faulty<B> {
     unsafe fn unmap_memory(&self, at: DevicePtr) -> Result<()> {
         // SAFETY: `unmap_memory`: the caller's own promise.
         self.takes("unmap_memory", Thing::Piece(at.0), || unsafe {
-            self.backend.unmap_memory(at)
+            self.below().unmap_memory(at)
         })
     }
 
@@ -210,7 +214,7 @@ unsafe impl<B: GpuBackend> GpuRanges for Faulty<B> {
         let thing = Thing::Range(range.base.0);
         // SAFETY: `release_range`: the caller's own promise.
         self.takes("release_range", thing, || unsafe {
-            self.backend.release_range(range)
+            self.below().release_range(range)
         })
     }
 }
@@ -220,7 +224,7 @@ unsafe impl<B: GpuBackend> GpuPools for Faulty<B> {
     fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
         let mut made = RawPool { device, handle: 0 };
         self.gives("create_pool", || {
-            made = self.backend.create_pool(device, keep)?;
+            made = self.below().create_pool(device, keep)?;
             Ok(Thing::Pool(made.handle))
         })?;
         Ok(made)
@@ -229,7 +233,7 @@ unsafe impl<B: GpuBackend> GpuPools for Faulty<B> {
     unsafe fn destroy_pool(&self, pool: RawPool) -> Result<()> {
         // SAFETY: `destroy_pool`: the caller's own promise.
         self.takes("destroy_pool", Thing::Pool(pool.handle), || unsafe {
-            self.backend.destroy_pool(pool)
+            self.below().destroy_pool(pool)
         })
     }
 
@@ -240,7 +244,7 @@ unsafe impl<B: GpuBackend> GpuPools for Faulty<B> {
         };
         self.gives("pool_alloc", || {
             // SAFETY: `pool_alloc`: the caller's own promise.
-            made = unsafe { self.backend.pool_alloc(pool, stream, len) }?;
+            made = unsafe { self.below().pool_alloc(pool, stream, len) }?;
             Ok(Thing::Pooled(made.base.0))
         })?;
         Ok(made)
@@ -249,29 +253,32 @@ unsafe impl<B: GpuBackend> GpuPools for Faulty<B> {
     unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()> {
         // SAFETY: `pool_free`: the caller's own promise.
         self.takes("pool_free", Thing::Pooled(base.0), || unsafe {
-            self.backend.pool_free(stream, base)
+            self.below().pool_free(stream, base)
         })
     }
 
     unsafe fn pool_usage(&self, pool: RawPool) -> Result<PoolUsage> {
         self.turn("pool_usage")?;
         // SAFETY: `pool_usage`: the caller's own promise.
-        unsafe { self.backend.pool_usage(pool) }
+        unsafe { self.below().pool_usage(pool) }
     }
 
     unsafe fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<()> {
         self.turn("trim_pool")?;
         // SAFETY: `trim_pool`: the caller's own promise.
-        unsafe { self.backend.trim_pool(pool, keep) }
+        unsafe { self.below().trim_pool(pool, keep) }
     }
+}
 
+// SAFETY: `GpuManaged`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuManaged for Faulty<B> {
     fn alloc_managed(&self, device: DeviceId, len: u64) -> Result<Allocation> {
         let mut made = Allocation {
             base: DevicePtr(0),
             len,
         };
         self.gives("alloc_managed", || {
-            made = self.backend.alloc_managed(device, len)?;
+            made = self.below().alloc_managed(device, len)?;
             Ok(Thing::Memory(made.base.0))
         })?;
         Ok(made)

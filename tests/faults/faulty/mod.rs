@@ -6,10 +6,12 @@ mod stream_calls;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use gpu_ipc::backend::groups::*;
-use gpu_ipc::backend::{Caps, DeviceId, DeviceInfo, DriverError, MemoryInfo};
+use gpu_ipc::backend::{DeviceId, DeviceInfo, DriverError, Group, MemoryInfo};
 use gpu_ipc::{BackendKind, Error, Result};
 
 /// The code of a call that was made to fail.
@@ -262,17 +264,103 @@ unsafe impl<B: GpuBackend> GpuDevices for Faulty<B> {
         self.backend.memory_info(device)
     }
 
-    fn caps(&self, device: DeviceId) -> Result<Caps> {
-        self.turn("caps")?;
-        self.backend.caps(device)
+    fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
+        self.backend.pci_address(device)
     }
 
-    fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
-        self.turn("enable_peer_access")?;
-        self.backend.enable_peer_access(device, peer)
+    fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
+        self.backend.host_numa_node(device)
+    }
+
+    fn granularity(&self, device: DeviceId) -> Result<u64> {
+        self.turn("granularity")?;
+        self.backend.granularity(device)
+    }
+
+    fn shared_context(&self, device: DeviceId) -> Result<bool> {
+        self.backend.shared_context(device)
+    }
+
+    fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
+        self.backend.signs_of_life(pid)
+    }
+
+    fn quarantine(&self) -> Duration {
+        self.backend.quarantine()
     }
 
     fn device_files(&self) -> &[&'static str] {
         self.backend.device_files()
+    }
+}
+
+impl<B: GpuBackend> GpuBackend for Faulty<B> {
+    fn handles(&self, device: DeviceId) -> Option<&dyn GpuHandles> {
+        self.backend
+            .handles(device)
+            .map(|_| self as &dyn GpuHandles)
+    }
+
+    fn descriptors(&self, device: DeviceId) -> Option<&dyn GpuDescriptors> {
+        self.backend
+            .descriptors(device)
+            .map(|_| self as &dyn GpuDescriptors)
+    }
+
+    fn event_handles(&self, device: DeviceId) -> Option<&dyn GpuEventHandles> {
+        self.backend
+            .event_handles(device)
+            .map(|_| self as &dyn GpuEventHandles)
+    }
+
+    fn store(&self, device: DeviceId) -> Option<&dyn GpuStore> {
+        self.backend.store(device).map(|_| self as &dyn GpuStore)
+    }
+
+    fn ranges(&self, device: DeviceId) -> Option<&dyn GpuRanges> {
+        self.backend.ranges(device).map(|_| self as &dyn GpuRanges)
+    }
+
+    fn pools(&self, device: DeviceId) -> Option<&dyn GpuPools> {
+        self.backend.pools(device).map(|_| self as &dyn GpuPools)
+    }
+
+    fn managed(&self, device: DeviceId) -> Option<&dyn GpuManaged> {
+        self.backend
+            .managed(device)
+            .map(|_| self as &dyn GpuManaged)
+    }
+
+    fn peers(&self, device: DeviceId) -> Option<&dyn GpuPeers> {
+        self.backend.peers(device).map(|_| self as &dyn GpuPeers)
+    }
+
+    fn host_functions(&self, device: DeviceId) -> Option<&dyn GpuHostFunctions> {
+        self.backend
+            .host_functions(device)
+            .map(|_| self as &dyn GpuHostFunctions)
+    }
+
+    /// There always, so that a test can act where it is asked.
+    fn captures(&self, _: DeviceId) -> Option<&dyn GpuCaptures> {
+        Some(self)
+    }
+
+    fn lacks(&self, group: Group, device: DeviceId) -> Error {
+        self.backend.lacks(group, device)
+    }
+}
+
+// SAFETY: `GpuPeers`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuPeers for Faulty<B> {
+    fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
+        self.turn("enable_peer_access")?;
+        self.below().enable_peer_access(device, peer)
+    }
+}
+
+impl<B: GpuBackend> Faulty<B> {
+    fn below(&self) -> &dyn GpuBackend {
+        &*self.backend
     }
 }

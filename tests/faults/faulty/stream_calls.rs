@@ -6,7 +6,7 @@ use gpu_ipc::Result;
 use gpu_ipc::backend::groups::*;
 use gpu_ipc::backend::{
     CaptureStatus, DeviceId, DevicePtr, EventHandle, EventKind, HostPtr, RawEvent, RawStream,
-    StreamInfo, StreamOp, WordPtr,
+    StreamInfo, StreamOp, WordOps, WordPtr, refuse_capture,
 };
 
 use super::{Faulty, Thing};
@@ -38,21 +38,6 @@ unsafe impl<B: GpuBackend> GpuEvents for Faulty<B> {
         self.turn("stream_wait_event")?;
         // SAFETY: `stream_wait_event`: the caller's own promise.
         unsafe { self.backend.stream_wait_event(stream, event) }
-    }
-
-    unsafe fn event_handle(&self, event: RawEvent) -> Result<EventHandle> {
-        self.turn("event_handle")?;
-        // SAFETY: `event_handle`: the caller's own promise.
-        unsafe { self.backend.event_handle(event) }
-    }
-
-    fn open_event(&self, device: DeviceId, handle: &EventHandle) -> Result<RawEvent> {
-        let mut made = RawEvent(0);
-        self.gives("open_event", || {
-            made = self.backend.open_event(device, handle)?;
-            Ok(Thing::Event(made.0))
-        })?;
-        Ok(made)
     }
 
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
@@ -98,11 +83,45 @@ unsafe impl<B: GpuBackend> GpuStreams for Faulty<B> {
         // SAFETY: `stream_info`: the caller's own promise.
         unsafe { self.backend.stream_info(stream) }
     }
+}
 
+// SAFETY: `GpuEventHandles`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuEventHandles for Faulty<B> {
+    unsafe fn event_handle(&self, event: RawEvent) -> Result<EventHandle> {
+        self.turn("event_handle")?;
+        // SAFETY: `event_handle`: the caller's own promise.
+        unsafe { self.below().event_handle(event) }
+    }
+
+    fn open_event(&self, device: DeviceId, handle: &EventHandle) -> Result<RawEvent> {
+        let mut made = RawEvent(0);
+        self.gives("open_event", || {
+            made = self.below().open_event(device, handle)?;
+            Ok(Thing::Event(made.0))
+        })?;
+        Ok(made)
+    }
+}
+
+// SAFETY: `GpuHostFunctions`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuHostFunctions for Faulty<B> {
+    unsafe fn host_function(
+        &self,
+        stream: RawStream,
+        function: Box<dyn FnOnce() + Send>,
+    ) -> Result<()> {
+        self.turn("host_function")?;
+        // SAFETY: `host_function`: the caller's own promise.
+        unsafe { self.below().host_function(stream, function) }
+    }
+}
+
+// SAFETY: `GpuCaptures`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuCaptures for Faulty<B> {
     unsafe fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
         self.turn("capture_status")?;
         // SAFETY: `capture_status`: the caller's own promise.
-        let status = unsafe { self.backend.capture_status(stream) };
+        let status = unsafe { self.below().capture_status(stream) };
         if std::thread::current().name() == Some("gpu-ipc-participant")
             && let Some(act) = self
                 .capture
@@ -115,14 +134,29 @@ unsafe impl<B: GpuBackend> GpuStreams for Faulty<B> {
         status
     }
 
-    unsafe fn host_function(
+    unsafe fn batch_uncaptured(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+        // SAFETY: `capture_status`: the caller's own promise.
+        refuse_capture(stream, unsafe { self.capture_status(stream) }?)?;
+        // SAFETY: `stream_batch`: the caller's own promise.
+        unsafe { self.stream_batch(stream, ops) }
+    }
+
+    unsafe fn batch_behind(
         &self,
         stream: RawStream,
-        function: Box<dyn FnOnce() + Send>,
+        others: &[(RawEvent, RawStream)],
+        ops: &[StreamOp],
     ) -> Result<()> {
-        self.turn("host_function")?;
-        // SAFETY: `host_function`: the caller's own promise.
-        unsafe { self.backend.host_function(stream, function) }
+        for &(event, other) in others {
+            // SAFETY: `capture_status`: the caller's own promise.
+            refuse_capture(other, unsafe { self.capture_status(other) }?)?;
+            // SAFETY: `record_event`: the caller's own promise.
+            unsafe { self.record_event(event, other) }?;
+            // SAFETY: `stream_wait_event`: the caller's own promise.
+            unsafe { self.stream_wait_event(stream, event) }?;
+        }
+        // SAFETY: `stream_batch`: the caller's own promise.
+        unsafe { self.stream_batch(stream, ops) }
     }
 }
 
@@ -173,6 +207,10 @@ unsafe impl<B: GpuBackend> GpuCopies for Faulty<B> {
 
 // SAFETY: `GpuWords`: the backend below keeps it; a call that fails has done nothing.
 unsafe impl<B: GpuBackend> GpuWords for Faulty<B> {
+    fn word_ops(&self, device: DeviceId) -> Result<WordOps> {
+        self.backend.word_ops(device)
+    }
+
     unsafe fn register_words(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
         let mut made = WordPtr(0);
         self.gives("register_words", || {

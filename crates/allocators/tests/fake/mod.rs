@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use gpu_api::*;
 
@@ -120,10 +122,52 @@ impl Fake {
     }
 }
 
-// SAFETY: `GpuStore`: it gives none.
-unsafe impl GpuStore for Fake {}
-// SAFETY: `GpuRanges`: it gives none.
-unsafe impl GpuRanges for Fake {}
+impl GpuBackend for Fake {
+    fn handles(&self, _: DeviceId) -> Option<&dyn GpuHandles> {
+        (!self.state().shares_nothing).then_some(self)
+    }
+
+    fn descriptors(&self, _: DeviceId) -> Option<&dyn GpuDescriptors> {
+        (!self.state().shares_nothing).then_some(self)
+    }
+
+    fn event_handles(&self, _: DeviceId) -> Option<&dyn GpuEventHandles> {
+        None
+    }
+
+    fn store(&self, _: DeviceId) -> Option<&dyn GpuStore> {
+        None
+    }
+
+    fn ranges(&self, _: DeviceId) -> Option<&dyn GpuRanges> {
+        None
+    }
+
+    fn pools(&self, _: DeviceId) -> Option<&dyn GpuPools> {
+        Some(self)
+    }
+
+    fn managed(&self, _: DeviceId) -> Option<&dyn GpuManaged> {
+        None
+    }
+
+    fn peers(&self, _: DeviceId) -> Option<&dyn GpuPeers> {
+        None
+    }
+
+    fn host_functions(&self, _: DeviceId) -> Option<&dyn GpuHostFunctions> {
+        None
+    }
+
+    fn captures(&self, _: DeviceId) -> Option<&dyn GpuCaptures> {
+        None
+    }
+
+    fn lacks(&self, group: Group, device: DeviceId) -> Error {
+        group.absent(BackendKind::Host, device)
+    }
+}
+
 // SAFETY: `GpuPools`: live allocations do not overlap, since bases only rise, and none is handed
 // out twice.
 unsafe impl GpuPools for Fake {
@@ -191,15 +235,28 @@ unsafe impl GpuDevices for Fake {
         })
     }
 
-    fn caps(&self, _: DeviceId) -> Result<Caps> {
-        let shares = !self.state().shares_nothing;
-        Ok(Caps {
-            handle: shares,
-            fd: shares,
-            pools: true,
-            granularity: GRANULARITY,
-            ..Caps::default()
-        })
+    fn pci_address(&self, _: DeviceId) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    fn host_numa_node(&self, _: DeviceId) -> Result<Option<u32>> {
+        Ok(None)
+    }
+
+    fn granularity(&self, _: DeviceId) -> Result<u64> {
+        Ok(GRANULARITY)
+    }
+
+    fn shared_context(&self, _: DeviceId) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn signs_of_life(&self, _: u32) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
+    fn quarantine(&self) -> Duration {
+        QUARANTINE
     }
 
     fn device_files(&self) -> &[&'static str] {
@@ -335,6 +392,20 @@ unsafe impl GpuDescriptors for Fake {
     fn import_fd(&self, _: DeviceId, _: BorrowedFd<'_>, _: u64, _: Access) -> Result<DevicePtr> {
         unreachable!()
     }
+
+    fn import_fds(
+        &self,
+        _: DeviceId,
+        _: &mut dyn ExactSizeIterator<Item = Result<OwnedFd>>,
+        _: u64,
+        _: Access,
+    ) -> Result<DevicePtr> {
+        unreachable!()
+    }
+
+    fn maps_read_only(&self, _: DeviceId) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 // SAFETY: `GpuEvents`: live allocations do not overlap, since bases only rise; there is nothing
@@ -353,14 +424,6 @@ unsafe impl GpuEvents for Fake {
     }
 
     unsafe fn stream_wait_event(&self, _: RawStream, _: RawEvent) -> Result<()> {
-        unreachable!()
-    }
-
-    unsafe fn event_handle(&self, _: RawEvent) -> Result<EventHandle> {
-        unreachable!()
-    }
-
-    fn open_event(&self, _: DeviceId, _: &EventHandle) -> Result<RawEvent> {
         unreachable!()
     }
 
@@ -394,14 +457,6 @@ unsafe impl GpuStreams for Fake {
     unsafe fn stream_info(&self, _: RawStream) -> Result<StreamInfo> {
         unreachable!()
     }
-
-    unsafe fn capture_status(&self, _: RawStream) -> Result<CaptureStatus> {
-        unreachable!()
-    }
-
-    unsafe fn host_function(&self, _: RawStream, _: Box<dyn FnOnce() + Send>) -> Result<()> {
-        unreachable!()
-    }
 }
 
 // SAFETY: `GpuCopies`: live allocations do not overlap, since bases only rise; there is nothing
@@ -433,6 +488,10 @@ unsafe impl GpuCopies for Fake {
 // SAFETY: `GpuWords`: live allocations do not overlap, since bases only rise; there is nothing else
 // that could break it.
 unsafe impl GpuWords for Fake {
+    fn word_ops(&self, _: DeviceId) -> Result<WordOps> {
+        Ok(WordOps::default())
+    }
+
     unsafe fn register_words(&self, _: HostPtr, _: usize) -> Result<WordPtr> {
         unreachable!()
     }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use gpu_api::{
-    DevicePtr, EventHandle, EventKind, GpuCopies, GpuEvents, GpuMemory, GpuStreams, GpuWords,
-    HostPtr, RawEvent, RawStream, Sharing, StreamOp, WordPtr,
+    DevicePtr, EventHandle, EventKind, GpuCopies, GpuEventHandles, GpuEvents, GpuMemory,
+    GpuStreams, GpuWords, HostPtr, RawEvent, RawStream, Sharing, StreamOp, WordPtr,
 };
 use rustix::mm::{MapFlags, ProtFlags};
 

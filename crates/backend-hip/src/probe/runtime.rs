@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, mpsc};
 
-use gpu_api::{DeviceId, DevicePtr, Error, GpuCopies, GpuDevices, GpuStreams, RawStream};
+use gpu_api::{
+    DeviceId, DevicePtr, Error, GpuCopies, GpuDevices, GpuHostFunctions, GpuStreams, RawStream,
+};
 
 use super::channel::Channel;
 use crate::backend::HipBackend;

@@ -2,7 +2,7 @@
 
 #[cfg(doc)]
 use crate::Error;
-use crate::{DeviceId, EventHandle, EventKind, RawEvent, RawStream, Result};
+use crate::{DeviceId, EventKind, RawEvent, RawStream, Result};
 
 /// Events: points in the order of a stream's work.
 ///
@@ -39,16 +39,6 @@ pub unsafe trait GpuEvents {
     ///
     /// `event` and `stream` are alive.
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()>;
-
-    /// Gets the handle of an interprocess event.
-    ///
-    /// # Safety
-    ///
-    /// `event` is alive.
-    unsafe fn event_handle(&self, event: RawEvent) -> Result<EventHandle>;
-
-    /// Opens another process' event. Its owner must not have destroyed it.
-    fn open_event(&self, device: DeviceId, handle: &EventHandle) -> Result<RawEvent>;
 
     /// Destroys an event, made or opened. Waits that were queued for it stay good.
     ///

@@ -25,7 +25,7 @@ pub unsafe trait GpuMemory {
     ///
     /// # Safety
     ///
-    /// - `base` came from `alloc` or [`alloc_managed`](crate::GpuPools::alloc_managed) on this
+    /// - `base` came from `alloc` or [`alloc_managed`](crate::GpuManaged::alloc_managed) on this
     ///   backend and is not yet freed.
     /// - No unfinished GPU work of any process touches it, and none is queued later.
     /// - No process has its handle open (for file descriptors the driver itself keeps the memory

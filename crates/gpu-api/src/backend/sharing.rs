@@ -2,7 +2,6 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use super::GpuDevices;
 use crate::{Access, DeviceId, DevicePtr, MemHandle, Result};
 #[cfg(doc)]
 use crate::{Caps, Error};
@@ -36,7 +35,7 @@ pub unsafe trait GpuHandles {
 ///
 /// For implementors: what a descriptor maps is the memory that it was made for, of the length that
 /// was asked for, and stays mapped until `close`.
-pub unsafe trait GpuDescriptors: GpuDevices {
+pub unsafe trait GpuDescriptors {
     /// Exports the allocation that starts at `base` as a file descriptor, which is closed on exec.
     /// An open descriptor keeps the memory.
     ///
@@ -66,7 +65,7 @@ pub unsafe trait GpuDescriptors: GpuDevices {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on a backend that cannot, [`Error::Invalid`] as
+    /// [`Error::Unsupported`] on a device that cannot, [`Error::Invalid`] as
     /// [`import_fd`](GpuDescriptors::import_fd), for no descriptor at all, and for a length that is
     /// not a multiple of [`Caps::granularity`]; a descriptor's own `Err`.
     fn import_fds(
@@ -75,8 +74,8 @@ pub unsafe trait GpuDescriptors: GpuDevices {
         fds: &mut dyn ExactSizeIterator<Item = Result<OwnedFd>>,
         len: u64,
         access: Access,
-    ) -> Result<DevicePtr> {
-        let _ = (device, fds, len, access);
-        Err(self.unsupported("one mapping of several allocations"))
-    }
+    ) -> Result<DevicePtr>;
+
+    /// Says whether an imported descriptor can be mapped read-only.
+    fn maps_read_only(&self, device: DeviceId) -> Result<bool>;
 }

@@ -46,27 +46,6 @@ pub unsafe trait GpuStreams {
     ///
     /// `stream` is alive, whatever its context.
     unsafe fn stream_info(&self, stream: RawStream) -> Result<StreamInfo>;
-
-    /// Says whether the stream is being captured into a graph.
-    ///
-    /// # Safety
-    ///
-    /// `stream` is alive.
-    unsafe fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
-
-    /// Queues a call of `function` on a thread of the driver's; the stream waits for it. A panic
-    /// ends in the call. A function that calls the driver may fail there or never return.
-    ///
-    /// # Safety
-    ///
-    /// - `stream` is alive.
-    /// - No thread begins to capture it during the call: what goes into a graph may be called more
-    ///   than once, and the function cannot.
-    unsafe fn host_function(
-        &self,
-        stream: RawStream,
-        function: Box<dyn FnOnce() + Send>,
-    ) -> Result<()>;
 }
 
 /// Copies and fills, in stream order.
