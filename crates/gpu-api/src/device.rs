@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::{GpuBackend, Result};
-
 /// Names the vendor whose driver a backend speaks to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 #[repr(u8)]
@@ -136,31 +134,6 @@ pub struct Caps {
     pub shared_context: bool,
     /// Allocations are rounded up to a multiple of this many bytes.
     pub granularity: u64,
-}
-
-impl Caps {
-    /// Asks a backend what a device can do: what its accessors give.
-    ///
-    /// # Errors
-    ///
-    /// The driver's, for a device that is none or does not answer.
-    pub fn of(backend: &dyn GpuBackend, device: DeviceId) -> Result<Caps> {
-        let (granularity, words) = (backend.granularity(device)?, backend.word_ops(device)?);
-        let descriptors = backend.descriptors(device);
-        Ok(Caps {
-            handle: backend.handles(device).is_some(),
-            fd: descriptors.is_some(),
-            read_only: descriptors.map_or(Ok(false), |calls| calls.maps_read_only(device))?,
-            event_ipc: backend.event_handles(device).is_some(),
-            stream_writes: words.writes,
-            stream_waits: words.waits,
-            ranges: backend.store(device).is_some() && backend.ranges(device).is_some(),
-            pools: backend.pools(device).is_some(),
-            managed: backend.managed(device).is_some(),
-            shared_context: backend.shared_context(device)?,
-            granularity,
-        })
-    }
 }
 
 #[cfg(test)]

@@ -44,9 +44,11 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod backend;
+mod calls;
 pub mod device;
 pub mod error;
 pub mod fork;
+mod gpu;
 mod guarded;
 pub mod id;
 mod locality;
@@ -59,9 +61,9 @@ pub mod stream;
 pub mod thread;
 
 pub use backend::{
-    Gpu, GpuBackend, GpuCaptures, GpuCopies, GpuDescriptors, GpuDevices, GpuEventHandles,
-    GpuEvents, GpuHandles, GpuHostFunctions, GpuHostMemory, GpuManaged, GpuMemory, GpuPeers,
-    GpuPointers, GpuStreams, GpuWords, Group, QUARANTINE, StreamInfo, WordOps, refuse_capture,
+    GpuBackend, GpuCaptures, GpuCopies, GpuDescriptors, GpuDevices, GpuEventHandles, GpuEvents,
+    GpuHandles, GpuHostFunctions, GpuHostMemory, GpuManaged, GpuMemory, GpuPeers, GpuPointers,
+    GpuStreams, GpuWords, Group, QUARANTINE, StreamInfo, WordOps, refuse_capture,
 };
 /// The traits of a backend, to call the methods of a backend's own type.
 pub mod groups {
@@ -74,6 +76,7 @@ pub mod groups {
 pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};
 pub use error::{DriverError, Error, Result, explain};
 pub use fork::ForkGuard;
+pub use gpu::Gpu;
 pub use id::{ParticipantId, RegionId};
 pub use memory::{
     Access, AddressRange, Allocation, DevicePtr, HostMemory, HostPtr, MemHandle, MemoryKind,

@@ -435,7 +435,7 @@ impl fmt::Debug for Stream {
 #[cfg(test)]
 mod tests {
     use backend_host::{HostBackend, HostConfig};
-    use gpu_api::{DeviceId, GpuStreams};
+    use gpu_api::{DeviceId, GpuCaptures};
 
     use super::*;
 
