@@ -34,9 +34,27 @@ const ALL: &[KnownBug] = &[
     },
     KnownBug {
         report: "ROCm/rocm-systems#9827",
-        what: "opening the handle of memory that was freed does not return",
-        remedy: "open handles under a lease only, as this library's consumers do",
+        what: "opening the handle of memory that was freed, or whose process died or failed to export it meanwhile, does \
+               not return",
+        remedy: "open handles under a lease only, as this library's consumers do, or share by descriptor, which asks no \
+                 thread of the producer's runtime",
         since: None,
+        until: None,
+    },
+    KnownBug {
+        report: "ROCm/rocm-systems#8517",
+        what: "the allocation after an export as a dma-buf crashes in libhsa-runtime64",
+        remedy: "update to 7.14 or later; this backend exports so only where a probe proved it",
+        since: Some((7, 2)),
+        until: Some((7, 14)),
+    },
+    KnownBug {
+        report: "ROCm/rocm-systems#11892, #11462",
+        what: "an export of memory that another process opens at that moment may map other memory there, with success",
+        remedy: "export an allocation once, before anything opens it, as this backend does: let no other code of the \
+                 process export memory that was adopted; or, with ROCm's own driver only, set \
+                 HSA_ENABLE_IPC_MODE_LEGACY=1 in every process",
+        since: Some((7, 2)),
         until: None,
     },
     KnownBug {
@@ -57,16 +75,18 @@ const ALL: &[KnownBug] = &[
     KnownBug {
         report: "ROCm/rocm-systems#1949, #11511, #11529",
         what: "a stream's wait for an interprocess event may end before the event, or block the calling thread",
+        // There was no 7.3; the runtime left its 32 shared signals with ROCm/rocm-systems#5575, opened in
+        // April 2026, which 7.12 does not have.
         remedy: "this backend orders by words in shared memory; events are used only where a probe proved them",
         since: None,
-        until: Some((7, 3)),
+        until: Some((7, 14)),
     },
     KnownBug {
         report: "ROCm/rocm-systems#7520",
-        what: "destroying an event waits for all work of the device",
-        remedy: "update to a later 7.x; this library keeps events for reuse",
+        what: "destroying a recorded interprocess event waits for all work of the device",
+        remedy: "update to 7.14 or later; local events are not touched, and this library keeps them for reuse",
         since: Some((7, 2)),
-        until: Some((7, 3)),
+        until: Some((7, 14)),
     },
     KnownBug {
         report: "ROCm/clr#265",
@@ -212,8 +232,13 @@ mod tests {
         );
         assert!(has(50_221_153, "ROCm/hip#1945") && !has(60_443_484, "ROCm/hip#1945"));
         assert!(
-            has(70_253_211, "ROCm/rocm-systems#7520") && !has(70_300_000, "ROCm/rocm-systems#7520")
+            has(71_200_000, "ROCm/rocm-systems#7520") && !has(71_400_000, "ROCm/rocm-systems#7520")
         );
+        let events = "ROCm/rocm-systems#1949, #11511, #11529";
+        assert!(has(71_300_000, events) && !has(71_400_000, events));
+        // Open in ROCm 10, whatever number its runtime has.
+        let mapped = "ROCm/rocm-systems#11892, #11462";
+        assert!(has(71_500_000, mapped) && has(100_000_000, mapped) && !has(60_443_484, mapped));
         assert!(has(50_221_153, "ROCm/rocm-systems#9827"));
         assert!(has(60_343_482, "ROCm/hip#3775") && !has(70_000_000, "ROCm/hip#3775"));
     }

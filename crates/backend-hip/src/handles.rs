@@ -5,7 +5,7 @@
 //! memory again.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use driver::memory_table::MemoryTable;
 use gpu_api::{DevicePtr, MemHandle};
@@ -14,9 +14,9 @@ use gpu_api::{DevicePtr, MemHandle};
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
     kept: Mutex<HashMap<u64, MemHandle>>,
-    /// Held while a handle is exported or opened: the runtime does not stand both at once for one
-    /// allocation.
-    sharing: Mutex<()>,
+    /// By the process whose memory it is; held while a handle of its memory is exported or opened:
+    /// the runtime does not stand two of these at once for one allocation.
+    exporters: Mutex<HashMap<u32, Arc<Mutex<()>>>>,
 }
 
 impl Handles {
@@ -41,8 +41,15 @@ impl Handles {
         self.kept().remove(&base.0);
     }
 
-    pub(crate) fn exporting(&self) -> MutexGuard<'_, ()> {
-        self.sharing.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the lock of the memory of one process.
+    pub(crate) fn of_exporter(&self, process: u32) -> Arc<Mutex<()>> {
+        let mut all = self
+            .exporters
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // One that no call holds is of no use: a process that died does not stay in the table.
+        all.retain(|of, lock| *of == process || Arc::strong_count(lock) > 1);
+        Arc::clone(all.entry(process).or_default())
     }
 
     fn kept(&self) -> MutexGuard<'_, HashMap<u64, MemHandle>> {
@@ -56,6 +63,26 @@ mod tests {
 
     use driver::memory_table::{Origin, Way};
     use gpu_api::DeviceId;
+
+    #[test]
+    fn an_open_of_one_process_memory_holds_up_no_other() {
+        let handles = Handles::default();
+        let (one, other) = (handles.of_exporter(7), handles.of_exporter(8));
+        let _held = one.lock().expect("no holder panicked");
+        assert!(other.try_lock().is_ok());
+        assert!(
+            handles.of_exporter(7).try_lock().is_err(),
+            "one lock a process"
+        );
+    }
+
+    #[test]
+    fn the_lock_of_a_process_goes_with_its_last_holder() {
+        let handles = Handles::default();
+        drop(handles.of_exporter(7));
+        let _other = handles.of_exporter(8);
+        assert_eq!(handles.exporters.lock().expect("no panic").len(), 1);
+    }
 
     const BASE: DevicePtr = DevicePtr(0x10000);
 

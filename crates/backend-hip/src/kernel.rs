@@ -3,6 +3,9 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process;
+
+use crate::version::Version;
 
 /// Where KFD shows whose queues there are: a file of the name of each process' pid, until after its
 /// queues are gone (`kfd_process_remove_sysfs`).
@@ -54,8 +57,35 @@ fn model(properties: &PathBuf) -> Option<String> {
     Some(format!("gfx {target}, device {}", value("device_id")?))
 }
 
-/// The variable that makes the runtime share memory by KFD's own calls, as it did before 7.0.
+/// The variable that chooses how the runtime shares plain memory between processes.
 const LEGACY: &str = "HSA_ENABLE_IPC_MODE_LEGACY";
+
+/// How the runtime shares plain memory between processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum IpcMode {
+    /// By KFD's own calls, which only ROCm's driver (DKMS) has.
+    KernelCalls,
+    /// By dma-bufs, which a thread of the exporter hands out on the abstract socket `hsa<pid>`.
+    Server,
+}
+
+impl IpcMode {
+    /// Says which mode a version has under a value of [`LEGACY`] (ROCr's `core/util/flag.h`: 6.2.4
+    /// line 233, 6.3 line 237, 7.0 line 245, and after ROCm/rocm-systems#2676). Which one 7.1 has
+    /// is not certain (#354, #1744, #1751): it counts as 7.0.
+    fn of(version: Version, variable: Option<&str>) -> IpcMode {
+        let server = if version.at_least(7, 2) {
+            variable != Some("1")
+        } else {
+            version.at_least(6, 3) && variable == Some("0")
+        };
+        if server {
+            IpcMode::Server
+        } else {
+            IpcMode::KernelCalls
+        }
+    }
+}
 
 /// Says whether the driver is the kernel's own. ROCm's (DKMS) gives its module a version.
 ///
@@ -64,25 +94,120 @@ pub(crate) fn is_in_box() -> bool {
     !Path::new("/sys/module/amdgpu/version").exists()
 }
 
-/// Says why a handle of plain memory may be refused, and what to change.
-pub(crate) fn no_handle() -> &'static str {
-    let legacy = env::var(LEGACY).is_ok_and(|value| value == "1");
-    match (is_in_box(), legacy) {
-        (true, true) => {
+/// Says why a handle of plain memory may be refused on this machine, and what to change.
+pub(crate) fn no_handle(version: Version) -> &'static str {
+    let variable = env::var(LEGACY).ok();
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let taken = server_of(&sockets, process::id()).is_some_and(|inode| !is_own_socket(&inode));
+    why_no_handle(version, variable.as_deref(), is_in_box(), taken)
+}
+
+/// Says why a handle may be refused: `taken` where another process of the network namespace has the
+/// name of this one's server.
+fn why_no_handle(
+    version: Version,
+    variable: Option<&str>,
+    in_box: bool,
+    taken: bool,
+) -> &'static str {
+    match (IpcMode::of(version, variable), in_box) {
+        (IpcMode::Server, _) if taken => {
+            "another process of this network namespace, in another PID namespace, has this one's number, and with it \
+             the name of the socket that the runtime hands memory out on (rocr, `IPCCreate`: `bind`): give the \
+             containers one PID namespace (`--pid=host`)"
+        }
+        (IpcMode::KernelCalls, true) if version.at_least(7, 2) => {
             "the kernel's own amdgpu does not share memory by KFD's calls, which HSA_ENABLE_IPC_MODE_LEGACY=1 asks for \
              (ROCm/rocm-systems#2209): unset it in every process"
         }
-        (true, false) => {
-            "the kernel's own amdgpu does not share memory by KFD's calls (ROCm/ROCR-Runtime#270): install ROCm's \
-             driver (amdgpu-dkms), or a runtime that shares by dma-buf (7.0 and later), or prove descriptors \
-             (`gpu-ipc doctor`)"
+        (IpcMode::KernelCalls, true) if version.at_least(6, 3) => {
+            "the kernel's own amdgpu does not share memory by KFD's calls (ROCm/ROCR-Runtime#270), which runtimes from \
+             6.3 to 7.1 ask for by default: set HSA_ENABLE_IPC_MODE_LEGACY=0 in every process"
         }
-        (false, false) => {
+        (IpcMode::KernelCalls, true) => {
+            "the kernel's own amdgpu does not share memory by KFD's calls (ROCm/ROCR-Runtime#270), and runtimes before \
+             6.3 have no other way: install ROCm's driver (amdgpu-dkms), or ROCm 7.2 or later"
+        }
+        (IpcMode::Server, false) => {
             "the driver does not export it: set HSA_ENABLE_IPC_MODE_LEGACY=1 in every process, as ROCm's driver has \
-             KFD's calls"
+             KFD's calls, or see the kernel's log for amdgpu and amdkfd"
         }
-        (false, true) => {
+        (IpcMode::Server, true) | (IpcMode::KernelCalls, false) => {
             "the driver does not export it: see the kernel's log for amdgpu and amdkfd"
         }
+    }
+}
+
+/// Finds the socket on which a process hands memory out, in the text of `/proc/net/unix`; returns
+/// its inode.
+fn server_of(sockets: &str, pid: u32) -> Option<String> {
+    let name = format!("@hsa{pid}");
+    sockets.lines().find_map(|line| {
+        let mut fields = line.split_whitespace().skip(6);
+        let (inode, path) = (fields.next()?, fields.next()?);
+        (path == name).then(|| inode.to_owned())
+    })
+}
+
+/// Says whether this process has the socket.
+fn is_own_socket(inode: &str) -> bool {
+    let link = PathBuf::from(format!("socket:[{inode}]"));
+    let open = fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .flatten();
+    open.filter_map(|fd| fs::read_link(fd.path()).ok())
+        .any(|file| file == link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OF_6_2: Version = Version(60_240_000);
+    const OF_6_3: Version = Version(60_342_131);
+    const OF_7_0: Version = Version(70_051_831);
+    const OF_7_2: Version = Version(70_253_211);
+
+    #[test]
+    fn the_mode_follows_the_version_and_the_variable() {
+        use IpcMode::{KernelCalls, Server};
+        for (version, unset, zero, one) in [
+            (OF_6_2, KernelCalls, KernelCalls, KernelCalls),
+            (OF_6_3, KernelCalls, Server, KernelCalls),
+            (OF_7_0, KernelCalls, Server, KernelCalls),
+            (OF_7_2, Server, Server, KernelCalls),
+        ] {
+            let modes = [None, Some("0"), Some("1")].map(|value| IpcMode::of(version, value));
+            assert_eq!(modes, [unset, zero, one], "{version}");
+        }
+    }
+
+    #[test]
+    fn the_remedy_is_one_that_works_with_the_version_and_the_driver() {
+        let why = |version, variable, in_box| why_no_handle(version, variable, in_box, false);
+        for version in [OF_6_3, OF_7_0] {
+            let text = why(version, None, true);
+            assert!(text.contains("set HSA_ENABLE_IPC_MODE_LEGACY=0"), "{text}");
+        }
+        assert!(why(OF_6_2, None, true).contains("amdgpu-dkms"));
+        assert!(why(OF_7_2, Some("1"), true).contains("unset it"));
+        assert!(why(OF_7_2, None, false).contains("set HSA_ENABLE_IPC_MODE_LEGACY=1"));
+        // Where the mode is that of KFD's calls already, asking for it changes nothing.
+        assert!(!why(OF_7_0, None, false).contains("HSA_ENABLE"));
+    }
+
+    #[test]
+    fn another_process_with_this_ones_number_is_named() {
+        let sockets = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+                       0000000000000000: 00000002 00000000 00010000 0001 01 36128 @hsa71\n\
+                       0000000000000000: 00000002 00000000 00010000 0001 01 36129 @hsa7\n\
+                       0000000000000000: 00000003 00000000 00000000 0001 03 36130\n";
+        assert_eq!(server_of(sockets, 7).as_deref(), Some("36129"));
+        assert_eq!(server_of(sockets, 8), None);
+        assert!(!is_own_socket("36129"));
+        assert!(why_no_handle(OF_7_2, None, true, true).contains("--pid=host"));
+        // By KFD's calls no socket has a part in it.
+        assert!(!why_no_handle(OF_7_0, None, false, true).contains("--pid=host"));
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! In this order: the file that [`LIBRARY`] names, and then no other; a copy that the process has
 //! loaded already, for PyTorch brings its own, and two runtimes in one process do not know of each
-//! other's memory; the newest by its name with a number; the development link; the usual place of
-//! ROCm's own packages.
+//! other's memory; the newest by its name with a number; the development link; the places of
+//! ROCm's own packages, under the same names.
 
 use std::env;
 use std::error::Error as _;
 use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 
 use gpu_api::{BackendKind, Error, Result};
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
@@ -25,10 +26,38 @@ const NAMES: [&str; 5] = [
     "libamdhip64.so.5",
     "libamdhip64.so",
 ];
-const PLACES: [&str; 2] = [
-    "/opt/rocm/lib/libamdhip64.so",
-    "/opt/rocm/hip/lib/libamdhip64.so",
-];
+/// Lists the directories of ROCm's own packages: that of `ROCM_PATH`, the usual one, those of
+/// packages by version (`/opt/rocm/core-7.14`, without a meta-package the only one there is:
+/// ROCm/legacy-rocm-build#6632; `/opt/rocm-6.4.1`), the newest first, and that of ROCm 5.
+fn places(rocm_path: Option<&OsStr>, opt: &Path) -> Vec<PathBuf> {
+    let rocm = opt.join("rocm");
+    let mut places: Vec<PathBuf> = rocm_path.map(PathBuf::from).into_iter().collect();
+    places.push(rocm.clone());
+    places.extend(newest(&rocm, "core"));
+    places.extend(newest(opt, "rocm-"));
+    places.push(rocm.join("hip"));
+    places.into_iter().map(|place| place.join("lib")).collect()
+}
+
+/// Lists the entries of a directory that begin with a name, by the numbers in theirs, the highest
+/// first.
+fn newest(directory: &Path, begin: &str) -> Vec<PathBuf> {
+    let numbers = |name: &str| -> Vec<u32> {
+        name.split(|c: char| !c.is_ascii_digit())
+            .filter_map(|part| part.parse().ok())
+            .collect()
+    };
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut found: Vec<(Vec<u32>, PathBuf)> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            name.starts_with(begin)
+                .then(|| (numbers(&name), entry.path()))
+        })
+        .collect();
+    found.sort();
+    found.into_iter().rev().map(|(_, path)| path).collect()
+}
 
 /// Loads the runtime's library.
 ///
@@ -53,14 +82,19 @@ pub(crate) fn load() -> Result<Library> {
         }
     }
     let mut broken = None;
-    for name in NAMES.into_iter().chain(PLACES) {
-        match open(OsStr::new(name), RTLD_LAZY | RTLD_LOCAL) {
+    let rocm_path = env::var_os("ROCM_PATH").filter(|path| !path.is_empty());
+    let places = places(rocm_path.as_deref(), Path::new("/opt"));
+    let in_places = places
+        .iter()
+        .flat_map(|place| NAMES.map(|name| place.join(name)));
+    for file in NAMES.into_iter().map(PathBuf::from).chain(in_places) {
+        match open(file.as_os_str(), RTLD_LAZY | RTLD_LOCAL) {
             Ok(library) => return Ok(library),
             // A library that is there but lacks one of its own is worth telling; one that is not
             // there is not.
             Err(error) => {
                 let said = reason(&error);
-                if !said.starts_with(name) {
+                if !said.starts_with(&*file.to_string_lossy()) {
                     broken.get_or_insert(said);
                 }
             }
@@ -94,4 +128,33 @@ fn reason(error: &libloading::Error) -> String {
     error
         .source()
         .map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_by_version_are_found_the_newest_first() {
+        let opt = tempfile::tempdir().expect("a directory");
+        for name in [
+            "rocm/core-7.9",
+            "rocm/core-7.14",
+            "rocm-6.4.1",
+            "rocm/other",
+        ] {
+            std::fs::create_dir_all(opt.path().join(name)).expect("made");
+        }
+        let found = places(Some(OsStr::new("/my/rocm")), opt.path());
+        let expected = [
+            "rocm/lib",
+            "rocm/core-7.14/lib",
+            "rocm/core-7.9/lib",
+            "rocm-6.4.1/lib",
+            "rocm/hip/lib",
+        ];
+        assert_eq!(found[0], Path::new("/my/rocm/lib"));
+        let rest: Vec<PathBuf> = expected.iter().map(|name| opt.path().join(name)).collect();
+        assert_eq!(found[1..], rest);
+    }
 }

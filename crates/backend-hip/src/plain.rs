@@ -1,6 +1,7 @@
 //! Plain memory (`hipMalloc`) in other processes: its handle, and opening one.
 
 use std::process;
+use std::sync::PoisonError;
 
 use driver::code::{
     INVALID_CONTEXT, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND,
@@ -13,6 +14,7 @@ use gpu_api::{AddressRange, DeviceId, DevicePtr, Error, MemHandle, Result};
 
 use crate::hip::Hip;
 use crate::kernel;
+use crate::signal::without_sigpipe;
 
 /// Where AMD's runtime writes the process number of the exporting process into a handle.
 const PROCESS: std::ops::Range<usize> = 48..52;
@@ -35,14 +37,15 @@ impl Hip {
             }
             _ => return Err(refusal(self, base, "a 64-byte handle of this memory")),
         };
-        let _sharing = self.handles.exporting();
+        let lock = self.handles.of_exporter(process::id());
+        let _exporting = lock.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(handle) = self.handles.get(base) {
             return Ok(handle);
         }
         // The runtime takes the device from the thread, not from the address.
         let scope = self.on_device(entry.device)?;
         let symbol = &self.driver().calls.handle_get;
-        match plain::handle_of(&scope, base)? {
+        match without_sigpipe(|| plain::handle_of(&scope, base))? {
             Ok(handle) => {
                 self.handles.keep(&self.driver().memory, base, handle);
                 Ok(handle)
@@ -57,35 +60,35 @@ impl Hip {
             ) => Err(Error::Driver {
                 call: symbol.name,
                 device: entry.device,
-                source: self.symbols().explained(code, kernel::no_handle()),
+                source: self
+                    .symbols()
+                    .explained(code, kernel::no_handle(self.version())),
             }),
             Err(code) => Err(scope.error(symbol.name, code)),
         }
     }
 
     /// Opens a handle.
+    ///
+    /// The exporter's number of the device is replaced by this process' own: the runtime looks it up
+    /// among the importer's devices and uses it for nothing but the way to the peer (clr,
+    /// `hipIpcOpenMemHandle`), so processes may see different devices. The memory itself is found by
+    /// the rest of the handle.
+    ///
+    /// The lock is the exporter's: an open that waits for one process (10 s for one that has died,
+    /// or for good: ROCm/rocm-systems#9827) holds up no open of another's memory.
     pub(crate) fn open_plain(&self, device: DeviceId, handle: &MemHandle) -> Result<AddressRange> {
-        self.check_device_named(handle)?;
-        let scope = self.on_device(device)?;
-        let _sharing = self.handles.exporting();
-        plain::open(&scope, handle)?.map_err(|code| self.open_error(device, handle, code))
-    }
-
-    /// Refuses a handle whose exporter numbers its device as this process numbers none: the runtime
-    /// would give 1.
-    fn check_device_named(&self, handle: &MemHandle) -> Result<()> {
-        let named = handle.0[DEVICE].try_into().map_or(0, u32::from_le_bytes);
-        let count = self.count();
-        if !self.version().handles_name_devices() || (named as usize) < count {
-            return Ok(());
+        let mut named = MemHandle(handle.0);
+        if self.version().handles_name_devices() {
+            let ordinal = self.ordinal(device)?.cast_unsigned();
+            named.0[DEVICE].copy_from_slice(&ordinal.to_le_bytes());
         }
-        Err(Error::Mismatch {
-            what: "the devices that the processes see",
-            theirs: format!("one with the number {named}, which the handle is of"),
-            ours: format!("{count}"),
-            remedy: "give both processes the same HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES: the runtime looks the \
-                     exporter's number up among the importer's devices",
-        })
+        let exporter = handle.0[PROCESS].try_into().map_or(0, u32::from_le_bytes);
+        let lock = self.handles.of_exporter(exporter);
+        let _opening = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let scope = self.on_device(device)?;
+        without_sigpipe(|| plain::open(&scope, &named))?
+            .map_err(|code| self.open_error(device, handle, code))
     }
 
     fn open_error(&self, device: DeviceId, handle: &MemHandle, code: u32) -> Error {
@@ -106,8 +109,7 @@ impl Hip {
             ),
             INVALID_VALUE => symbols.explained(
                 code,
-                "the bytes are no handle of a runtime of this version, or the processes see different devices: give \
-                 both the same ROCm, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
+                "the bytes are no handle of a runtime of this version, give both processes the same ROCm",
             ),
             code => symbols.error(code),
         };
