@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::Duration;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 use gpu_api::groups::*;
 use gpu_api::{
-    BackendKind, CaptureStatus, DeviceId, DeviceInfo, DeviceUuid, Error, Group,
-    KernelPages, MemoryInfo, QUARANTINE, RawEvent, RawStream, Result, refuse_capture,
+    BackendKind, CaptureStatus, DeviceId, DeviceInfo, DeviceUuid, Error, Group, KernelPages,
+    MemoryInfo, QUARANTINE, RawEvent, RawStream, Result, refuse_capture,
 };
 
 use crate::config::HostConfig;
