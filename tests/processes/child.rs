@@ -154,6 +154,9 @@ calls! { with:
     "ReceivedBlock::wait" => unclaimed(with.own.received.wait(Wait::None, None));
     "ReceivedBlock::slice" => refused(with.own.received.slice(..1));
     "ReceivedBlock::forward" => unclaimed(with.own.received.forward(TICKET, None));
+    "ReceivedBlock::forward_with" => {
+        unclaimed(with.own.received.forward_with(TICKET, &[0; 64], None))
+    };
     "ReceivedBlock::host_bytes" => with.own.received.host_bytes().is_none();
     "GraphBlocks::launched_on" => refused(with.graph.launched_on(&with.own.stream));
     "Gpu::backend().alloc" => {
