@@ -9,7 +9,7 @@ use std::time::Duration;
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::groups::*;
 use gpu_api::{
-    Access, CaptureStatus, DeviceId, DevicePtr, Error, EventKind, RawStream, Result, Sharing,
+    Access, Caps, CaptureStatus, DeviceId, DevicePtr, Error, EventKind, RawStream, Result, Sharing,
     StreamOp, WordPtr,
 };
 
@@ -54,7 +54,7 @@ fn queue_everything(backend: &HostBackend, stream: RawStream) -> Vec<Result<()>>
 
 #[test]
 fn it_can_do_everything_unless_told_otherwise() {
-    let caps = open().caps(FIRST).expect("a device");
+    let caps = Caps::of(&*open(), FIRST).expect("a device");
     assert!(
         caps.handle
             && caps.fd
@@ -70,7 +70,7 @@ fn it_can_do_everything_unless_told_otherwise() {
             .shared_context(true),
     )
     .expect("a descriptor");
-    let caps = denied.caps(FIRST).expect("a device");
+    let caps = Caps::of(&*denied, FIRST).expect("a device");
     assert!(!caps.stream_writes && !caps.stream_waits && caps.shared_context);
     let stream = denied.create_stream(FIRST).expect("a stream");
     // SAFETY: `stream_batch`: made above; the word is not looked at.
