@@ -256,7 +256,7 @@ impl Link {
             return Err(ClaimError::ProducerGone);
         }
         self.ask_ahead(descriptors.iter().filter_map(|bytes| {
-            let ticket = self.ticket_of(&self.own_fields(bytes.as_ref())?)?;
+            let ticket = self.ticket_of(&self.seals.open_ticket(bytes.as_ref())?.fields())?;
             Some((ticket, Question::Ticket))
         }));
         Ok(())
