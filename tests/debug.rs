@@ -8,7 +8,7 @@ use gpu_ipc::allocators::{Arena, ArenaOptions};
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::participant::GraphBlocks;
-use gpu_ipc::session::{AdoptToken, LeaseId, SessionNotice, ShareOptions};
+use gpu_ipc::session::{AdoptToken, Departure, LeaseId, SessionNotice, ShareOptions};
 use gpu_ipc::{
     After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, Session, Stream, To, Wait,
     admin, detect,
@@ -83,6 +83,7 @@ fn shown(grants: usize) -> BTreeMap<&'static str, String> {
         ("ClaimError", format!("{refused:?}")),
         ("Claims", format!("{:?}", Claims::Once)),
         ("Collected", format!("{:?}", session.collect())),
+        ("Departure", format!("{:?}", Departure::ConnectionLost)),
         ("Detected", format!("{:?}", detect())),
         ("Error", format!("{error:?}")),
         ("Gpu", format!("{gpu:?}")),
@@ -125,6 +126,11 @@ fn shown(grants: usize) -> BTreeMap<&'static str, String> {
         ("To", format!("{to:?}")),
         ("Wait", format!("{wait:?}")),
     ]);
+    let loan = session
+        .lend(session.alloc(4096).expect("there is room"), After::Done)
+        .expect("lent");
+    shown.insert("Loan", format!("{loan:?}"));
+    shown.insert("Released", format!("{:?}", loan.release()));
     let handle = session
         .reclaim()
         .upgrade()

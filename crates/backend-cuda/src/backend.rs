@@ -230,11 +230,10 @@ impl Vendor for Cuda {
             return false;
         };
         // Drivers before 12.0 cannot be asked; where addresses are unified they had interprocess
-        // events.
-        attribute(self, ordinal, property::IPC_EVENTS).map_or_else(
-            || self.has(ordinal, property::UNIFIED_ADDRESSING),
-            |value| value != 0,
-        )
+        // events. A driver that cannot be asked either says in the call itself what is wrong.
+        attribute(self, ordinal, property::IPC_EVENTS)
+            .or_else(|| attribute(self, ordinal, property::UNIFIED_ADDRESSING))
+            .is_none_or(|value| value != 0)
     }
 
     fn maps_read_only(&self, device: DeviceId) -> bool {

@@ -326,7 +326,9 @@ fn what_was_shared_without_a_block_in_hand_is_revoked_by_its_descriptor() {
         assert!(!stage.session.revoke(&descriptor).expect("ours"), "{to:?}");
         let refused = claim(&participant, &descriptor);
         assert!(matches!(refused, Err(ClaimError::Revoked)), "{refused:?}");
-        assert_eq!(stage.session.stats().live_blocks, 0, "{to:?}");
+        wait_until("its block to be given back", || {
+            stage.session.stats().live_blocks == 0
+        });
         let claimed = share(to);
         let held = claim(&participant, &claimed).expect("claimed");
         let taken = stage.session.revoke(&claimed).expect("ours");

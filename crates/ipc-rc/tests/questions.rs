@@ -292,8 +292,7 @@ fn a_lost_answer_is_asked_for_again() {
 }
 
 #[test]
-fn a_lost_answer_about_a_broadcast_is_given_again_and_a_late_question_leaves_the_next_claims_lease()
-{
+fn a_lost_answer_about_a_broadcast_is_given_again_and_what_a_late_question_gets_is_given_back() {
     let stage = Stage::new();
     let (participant, relay) = stage.connect(loses_first(&[TICKETS]));
     let block = stage.session.alloc(4096).expect("there is room");
@@ -314,6 +313,7 @@ fn a_lost_answer_about_a_broadcast_is_given_again_and_a_late_question_leaves_the
     // The answer waits until the question was repeated, and the repeat until the claim is over.
     let repeated = Arc::new(AtomicBool::new(false));
     let asked = repeated.clone();
+    let given_back = Arc::new(AtomicBool::new(false));
     let mut questions = 0;
     relay.rule(move |number| match number {
         CLAIM_TICKETS if questions > 0 => {
@@ -329,16 +329,16 @@ fn a_lost_answer_about_a_broadcast_is_given_again_and_a_late_question_leaves_the
     });
     let second = claim();
     assert!(repeated.load(Ordering::Relaxed));
-    relay.rule(|_| Fate::Passes);
-    wait_until("the late question to be answered", || {
-        block.outstanding() == 3
+    let seen = given_back.clone();
+    relay.rule(move |number| {
+        seen.fetch_or(number == GIVE_BACK, Ordering::Relaxed);
+        Fate::Passes
+    });
+    wait_until("the late question's lease to be given back", || {
+        given_back.load(Ordering::Relaxed) && block.outstanding() == 2
     });
     let third = claim();
-    assert_eq!(
-        block.outstanding(),
-        3,
-        "the lease that was over is the next claim's"
-    );
+    assert_eq!(block.outstanding(), 3);
     drop((first, second, third));
     block
         .wait_released(Some(WATCHDOG))

@@ -40,6 +40,10 @@
 //! that is made again is asked about after it. What is claimed stays, and what was never granted
 //! costs no claim. A connection that ends takes back what is unclaimed by itself.
 //!
+//! A broadcast grants a lease for each question that comes after a claim, also for a repeat that was
+//! on its way. An answer without a row therefore asks `GiveBack` if it grants a lease of a
+//! broadcast; a claim whose lease that takes back asks again.
+//!
 //! # Which answer counts
 //!
 //! A row is *born* with a number of the participant's one counter, which its messages carry and the
@@ -438,6 +442,7 @@ impl Questions {
             .get_mut(&key)
             .filter(|row| matches!(row.state, AskState::Asked))
         else {
+            self.give_back_unasked(key, &said, now);
             return Some(said);
         };
         let counts = if row.question == Question::Ticket {
@@ -462,6 +467,19 @@ impl Questions {
         }
         self.plan(key);
         None
+    }
+
+    /// Has the producer take back what a broadcast granted to a copy of a question that was
+    /// answered before: each question that comes after a claim gets a lease, and this one has no
+    /// claimant.
+    fn give_back_unasked(&mut self, key: Key, said: &Result<Answer, No>, now: Instant) {
+        let granted = matches!(
+            said,
+            Ok(Answer::Ticket(Outcome::Granted(granted))) if granted.again
+        );
+        if granted && !self.ended && !self.rows.contains_key(&key) {
+            self.begin(key, Question::GiveBack, AskState::Asked, now);
+        }
     }
 
     /// Finds the question that a message without a key answers.
