@@ -80,8 +80,8 @@ pub struct Findings {
 ///
 /// # Errors
 ///
-/// Where the runtime cannot be loaded, as [`HipBackend::load`]; [`Error::System`] where `program`
-/// cannot be started. What a step does is never an error: it is a [`Finding`].
+/// Where the runtime cannot be loaded, as [`Hip::load_with`](crate::Hip::load_with);
+/// [`Error::System`](gpu_api::Error::System) where `program` cannot be started. What a step does is never an error: it is a [`Finding`].
 pub fn prove(program: &Path, steps: &[Step], patience: Duration) -> Result<Findings> {
     prove_and_tell(program, steps, patience, |_| {})
 }

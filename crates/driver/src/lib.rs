@@ -15,8 +15,8 @@
 //!    backend.
 //! 4. A trait each: `device`, `peer`; `stream`, `event`, `word`, `copy`, [`pass`]; `host`;
 //!    [`plain`], `vmm` with [`physical`] and `mapping`, `alloc`; `pool_calls`; `range`;
-//!    [`pointer`]; `groups`: which of them a device has. [`queued`] is a function on its way through a driver's queue, `checks` refuses
-//!    arguments before a driver sees them.
+//!    [`mod@pointer`]; `groups`: which of them a device has. [`queued`] is a function on its way
+//!    through a driver's queue, `checks` refuses arguments before a driver sees them.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod alloc;

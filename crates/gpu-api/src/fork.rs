@@ -8,7 +8,7 @@
 //! | step | by | operation |
 //! |---|---|---|
 //! | map the page, advise the kernel, publish its address | the first guard of a process and its ancestors | compare-exchange, `AcqRel` |
-//! | take a generation | the first guard of a process | [`LAST`] + 1, then compare-exchange of the page's 0, `Relaxed` |
+//! | take a generation | the first guard of a process | `LAST` + 1, then compare-exchange of the page's 0, `Relaxed` |
 //! | ask | every guard | load of the page, `Relaxed` |
 //!
 //! `Relaxed` is enough for the generation: nothing is published with it, and all threads of one

@@ -92,7 +92,7 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// What [`GpuDevices::device_info`], [`GpuDevices::caps`] and [`ForkGuard::new`] give.
+    /// What [`GpuDevices::device_info`], [`Caps::of`] and [`ForkGuard::new`] give.
     pub fn new(backend: Arc<dyn GpuBackend>, device: DeviceId) -> Result<Gpu> {
         let fork = ForkGuard::new()?;
         let info = Arc::new(backend.device_info(device)?);

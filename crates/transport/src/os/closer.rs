@@ -3,10 +3,10 @@
 //! A close can take as long as the maker of the file likes: a TCP socket that lingers, a file of a
 //! user-space file system. So nothing that was received is closed on a session's thread: dropping a
 //! [`Foreign`] hands it to threads that do nothing else, as many as there are closes that take
-//! long, up to [`MOST_THREADS`].
+//! long, up to `MOST_THREADS`.
 //!
 //! All sessions of a process share these threads, so that a burst of sessions does not start some
-//! for each. The closes of one session take up at most [`MOST_OF_ONE`] of them: a participant that
+//! for each. The closes of one session take up at most `MOST_OF_ONE` of them: a participant that
 //! sends what takes long to close delays the closes of other sessions no further than that of its
 //! own.
 //!

@@ -30,7 +30,7 @@
 //! All numbers are little-endian. Every field has exactly one legal encoding, so equal descriptors
 //! are equal bytes.
 //!
-//! The crc32c lets all who look at a descriptor find accidents. The [keyed checksum](seal) is what a
+//! The crc32c lets all who look at a descriptor find accidents. The keyed checksum is what a
 //! claim goes by: carriers, who have no key, can neither make nor alter a descriptor.
 
 mod fields;
