@@ -184,10 +184,12 @@
 // Of a session: the participant is connected.
 #define GPU_IPC_NOTICE_JOINED 1
 
-// Of a session: the participant said goodbye or died, and holds nothing any more.
+// Of a session: the participant is gone, as `how` says, and holds nothing any more. The others and
+// the session go on. `gpu_ipc_session_participant_name` still knows its name.
 #define GPU_IPC_NOTICE_LEFT 2
 
-// Of a session: its own thread failed; nothing more can be shared.
+// Of a session: the session itself failed, not a participant: its thread panicked, and nothing more
+// can be shared.
 #define GPU_IPC_NOTICE_FAILED 3
 
 // Of a session: a `gpu_ipc_session_collect` returns adopted memory.
@@ -211,6 +213,15 @@
 
 // Something that this version has no number for.
 #define GPU_IPC_NOTICE_OTHER 10
+
+// It said goodbye: it was closed, or its program ended in order.
+#define GPU_IPC_DEPARTURE_GOODBYE 1
+
+// Its process has ended without a goodbye, which the kernel proves.
+#define GPU_IPC_DEPARTURE_DIED 2
+
+// Its connection has ended without a goodbye, and its process lives.
+#define GPU_IPC_DEPARTURE_CONNECTION_LOST 3
 
 // Nobody but the owner may open the object.
 #define GPU_IPC_READERS_OWNER 0
@@ -276,6 +287,9 @@ typedef struct gpu_ipc_client gpu_ipc_client;
 
 // A device that memory lies on.
 typedef struct gpu_ipc_device gpu_ipc_device;
+
+// A block that is lent: shared any number of times until it is released.
+typedef struct gpu_ipc_loan gpu_ipc_loan;
 
 // A consumer's connection to a session.
 typedef struct gpu_ipc_participant gpu_ipc_participant;
@@ -362,8 +376,9 @@ typedef struct gpu_ipc_device_info {
 typedef struct gpu_ipc_notice {
     // `GPU_IPC_NOTICE_...`, or a number of a later version.
     uint32_t kind;
-    // Zero.
-    uint32_t reserved;
+    // `GPU_IPC_DEPARTURE_...` of a participant that left, or a number of a later version; 0 for
+    // others.
+    uint32_t how;
     // The participant that joined or left, or the region to unmap; 0 for others.
     uint64_t number;
 } gpu_ipc_notice;
@@ -651,8 +666,8 @@ int32_t gpu_ipc_share_many(struct gpu_ipc_session *session,
                            const struct gpu_ipc_share_options *options,
                            struct gpu_ipc_descriptor *descriptors);
 
-// Takes a grant back that nobody has claimed; `cancelled` says whether it did, and may be null. A
-// ticket is ended before its last claim; leases that it gave stay.
+// Takes back an unclaimed grant of the block, as `gpu_ipc_session_revoke` does; `cancelled` says
+// whether there was something, and may be null.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for
 // one of another session or block, `FORKED`.
@@ -800,6 +815,77 @@ const char *gpu_ipc_last_error_remedy(void);
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: none.
 const char *gpu_ipc_error_name(int32_t code);
+
+// Lends a block: until the loan is released it is shared any number of times, with any addressee.
+// The contents may be read after what is queued on `after` at this moment, which is marked once;
+// null says that all work on the block is done.
+//
+// The block may be closed: the loan keeps its memory. On the block a loan counts as one lease, with
+// all that was shared from it.
+//
+// Keeps: the block's memory, and the stream until that work is done. Thread: any. Blocks: no.
+// Errors: `BAD_HANDLE`, `CLOSING`, `FORKED`, `CAPTURING`, `MISMATCH` for a stream of another
+// device, `DRIVER`.
+int32_t gpu_ipc_lend(struct gpu_ipc_block *block, struct gpu_ipc_stream *after, struct gpu_ipc_loan **loan);
+
+// Grants a lease on what is lent to one participant, as `gpu_ipc_share` does.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`, and `INVALID` for a loan
+// that was released.
+//
+// Caller: `options` is null, or has as many bytes as its `size` says.
+int32_t gpu_ipc_loan_share(struct gpu_ipc_loan *loan,
+                           uint64_t participant,
+                           const struct gpu_ipc_share_options *options,
+                           struct gpu_ipc_descriptor *descriptor);
+
+// Grants leases on what is lent to the first that ask, as `gpu_ipc_share_ticket` does. A ticket for
+// `GPU_IPC_EVERYBODY` is a broadcast: every participant claims it as often as it likes until the
+// loan is released. No time to live ends a broadcast of a loan unless `options` ask for one.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: as `gpu_ipc_loan_share`.
+//
+// Caller: `options` is null, or has as many bytes as its `size` says.
+int32_t gpu_ipc_loan_share_ticket(struct gpu_ipc_loan *loan,
+                                  uint32_t claims,
+                                  const struct gpu_ipc_share_options *options,
+                                  struct gpu_ipc_descriptor *descriptor);
+
+// Counts the leases of a loan that are granted or held, as `gpu_ipc_block_outstanding` does: 0
+// once it is released, `SIZE_MAX` after an error.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+size_t gpu_ipc_loan_outstanding(struct gpu_ipc_loan *loan);
+
+// Ends a loan: it can be shared no more, its broadcasts end, and what they granted and is unclaimed
+// is taken back. What is held stays good for its holders. A second release does nothing.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+int32_t gpu_ipc_loan_release(struct gpu_ipc_loan *loan);
+
+// Waits until the loan is released, by this thread or another, and nothing holds or can claim what
+// was lent, so that it can be written again.
+//
+// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+// `DEADLINE`, `FORKED`.
+int32_t gpu_ipc_loan_wait_released(struct gpu_ipc_loan *loan, int64_t timeout_ns);
+
+// Releases a loan, and closes it. Null is passed over.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+int32_t gpu_ipc_loan_close(struct gpu_ipc_loan *loan);
+
+// Takes back what a descriptor of the session grants and is unclaimed; `revoked` says whether there
+// was something, and may be null. When a claim comes at the same moment, one of the two wins.
+//
+// A ticket loses the claims that are left, and what it granted and is unclaimed. Leases that were
+// claimed stay.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for
+// one of another session, `FORKED`.
+int32_t gpu_ipc_session_revoke(struct gpu_ipc_session *session,
+                               const struct gpu_ipc_descriptor *descriptor,
+                               bool *revoked);
 
 // Writes the library's log to a descriptor, a line each: 2 for standard error, below 0 for nowhere
 // (the default). `level` is `GPU_IPC_LOG_...`.
@@ -1362,13 +1448,29 @@ int32_t gpu_ipc_received_read(struct gpu_ipc_received *received,
 // receiver waits for none.
 //
 // Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
-// `INVALID` for no participant, `REFUSED` and `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for contents that are garbage,
-// `DEADLINE`, `FORKED`.
+// `INVALID` for no participant, `REFUSED` and `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for
+// contents that are garbage, `DEADLINE`, `FORKED`.
 int32_t gpu_ipc_received_forward(struct gpu_ipc_received *received,
                                  uint64_t participant,
                                  uint32_t claims,
                                  int64_t timeout_ns,
                                  struct gpu_ipc_descriptor *descriptor);
+
+// Asks the producer for a descriptor as `gpu_ipc_received_forward` does, with up to 64 bytes of the
+// user's own: those that the received descriptor has, which `gpu_ipc_descriptor_get_info` reads, or
+// others. Bytes that are left out are zero.
+//
+// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: as
+// `gpu_ipc_received_forward`, and `INVALID` for more than 64 bytes.
+//
+// Caller: There are `user_len` bytes.
+int32_t gpu_ipc_received_forward_with(struct gpu_ipc_received *received,
+                                      uint64_t participant,
+                                      uint32_t claims,
+                                      const uint8_t *user,
+                                      size_t user_len,
+                                      int64_t timeout_ns,
+                                      struct gpu_ipc_descriptor *descriptor);
 
 // Closes a received block. The lease ends when its last handle is closed and all work on the
 // streams that were named is done. Null is passed over.
@@ -1474,8 +1576,9 @@ int32_t gpu_ipc_session_participants(struct gpu_ipc_session *session,
                                      size_t capacity,
                                      size_t *count);
 
-// Writes what a participant that is connected calls itself, or else the command that it runs, with
-// a zero byte behind.
+// Writes what a participant calls itself, or else the command that it runs, with a zero byte
+// behind: of one that is connected, or that one of the last 64 notices of the session said has
+// left.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `INVALID` for
 // a buffer that is too small: 256 bytes are always enough.
@@ -1664,7 +1767,7 @@ GPU_IPC_SIZE(gpu_ipc_identity, 16);
 GPU_IPC_FIELD(gpu_ipc_identity, bytes, 0, 16);
 GPU_IPC_SIZE(gpu_ipc_notice, 16);
 GPU_IPC_FIELD(gpu_ipc_notice, kind, 0, 4);
-GPU_IPC_FIELD(gpu_ipc_notice, reserved, 4, 4);
+GPU_IPC_FIELD(gpu_ipc_notice, how, 4, 4);
 GPU_IPC_FIELD(gpu_ipc_notice, number, 8, 8);
 GPU_IPC_SIZE(gpu_ipc_part, 800);
 GPU_IPC_FIELD(gpu_ipc_part, size, 0, 8);

@@ -312,6 +312,43 @@ public:
     }
 };
 
+/// A block that is lent: shared any number of times, with any addressee, until the loan ends, by `end` or with this object.
+class Loan : public Handle<gpu_ipc_loan, gpu_ipc_loan_close> {
+public:
+    using Handle::Handle;
+
+    /// Lends a block after what is queued on a stream, or `After::done()`.
+    static Loan of(const Block &block, const After &after) {
+        gpu_ipc_loan *loan;
+        check(gpu_ipc_lend(block.get(), after.get(), &loan));
+        return Loan(loan);
+    }
+
+    /// How many leases are granted or held; none once it has ended.
+    size_t outstanding() const { return unless<size_t>(SIZE_MAX, gpu_ipc_loan_outstanding(get())); }
+
+    /// Grants a lease. A broadcast is claimed by every participant, again and again, until the loan ends.
+    Descriptor share(To to, const ShareOptions &options = {}) const {
+        Descriptor descriptor;
+        auto given = options.to_c();
+        check(to.claims == 0 ? gpu_ipc_loan_share(get(), to.participant, &given, &descriptor)
+                             : gpu_ipc_loan_share_ticket(get(), to.claims, &given, &descriptor));
+        return descriptor;
+    }
+
+    /// Ends the loan; what is held stays good for its holders.
+    void end() const { check(gpu_ipc_loan_release(get())); }
+
+    /// Waits until the loan has ended and its last holder is done; false when the time was over first.
+    bool wait_released(std::chrono::nanoseconds timeout = forever) const {
+        int32_t code = gpu_ipc_loan_wait_released(get(), timeout.count());
+        if (code != GPU_IPC_DEADLINE) {
+            check(code);
+        }
+        return code == GPU_IPC_OK;
+    }
+};
+
 class Session : public Handle<gpu_ipc_session, gpu_ipc_session_close> {
 public:
     using Handle::Handle;
@@ -354,6 +391,13 @@ public:
         return Block(block);
     }
 
+    /// Takes back what a descriptor grants and is unclaimed, and says whether there was something.
+    bool revoke(const Descriptor &descriptor) const {
+        bool revoked = false;
+        check(gpu_ipc_session_revoke(get(), &descriptor, &revoked));
+        return revoked;
+    }
+
     /// Shares several blocks after the same work.
     std::vector<Descriptor> share_many(const std::vector<std::pair<const Block *, To>> &grants, const After &after,
                                        const ShareOptions &options = {}) const {
@@ -393,7 +437,7 @@ public:
         return stats;
     }
 
-    /// What a participant calls itself, or else the command that it runs.
+    /// What a participant calls itself, or else the command that it runs; that of one that left is known after its notice.
     std::string participant_name(uint64_t participant) const {
         std::array<char, 256> name;
         check(gpu_ipc_session_participant_name(get(), participant, name.data(), name.size()));
@@ -453,9 +497,11 @@ public:
         check(gpu_ipc_received_slice(get(), offset, len, &part));
         return Received(part);
     }
-    Descriptor forward(To to, std::chrono::nanoseconds timeout = forever) const {
+    /// Asks the producer for a descriptor for another participant, with up to 64 bytes of the user's own.
+    Descriptor forward(To to, std::chrono::nanoseconds timeout = forever, std::string_view user = {}) const {
         Descriptor descriptor;
-        check(gpu_ipc_received_forward(get(), to.participant, to.claims, timeout.count(), &descriptor));
+        auto bytes = reinterpret_cast<const uint8_t *>(user.data());
+        check(gpu_ipc_received_forward_with(get(), to.participant, to.claims, bytes, user.size(), timeout.count(), &descriptor));
         return descriptor;
     }
     void write(const void *bytes, size_t len, const Stream &stream, uint64_t offset = 0) const {

@@ -166,8 +166,8 @@ pub unsafe extern "C" fn gpu_ipc_share_many(
     })
 }
 
-/// Takes a grant back that nobody has claimed; `cancelled` says whether it did, and may be null. A
-/// ticket is ended before its last claim; leases that it gave stay.
+/// Takes back an unclaimed grant of the block, as `gpu_ipc_session_revoke` does; `cancelled` says
+/// whether there was something, and may be null.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for
 /// one of another session or block, `FORKED`.
@@ -331,7 +331,7 @@ unsafe fn grant(
 ///
 /// Null, or as many bytes as its `size` says.
 #[inline]
-unsafe fn share_options(given: *const gpu_ipc_share_options) -> Outcome<ShareOptions> {
+pub(crate) unsafe fn share_options(given: *const gpu_ipc_share_options) -> Outcome<ShareOptions> {
     if given.is_null() {
         return Ok(ShareOptions::default());
     }
@@ -359,7 +359,7 @@ pub(crate) fn whom(participant: u64, claims: u32) -> Outcome<To> {
 }
 
 #[inline]
-fn ticket(claims: u32) -> Outcome<To> {
+pub(crate) fn ticket(claims: u32) -> Outcome<To> {
     match NonZeroU32::new(claims) {
         None => Err(Failure::invalid(
             "the addressee of a grant",

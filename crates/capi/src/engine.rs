@@ -7,7 +7,7 @@ pub(crate) use gpu_ipc::broker::{
 };
 pub(crate) use gpu_ipc::participant::{Notice, ParticipantBuilder};
 pub(crate) use gpu_ipc::session::{
-    AdoptToken, Contents, SentSlice, SessionNotice, ShareOptions, Stats,
+    AdoptToken, Contents, Departure, Loan, Released, SentSlice, SessionNotice, ShareOptions, Stats,
 };
 pub(crate) use gpu_ipc::{
     After, BackendKind, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ParticipantId,

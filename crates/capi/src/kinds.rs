@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use crate::engine::{Client, Gpu, Participant, Reader, ReceivedBlock, Scratch, SentBlock, Writer};
 use crate::handle::KIND_BITS;
-use crate::opened::{OpenSession, OpenStream};
+use crate::opened::{OpenLoan, OpenSession, OpenStream};
 use crate::table::{FreeRow, Table};
 
 /// The numbers of kinds that fit into a handle, 0 among them, which no kind has.
@@ -41,6 +41,11 @@ pub struct gpu_ipc_session(());
 #[allow(non_camel_case_types, reason = "the name that C has for it")]
 #[derive(Debug)]
 pub struct gpu_ipc_block(());
+
+/// A block that is lent: shared any number of times until it is released.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_loan(());
 
 /// A consumer's connection to a session.
 #[allow(non_camel_case_types, reason = "the name that C has for it")]
@@ -125,4 +130,5 @@ kinds! {
     gpu_ipc_writer = 8, "a writer", writers: Mutex<Option<Writer>>;
     gpu_ipc_reader = 9, "a reader", readers: Mutex<Reader>;
     gpu_ipc_scratch = 10, "scratch memory", scratches: Mutex<Scratch>;
+    gpu_ipc_loan = 11, "a loan", loans: OpenLoan;
 }

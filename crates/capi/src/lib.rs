@@ -7,7 +7,7 @@
 //! | `callback`, `opened`, `pools`, `kinds`, `process` | what stands there, and what a process has one of |
 //! | `boundary`, `sized`, `log` | where C's calls come in; structures that begin with their size; lines on a descriptor (`write_signals`) |
 //! | `device`, `stream` | where memory lies, and what work is ordered on |
-//! | `contents`, `session`, `block`, `stats` | copies from and to the host; the producer |
+//! | `contents`, `session`, `block`, `loan`, `stats` | copies from and to the host; the producer |
 //! | `descriptor` | the bytes that travel |
 //! | `participant`, `received`, `notice` | the consumer |
 //! | `object` | memory that outlives the process that filled it |
@@ -28,6 +28,7 @@ mod engine;
 mod failure;
 mod handle;
 mod kinds;
+mod loan;
 mod log;
 mod notice;
 mod object;
@@ -50,6 +51,7 @@ pub use descriptor::*;
 pub use device::*;
 pub use failure::*;
 pub use kinds::*;
+pub use loan::*;
 pub use log::*;
 pub use notice::*;
 pub use object::*;

@@ -8,7 +8,7 @@ use crate::boundary::{array, call, out, out_handle, timeout, value_or};
 use crate::contents;
 use crate::descriptor::gpu_ipc_descriptor;
 use crate::engine::{ReceivedBlock, State};
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::kinds::{gpu_ipc_received, gpu_ipc_stream};
 use crate::participant::wait_of;
 
@@ -186,8 +186,8 @@ pub unsafe extern "C" fn gpu_ipc_received_read(
 /// receiver waits for none.
 ///
 /// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
-/// `INVALID` for no participant, `REFUSED` and `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for contents that are garbage,
-/// `DEADLINE`, `FORKED`.
+/// `INVALID` for no participant, `REFUSED` and `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for
+/// contents that are garbage, `DEADLINE`, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_received_forward(
     received: *mut gpu_ipc_received,
@@ -198,9 +198,53 @@ pub extern "C" fn gpu_ipc_received_forward(
 ) -> i32 {
     call(|process| {
         let descriptor = out(descriptor, "descriptor")?;
-        let made = process
-            .get(received)?
-            .forward(whom(participant, claims)?, timeout(timeout_ns))?;
+        let to = whom(participant, claims)?;
+        let received = process.get(received)?;
+        let made = received.forward(to, timeout(timeout_ns))?;
+        descriptor.set(gpu_ipc_descriptor {
+            bytes: *made.as_bytes(),
+        });
+        Ok(())
+    })
+}
+
+/// Asks the producer for a descriptor as `gpu_ipc_received_forward` does, with up to 64 bytes of the
+/// user's own: those that the received descriptor has, which `gpu_ipc_descriptor_get_info` reads, or
+/// others. Bytes that are left out are zero.
+///
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: as
+/// `gpu_ipc_received_forward`, and `INVALID` for more than 64 bytes.
+///
+/// # Safety
+///
+/// There are `user_len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_received_forward_with(
+    received: *mut gpu_ipc_received,
+    participant: u64,
+    claims: u32,
+    user: *const u8,
+    user_len: usize,
+    timeout_ns: i64,
+    descriptor: Option<&mut MaybeUninit<gpu_ipc_descriptor>>,
+) -> i32 {
+    call(|process| {
+        let descriptor = out(descriptor, "descriptor")?;
+        // SAFETY: `array` asks for what this function asks for.
+        let given = unsafe { array(user, user_len, "user") }?;
+        let mut user = [0; 64];
+        let Some(place) = user.get_mut(..given.len()) else {
+            let got = format!("{} bytes", given.len());
+            return Err(Failure::invalid(
+                "the bytes of the user's own",
+                got,
+                "at most 64",
+            ));
+        };
+        place.copy_from_slice(given);
+        let to = whom(participant, claims)?;
+        let received = process.get(received)?;
+        let made = received.forward_with(to, &user, timeout(timeout_ns))?;
         descriptor.set(gpu_ipc_descriptor {
             bytes: *made.as_bytes(),
         });

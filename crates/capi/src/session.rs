@@ -297,8 +297,9 @@ pub unsafe extern "C" fn gpu_ipc_session_participants(
     })
 }
 
-/// Writes what a participant that is connected calls itself, or else the command that it runs, with
-/// a zero byte behind.
+/// Writes what a participant calls itself, or else the command that it runs, with a zero byte
+/// behind: of one that is connected, or that one of the last 64 notices of the session said has
+/// left.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `INVALID` for
 /// a buffer that is too small: 256 bytes are always enough.
@@ -315,7 +316,7 @@ pub unsafe extern "C" fn gpu_ipc_session_participant_name(
 ) -> i32 {
     call(|process| {
         let participant = ParticipantId(participant);
-        let name = process.get(session)?.session.participant_name(participant);
+        let name = process.get(session)?.participant_name(participant);
         let name = name.ok_or(Error::ParticipantGone { participant })?;
         // SAFETY: `put_text` asks for what this function asks for.
         unsafe { put_text(&name.replace('\0', " "), buffer, capacity) }

@@ -71,7 +71,7 @@ fn layouts() -> String {
         gpu_ipc_device_info { size, backend, number, uuid, total_bytes, name };
         gpu_ipc_grant { block, participant, claims, reserved };
         gpu_ipc_identity { bytes };
-        gpu_ipc_notice { kind, reserved, number };
+        gpu_ipc_notice { kind, how, number };
         gpu_ipc_part { size, ptr, len, rank, type_code, type_bits, type_lanes, shape, strides, name };
         gpu_ipc_part_spec { name, shape, strides, rank, type_code, type_bits, type_lanes };
         gpu_ipc_reader_info { size, epoch, identity, part_count, user_len, asleep, reserved, name };

@@ -112,6 +112,10 @@ void nothing_is_guessed(const gpu_ipc::Session &session, const gpu_ipc::Device &
     auto received = consumer.claim(descriptor);
     refuses(GPU_IPC_BAD_HANDLE, "wait on", [&] { received.wait(moved); });
     refuses(GPU_IPC_INVALID, "0 claims", [&] { received.forward(To()); });
+    refuses(GPU_IPC_INVALID, "65 bytes", [&] { received.forward(To::ticket(1), gpu_ipc::forever, user); });
+    auto onward = received.forward(To::ticket(1), gpu_ipc::forever, "frame 7");
+    require(std::string(reinterpret_cast<const char *>(gpu_ipc::info_of(onward).user)) == "frame 7", "other bytes");
+    require(session.revoke(onward) && !session.revoke(onward), "it was not taken back once");
     received.wait();
     received.wait(other);
     require(received.size() == 4096 && received.ptr() != nullptr && received.region() < 1000, "another block");
@@ -121,6 +125,25 @@ void nothing_is_guessed(const gpu_ipc::Session &session, const gpu_ipc::Device &
     require(block.cancel(descriptor), "it was not taken back");
     auto none = block.share(To::one(consumer.id()), After::done());
     require(consumer.claim(none).size() == 4096, "another block");
+}
+
+void loans_end(const gpu_ipc::Session &session, const gpu_ipc::Participant &consumer) {
+    auto loan = gpu_ipc::Loan::of(session.alloc(4096), After::done());
+    auto broadcast = loan.share(To::everybody());
+    auto first = consumer.claim(broadcast);
+    auto second = consumer.claim(broadcast);
+    auto one = loan.share(To::one(consumer.id()));
+    require(loan.outstanding() == 3, "a lease for each claim and each grant");
+    require(consumer.claim(one).size() == 4096, "another block");
+    refuses(GPU_IPC_PARTICIPANT_GONE, "gone", [&] { loan.share(To::one(0)); });
+    require(!loan.wait_released(gpu_ipc::no_wait), "it is lent");
+    loan.end();
+    refuses(GPU_IPC_INVALID, "released", [&] { loan.share(To::everybody()); });
+    refuses(GPU_IPC_REVOKED, "taken back", [&] { consumer.claim(broadcast); });
+    require(!loan.wait_released(gpu_ipc::no_wait), "it is held");
+    first.reset();
+    second.reset();
+    require(loan.wait_released() && loan.outstanding() == 0, "it is held by no participant");
 }
 
 }  // namespace
@@ -147,6 +170,7 @@ int main(int argc, char **argv) {
         close(ends[1]);
         require(session.participant_name(session.participants(1).at(0)) == "pair", "another name");
         nothing_is_guessed(session, device, consumer);
+        loans_end(session, consumer);
         consumer.leave();
         session.shutdown();
         session.trim();

@@ -5,6 +5,7 @@
 #include "../../examples/common.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -87,6 +88,30 @@ static void several_at_once(void)
     }
 }
 
+static void forward_with_user_bytes(gpu_ipc_received *received)
+{
+    const uint8_t user[65] = "frame 7";
+    const uint64_t to = gpu_ipc_participant_id(first);
+    gpu_ipc_descriptor onward;
+    gpu_ipc_descriptor_info info = {.size = sizeof info};
+    gpu_ipc_received *forwarded;
+    check(gpu_ipc_received_forward_with(received, to, 0, user, 64, -1, &onward), "forward with bytes");
+    check(gpu_ipc_descriptor_get_info(onward.bytes, sizeof onward.bytes, &info), "info");
+    require(memcmp(info.user, user, 64) == 0, "other bytes of the user's");
+    check(gpu_ipc_claim(first, &onward, sizeof onward, GPU_IPC_WAIT, NULL, -1, &forwarded), "claim");
+    require(gpu_ipc_received_len(forwarded) == gpu_ipc_received_len(received), "another part");
+    check(gpu_ipc_received_close(forwarded), "close");
+    check(gpu_ipc_received_forward_with(received, 0, 1, user, 5, -1, &onward), "forward with 5 bytes");
+    check(gpu_ipc_descriptor_get_info(onward.bytes, sizeof onward.bytes, &info), "info");
+    require(memcmp(info.user, "frame\0\0", 7) == 0, "what is left out is not zero");
+    check(gpu_ipc_session_revoke(session, &onward, NULL), "revoke");
+    require(gpu_ipc_received_forward_with(received, to, 0, user, 65, -1, &onward) == GPU_IPC_INVALID
+                && strstr(gpu_ipc_last_error_text(), "65 bytes") != NULL,
+            "65 bytes");
+    require(gpu_ipc_received_forward_with(received, to, 0, NULL, 1, -1, &onward) == GPU_IPC_INVALID, "no bytes");
+    require(gpu_ipc_received_forward_with(received, 0, 0, user, 5, -1, &onward) == GPU_IPC_INVALID, "no addressee");
+}
+
 static void tickets_and_event_loops(gpu_ipc_block *block)
 {
     gpu_ipc_descriptor ticket, unused;
@@ -135,6 +160,7 @@ static void tickets_and_event_loops(gpu_ipc_block *block)
     require(memcmp(bytes, "ello", 4) == 0, "other bytes");
     check(gpu_ipc_received_write(part, 0, "ELLO", 4, stream), "write");
     check(gpu_ipc_received_forward(part, gpu_ipc_participant_id(first), 0, -1, &onward), "forward");
+    forward_with_user_bytes(part);
     check(gpu_ipc_received_close(part), "close");
     check(gpu_ipc_received_close(received), "close");
     check(gpu_ipc_received_close(without), "close");
@@ -144,6 +170,69 @@ static void tickets_and_event_loops(gpu_ipc_block *block)
     check(gpu_ipc_received_close(forwarded), "close");
     check(gpu_ipc_block_read(block, 0, bytes, 4, stream), "read");
     require(memcmp(bytes, "hELL", 4) == 0, "other bytes");
+}
+
+static void *waits_for_the_loan(void *loan)
+{
+    check(gpu_ipc_loan_wait_released(loan, -1), "wait for a loan");
+    return NULL;
+}
+
+static void loans(gpu_ipc_block *block)
+{
+    gpu_ipc_loan *loan;
+    gpu_ipc_descriptor everybody, one, taken;
+    gpu_ipc_received *held[4];
+    bool revoked = false;
+    size_t before = gpu_ipc_block_outstanding(block);
+    check(gpu_ipc_lend(block, stream, &loan), "lend");
+    require(gpu_ipc_block_outstanding(block) == before + 1, "a loan counts as one");
+    check(gpu_ipc_loan_share_ticket(loan, GPU_IPC_EVERYBODY, NULL, &everybody), "broadcast");
+    for (int at = 0; at < 4; ++at) {
+        gpu_ipc_participant *claimer = at % 2 ? second : first;
+        check(gpu_ipc_claim(claimer, &everybody, sizeof everybody, GPU_IPC_WAIT, NULL, -1, &held[at]), "claim again");
+    }
+    require(gpu_ipc_loan_outstanding(loan) == 4, "a lease for each claim");
+    check(gpu_ipc_loan_share(loan, gpu_ipc_participant_id(first), NULL, &one), "share");
+    check(gpu_ipc_session_revoke(session, &one, &revoked), "revoke");
+    require(revoked, "nobody had claimed it");
+    check(gpu_ipc_session_revoke(session, &one, &revoked), "revoke");
+    require(!revoked, "it is taken back already");
+    gpu_ipc_received *received;
+    require(gpu_ipc_claim(first, &one, sizeof one, GPU_IPC_WAIT, NULL, -1, &received) == GPU_IPC_REVOKED,
+            "it was taken back");
+    require(gpu_ipc_loan_wait_released(loan, 0) == GPU_IPC_DEADLINE, "it is lent");
+    // A wait keeps nothing of the loan: the broadcast ends at its release.
+    pthread_t waiter;
+    require(pthread_create(&waiter, NULL, waits_for_the_loan, loan) == 0, "no thread");
+    check(gpu_ipc_loan_release(loan), "release");
+    check(gpu_ipc_loan_release(loan), "release once more");
+    require(gpu_ipc_loan_share(loan, gpu_ipc_participant_id(first), NULL, &taken) == GPU_IPC_INVALID,
+            "the loan is released");
+    require(gpu_ipc_claim(first, &everybody, sizeof everybody, GPU_IPC_WAIT, NULL, -1, &received) == GPU_IPC_REVOKED,
+            "the broadcast ended with the loan");
+    require(gpu_ipc_loan_wait_released(loan, 0) == GPU_IPC_DEADLINE, "it is held");
+    for (int at = 0; at < 4; ++at)
+        check(gpu_ipc_received_close(held[at]), "close");
+    check(gpu_ipc_loan_wait_released(loan, -1), "wait");
+    require(pthread_join(waiter, NULL) == 0, "no join");
+    require(gpu_ipc_loan_outstanding(loan) == 0, "nobody holds it");
+    check(gpu_ipc_loan_close(loan), "close");
+    check(gpu_ipc_loan_close(NULL), "close");
+    require(gpu_ipc_loan_release(loan) == GPU_IPC_BAD_HANDLE, "it is closed");
+}
+
+static void departure(uint64_t number, uint32_t how, const char *called)
+{
+    gpu_ipc_notice notice;
+    char name[256];
+    do {
+        wait_for_notice(gpu_ipc_session_fd(session));
+        check(gpu_ipc_session_next_notice(session, &notice), "notice");
+    } while (notice.kind != GPU_IPC_NOTICE_LEFT);
+    require(notice.number == number && notice.how == how, "another departure");
+    check(gpu_ipc_session_participant_name(session, number, name, sizeof name), "name");
+    require(strcmp(name, called) == 0, "another name");
 }
 
 int main(int argc, char **argv)
@@ -192,6 +281,7 @@ int main(int argc, char **argv)
     check(gpu_ipc_alloc(session, 4096, 0, &block), "alloc");
     options_and_user_bytes(block);
     tickets_and_event_loops(block);
+    loans(block);
     several_at_once();
 
     gpu_ipc_stats stats = {.size = sizeof stats};
@@ -201,11 +291,13 @@ int main(int argc, char **argv)
             "other numbers");
     check(gpu_ipc_session_collect(session, &collected), "collect");
     check(gpu_ipc_session_collect(session, NULL), "collect");
+    uint64_t number = gpu_ipc_participant_id(first);
+    check(gpu_ipc_participant_leave(first, -1), "leave");
+    departure(number, GPU_IPC_DEPARTURE_GOODBYE, "first");
     // What is still held is named.
     require(gpu_ipc_session_shutdown(session, 0) == GPU_IPC_DEADLINE, "a block is held");
     require(strstr(gpu_ipc_last_error_text(), "by this process itself") != NULL, gpu_ipc_last_error_text());
     check(gpu_ipc_block_close(block), "close");
-    check(gpu_ipc_participant_leave(first, -1), "leave");
     check(gpu_ipc_participant_leave(second, -1), "leave");
     check(gpu_ipc_session_shutdown(session, -1), "shutdown");
     check(gpu_ipc_session_trim(session, NULL), "trim");
