@@ -17,7 +17,6 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socketpair};
 
 use crate::stranger::{HELLO, Idler, REFUSED, Stranger, hear, hello, say};
-use crate::users::{Process, Role, Said};
 use crate::{Case, Stage, open_gpu};
 
 pub const CASES: &[Case] = &[
@@ -44,10 +43,6 @@ pub const CASES: &[Case] = &[
     (
         "connections::a_producer_that_shuts_its_end_for_writing_costs_nothing",
         half_closed_producer,
-    ),
-    (
-        "connections::silent_connections_keep_out_no_other_process",
-        silent,
     ),
     (
         "connections::words_are_unmapped_only_when_no_stream_owes_them_a_value",
@@ -430,28 +425,6 @@ fn half_closed_producer() {
 }
 
 /// One that is slow with its hello, and from another process any number that say nothing.
-fn silent() {
-    let stage = Stage::new();
-    let path = stage.session.socket_path();
-    let idler = Idler::new();
-    let mut slow = Process::start(&Role::Slow {
-        socket: path.into(),
-    });
-    assert_eq!(slow.answer(), Some(Said::Connected));
-    let silent: Vec<OwnedFd> = (0..600)
-        .map(|_| Stranger::connect(path).expect("it listens"))
-        .collect();
-    // They are all taken in when one that comes after them is served.
-    drop(Stranger::join(path, &stage.gpu, idler.fd()));
-    assert_eq!(
-        slow.ask(&()),
-        Said::Welcome,
-        "a silent crowd of another process had it closed"
-    );
-    drop((silent, slow));
-    stage.end();
-}
-
 /// A participant writes into its words that all is done, and leaves, while a stream has yet to
 /// write there.
 fn owed_words() {

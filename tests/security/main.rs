@@ -8,6 +8,7 @@ mod connections;
 mod directory;
 mod forged;
 mod quotas;
+mod servers;
 mod stranger;
 mod users;
 
@@ -43,12 +44,13 @@ fn main() {
             quotas::CASES,
             directory::CASES,
             connections::CASES,
+            servers::CASES,
         ]
         .concat(),
         true,
     );
     trials.extend(self::trials(
-        &[users::CASES, directory::USERS].concat(),
+        &[users::CASES, directory::USERS, servers::USERS].concat(),
         other_users,
     ));
     libtest_mimic::run(&arguments, trials).exit();

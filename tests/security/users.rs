@@ -11,7 +11,9 @@ use harness::{Child, say, wait_until};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use crate::stranger::{HELLO, INSPECT, REFUSED, Stranger, WELCOME, hear, hello, say as send};
+use crate::stranger::{
+    HELLO, INSPECT, REFUSED, Stranger, WELCOME, hear, hello, say as send, say_bytes,
+};
 use crate::{Case, Stage, open_gpu};
 
 pub const CASES: &[Case] = &[
@@ -40,8 +42,8 @@ pub enum Role {
     Hello { socket: PathBuf },
     /// Asks for a look as any user could.
     Inspect { socket: PathBuf },
-    /// Connects, and says hello when it is told to: as this user.
-    Slow { socket: PathBuf },
+    /// Connects, and says hello in these bytes when it is told to: as this user.
+    Slow { socket: PathBuf, hello: Vec<u8> },
     /// Connects as often as it can, and says nothing.
     Silent { socket: PathBuf },
     /// Reads a file.
@@ -101,12 +103,12 @@ pub fn run(role: Role) {
         }),
         Role::Hello { socket } => say(&greet(&socket, HELLO)),
         Role::Inspect { socket } => say(&greet(&socket, INSPECT)),
-        Role::Slow { socket } => {
+        Role::Slow { socket, hello } => {
             let socket = Stranger::connect(&socket).expect("it listens");
             say(&Said::Connected);
             harness::next::<()>().expect("it is told to go on");
             let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).expect("it lives");
-            let sent = send(&socket, HELLO, 0, &hello(&open_gpu(), 0), &[pidfd.as_fd()]);
+            let sent = say_bytes(&socket, &hello, &[pidfd.as_fd()]);
             say(&match sent.ok().and_then(|()| hear(&socket)) {
                 Some(heard) if heard.number == WELCOME => Said::Welcome,
                 Some(heard) => Said::Heard(heard.number, heard.fds.len(), heard.text(0)),

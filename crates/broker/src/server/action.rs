@@ -22,9 +22,6 @@ pub struct Asker {
     pub shared_context: bool,
 }
 
-/// Why a broker says no: for programs, and for people.
-pub type Refused = (RefusalCode, String);
-
 /// A device that regions are made on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Device {

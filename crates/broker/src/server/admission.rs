@@ -1,139 +1,166 @@
-//! From a connection to a participant: the check of its hello, and the answer.
+//! What a broker does with connections: checks a hello, welcomes, hears, and acts on a death. The
+//! rest of the way in is [`transport::server`].
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
+use std::sync::Arc;
 
-use gpu_api::{Error, Result, explain};
+use gpu_api::{Error, Result};
+use transport::os::closer::Foreign;
+use transport::os::process;
 use transport::os::socket;
+use transport::server::{Door, First, Greeting, Newcomer, Proof, Refused, Seat, Server, failed};
 use transport::wire::packet::Versions;
 use transport::wire::table;
 
-use crate::server::action::{Asker, Participant, Refused};
-use crate::server::peer::{Peer, Proof, Slots, identify};
+use crate::server::action::{Asker, Participant};
+use crate::server::peer::{Peer, Slots};
+use crate::server::service::Service;
 use crate::wire::{MOST_BYTES, RefusalCode, ToBroker, ToClient, VERSIONS};
 
-/// A process that said a good hello.
-pub(super) struct Newcomer {
-    uid: u32,
-    shared_context: bool,
+/// A process that said a good hello, and what it gets.
+pub(super) struct Prepared {
+    asker: Asker,
     name: String,
     version: u16,
-    pid: u32,
-    command: String,
-    pidfd: OwnedFd,
-    descendants: Vec<OwnedFd>,
+    newcomer: Newcomer,
+    slots: Slots,
 }
 
-impl Newcomer {
-    /// Reads the first packet of a connection, and takes the descriptors if it is a good hello.
-    pub(super) fn read(
-        socket: &OwnedFd,
-        bytes: &[u8],
-        fds: &mut Vec<OwnedFd>,
-        allowed: &[u32],
-    ) -> Result<Newcomer, Refused> {
-        let protocol = |why: &str| (RefusalCode::Protocol, why.to_owned());
-        let uid = socket::credentials(socket.as_fd())
-            .map_err(|e| (RefusalCode::Failed, e.to_string()))?
-            .uid;
-        if uid != rustix::process::geteuid().as_raw() && !allowed.contains(&uid) {
-            return Err((
-                RefusalCode::User,
-                format!("uid {uid} may not connect to this broker"),
-            ));
-        }
-        let hello =
-            ToBroker::decode(bytes, fds.len()).map_err(|error| protocol(&error.to_string()))?;
+impl Server for Service {
+    type Id = Participant;
+    type Said = ToBroker;
+    type Prepared = Prepared;
+    const TAKES_FDS: bool = true;
+
+    fn door(&mut self) -> &mut Door<Participant> {
+        &mut self.door
+    }
+
+    fn seat(&self, participant: Participant) -> Option<Arc<Seat>> {
+        Some(self.peers.get(&participant)?.seat.clone())
+    }
+
+    fn write_refusal((refusal, why): Refused, packet: &mut [u8; MOST_BYTES]) -> usize {
+        let refused = ToClient::Refused {
+            refusal,
+            lowest: VERSIONS.lowest,
+            highest: VERSIONS.highest,
+            why,
+        };
+        refused.encode(packet)
+    }
+
+    fn greet(
+        &mut self,
+        from: &Greeting,
+        said: ToBroker,
+        fds: Vec<Foreign>,
+    ) -> Result<First<Prepared>, Refused> {
         let ToBroker::Hello {
             lowest,
             highest,
             shared_context,
             name,
             ..
-        } = hello
+        } = said
         else {
-            return Err(protocol("the first message must be a hello"));
+            return Err((
+                RefusalCode::Protocol,
+                "the first message must be a hello".into(),
+            ));
         };
         let theirs = Versions { lowest, highest };
         let Some(version) = VERSIONS.agree(theirs) else {
             let why = format!("the participant speaks versions {theirs}, the broker {VERSIONS}");
             return Err((RefusalCode::Version, why));
         };
-        let Some((pid, command)) = identify(fds).map_err(failed)? else {
-            return Err(protocol("a descriptor of the hello is not a pidfd"));
-        };
-        let mut descendants = std::mem::take(fds);
-        let pidfd = descendants.remove(0);
-        Ok(Newcomer {
-            uid,
+        let most = self.parts.limits.participants;
+        if self.peers.len() >= most {
+            let why = format!("the broker has {most} participants already");
+            return Err((RefusalCode::Limit, why));
+        }
+        let newcomer = Newcomer::of(fds)?;
+        let slots = Slots::new().map_err(|e| failed(&e))?;
+        let participant = Participant(self.next_participant);
+        self.next_participant += 1;
+        let asker = Asker {
+            participant,
+            uid: from.of.uid,
             shared_context,
+        };
+        Ok(First::Seat(Prepared {
+            asker,
             name,
             version,
-            pid,
-            command,
-            pidfd,
-            descendants,
-        })
+            newcomer,
+            slots,
+        }))
     }
 
-    /// Makes it a participant.
-    pub(super) fn into_peer(self, participant: Participant, socket: &OwnedFd) -> Result<Peer> {
-        Ok(Peer {
-            asker: Asker {
-                participant,
-                uid: self.uid,
-                shared_context: self.shared_context,
-            },
-            pid: self.pid,
-            command: self.command,
-            name: self.name,
-            version: self.version,
-            socket: socket
-                .try_clone()
-                .map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?,
-            pidfd: self.pidfd,
-            proof: Proof {
-                descendants: self.descendants.len(),
-                ..Proof::default()
-            },
-            descendants: self.descendants,
-            slots: Slots::new()?,
-        })
+    fn admit(&mut self, key: u64, socket: Foreign, prepared: Prepared) {
+        let (asker, version) = (prepared.asker, prepared.version);
+        let peer = Peer {
+            asker,
+            command: process::command_of(prepared.newcomer.pid),
+            name: prepared.name,
+            version,
+            seat: Arc::new(prepared.newcomer.sit_down(socket)),
+            slots: prepared.slots,
+        };
+        let welcomed = self.welcome(key, &peer);
+        if let Err(error) = welcomed {
+            self.door.forget(asker.participant, &peer.seat);
+            Self::refuse(&peer.seat.socket, failed(&error));
+            return;
+        }
+        self.peers.insert(asker.participant, peer);
     }
-}
 
-/// Welcomes a participant: the broker's own pidfd and the participant's counter file go with it.
-pub(super) fn welcome(peer: &Peer, incarnation: [u8; 16], own_pidfd: BorrowedFd<'_>) -> Result<()> {
-    let file = peer.slots.file();
-    let participant = peer.asker.participant.0;
-    let welcome = ToClient::Welcome {
-        incarnation,
-        participant,
-        pid: std::process::id(),
-        slots: file.slot_count(),
-    };
-    let mut bytes = [0; MOST_BYTES];
-    let len = table::encode(&welcome, &mut bytes, peer.version);
-    match socket::send(peer.socket.as_fd(), &bytes[..len], &[own_pidfd, file.fd()]) {
-        Ok(socket::SendOutcome::Sent) => Ok(()),
-        Ok(_) => Err(Error::Closing),
-        Err(e) => Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", e)),
+    fn obey(
+        &mut self,
+        participant: Participant,
+        said: ToBroker,
+        fds: Vec<Foreign>,
+    ) -> Result<(), &'static str> {
+        if matches!(said, ToBroker::Hello { .. }) {
+            return Err("it said hello before");
+        }
+        self.answer_message(participant, said, fds);
+        Ok(())
+    }
+
+    fn noted(&mut self, participant: Participant, proof: Proof) {
+        if proof.hung_up {
+            self.parts.catalogue.hung_up(participant);
+        }
+        self.bury(participant, proof);
+    }
+
+    fn extra(&mut self, _key: u64) {
+        self.lose_keeper();
     }
 }
 
-/// Refuses a connection. The message is the last: it goes with the socket.
-pub(super) fn refuse(socket: &OwnedFd, refusal: RefusalCode, why: String) {
-    let mut bytes = [0; MOST_BYTES];
-    let refused = ToClient::Refused {
-        refusal,
-        lowest: VERSIONS.lowest,
-        highest: VERSIONS.highest,
-        why,
-    };
-    let len = refused.encode(&mut bytes);
-    let _ = socket::send(socket.as_fd(), &bytes[..len], &[]);
-}
-
-/// A refusal because something failed at the broker.
-pub(super) fn failed(error: Error) -> Refused {
-    (RefusalCode::Failed, explain(&error))
+impl Service {
+    /// Watches and welcomes a participant: the broker's own pidfd and the participant's counter
+    /// file go with the welcome.
+    fn welcome(&mut self, key: u64, peer: &Peer) -> Result<()> {
+        let participant = peer.asker.participant;
+        self.door.seat(key, participant, &peer.seat)?;
+        let file = peer.slots.file();
+        let welcome = ToClient::Welcome {
+            incarnation: self.incarnation,
+            participant: participant.0,
+            pid: std::process::id(),
+            slots: file.slot_count(),
+        };
+        let mut bytes = [0; MOST_BYTES];
+        let len = table::encode(&welcome, &mut bytes, peer.version);
+        let fds = [self.own_pidfd.as_fd(), file.fd()];
+        match socket::send(&peer.seat.socket, &bytes[..len], &fds) {
+            Ok(socket::SendOutcome::Sent) => Ok(()),
+            Ok(_) => Err(Error::Closing),
+            Err(e) => Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", e)),
+        }
+    }
 }

@@ -116,10 +116,8 @@ impl Broker {
             inheritance.objects,
             inheritance.next_seq,
         );
-        let service = Service::new(Parts {
-            listener,
+        let parts = Parts {
             limits: options.limits,
-            allowed: options.allowed,
             catalogue,
             keeper,
             next_tombs: inheritance
@@ -132,7 +130,8 @@ impl Broker {
             waker,
             workshop,
             deposit,
-        })?;
+        };
+        let service = Service::new(parts, listener, options.allowed)?;
         Ok(Broker {
             service,
             actions,

@@ -8,7 +8,8 @@ use transport::os::waker::Waker;
 
 use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
-use crate::server::action::{KeepError, Refused};
+use crate::server::action::KeepError;
+use transport::server::Refused;
 
 /// A descriptor that keeps memory.
 pub(super) type File = Arc<OwnedFd>;

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::server::action::Refused;
 use crate::wire::RefusalCode;
+use transport::server::Refused;
 
 /// What a broker allows.
 #[derive(Clone, Debug)]

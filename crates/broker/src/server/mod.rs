@@ -6,10 +6,9 @@
 //! 3. `lock`: one broker a directory.
 //! 4. `happened`: what the threads that may wait tell. `workshop` waits for the driver, `deposit`
 //!    for the keeper.
-//! 5. `peer`: a participant and the proof of its death. `admission`: how a connection becomes one.
-//! 6. `service`: the thread that serves all clients, and what it `watches`. `listing`: the list of
-//!    objects as JSON.
-//! 7. `broker`: how all of it starts.
+//! 5. `peer`: a participant. `service`: the thread that serves all clients. `admission`: what it
+//!    does with connections. `listing`: the list of objects as JSON.
+//! 6. `broker`: how all of it starts.
 
 mod action;
 mod admission;
@@ -30,5 +29,4 @@ mod outcomes;
 mod peer;
 mod service;
 mod takeover;
-mod watches;
 mod workshop;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
-use crate::server::action::Refused;
 use crate::server::bequest::{Tomb, Tombs};
 use crate::wire::RefusalCode;
+use transport::server::Refused;
 
 /// Names, with those that were removed.
 const MOST_NAMES: usize = 65_536;

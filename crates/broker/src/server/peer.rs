@@ -1,9 +1,9 @@
-//! A participant of a broker, and the proof of its death.
+//! A participant of a broker, and the slots of its write leases.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use gpu_api::Result;
-use transport::os::process;
+use transport::server::Seat;
 use transport::shared::counter_file::{CounterFile, FIRST_SLOTS};
 use transport::shared::slot::{Generation, Seen};
 
@@ -14,35 +14,12 @@ use crate::wire::LeaseSlot;
 #[derive(Debug)]
 pub(super) struct Peer {
     pub asker: Asker,
-    pub pid: u32,
     pub command: String,
     /// The name that it gave itself.
     pub name: String,
     pub version: u16,
-    pub socket: OwnedFd,
-    pub pidfd: OwnedFd,
-    pub descendants: Vec<OwnedFd>,
+    pub seat: Arc<Seat>,
     pub slots: Slots,
-    pub proof: Proof,
-}
-
-/// How far the proof of a death has come: all of it must speak, since a socket alone says so before
-/// the dying process' last GPU write, and a pidfd alone is wrong when a forked child keeps the
-/// driver's files.
-///
-/// There is no quarantine behind it: what a dead writer leaves is closed, and never handed out by
-/// us again.
-#[derive(Debug, Default)]
-pub(super) struct Proof {
-    pub exited: bool,
-    pub hung_up: bool,
-    pub descendants: usize,
-}
-
-impl Proof {
-    pub(super) fn is_complete(&self) -> bool {
-        self.exited && self.hung_up && self.descendants == 0
-    }
 }
 
 /// The slots of a participant's counter file, and which of them are free. The table is the broker's
@@ -99,20 +76,6 @@ impl Slots {
             .filter(|lease| self.file.slot(lease.slot).read(lease.generation) == Seen::Released);
         self.free.extend(released.map(|lease| lease.slot));
     }
-}
-
-/// Checks that descriptors are pidfds, and reads which process the first one names.
-pub(super) fn identify(fds: &[OwnedFd]) -> Result<Option<(u32, String)>> {
-    for fd in fds {
-        if !process::is_pidfd(fd.as_fd())? {
-            return Ok(None);
-        }
-    }
-    let Some(first) = fds.first() else {
-        return Ok(None);
-    };
-    let pid = process::pid_of(first.as_fd())?;
-    Ok(Some((pid, process::command_of(pid))))
 }
 
 #[cfg(test)]

@@ -4,40 +4,33 @@
 //! It never waits for anything but all of them at once. An answer that does not fit into a socket
 //! is dropped: the client asks again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result};
+use transport::os::closer::Foreign;
 use transport::os::process;
-use transport::os::socket::{self, Listener, ReceiveOutcome};
+use transport::os::socket::{self, Listener};
 use transport::os::waker::Waker;
+use transport::server::{Door, Proof, Server, Watch, failed};
 use transport::trace_point;
 use transport::wire::table;
 
 use crate::memory::sealed;
 use crate::object::identity::Epoch;
-use crate::server::action::{Action, Answer, KeepError, Participant, Refused};
-use crate::server::admission::{self, Newcomer, failed};
+use crate::server::action::{Action, Answer, KeepError, Participant};
 use crate::server::bequest::Tomb;
 use crate::server::catalogue::Catalogue;
 use crate::server::happened::{File, Happened};
 use crate::server::limits::Limits;
 use crate::server::listing::{Listing, Process, Removed, Row};
-use crate::server::peer::{Peer, Proof};
-use crate::server::watches::{Watch, Watches};
+use crate::server::peer::Peer;
 use crate::server::{deposit, workshop};
-use crate::wire::{MOST_BYTES, RefusalCode, ToBroker, ToClient};
+use crate::wire::{MOST_BYTES, ToBroker, ToClient};
 
-/// Connections that have not said hello yet, at most: of more, the one that has been silent for
-/// longest goes.
-const MOST_GREETINGS: usize = 256;
-/// Messages of one participant in a turn.
-const MESSAGES_A_TURN: usize = 16;
-/// Connections accepted in a turn.
-const ACCEPTS_A_TURN: usize = 64;
 /// How often a keeper that is away is looked for.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -54,9 +47,7 @@ pub(super) enum KeeperState {
 
 /// What the service starts with.
 pub(super) struct Parts {
-    pub listener: Listener,
     pub limits: Limits,
-    pub allowed: Vec<u32>,
     pub catalogue: Catalogue<File>,
     pub keeper: KeeperState,
     pub next_tombs: u64,
@@ -69,13 +60,12 @@ pub(super) struct Parts {
 }
 
 pub(super) struct Service {
-    parts: Parts,
-    watches: Watches,
-    greetings: BTreeMap<u64, OwnedFd>,
-    peers: HashMap<Participant, Peer>,
-    next_participant: u64,
-    incarnation: [u8; 16],
-    own_pidfd: OwnedFd,
+    pub(super) parts: Parts,
+    pub(super) door: Door<Participant>,
+    pub(super) peers: HashMap<Participant, Peer>,
+    pub(super) next_participant: u64,
+    pub(super) incarnation: [u8; 16],
+    pub(super) own_pidfd: OwnedFd,
     leash: Option<(u64, OwnedFd)>,
     /// The deposit thread looks for a keeper, or feeds one.
     looking: bool,
@@ -87,15 +77,14 @@ pub(super) struct Service {
 }
 
 impl Service {
-    pub(super) fn new(parts: Parts) -> Result<Service> {
+    pub(super) fn new(parts: Parts, listener: Listener, allowed: Vec<u32>) -> Result<Service> {
         let mut incarnation = [0; 16];
         rustix::rand::getrandom(&mut incarnation, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::system("getrandom", "allow getrandom in this sandbox", e))?;
         let looks = parts.keeper != KeeperState::None;
-        let mut service = Service {
+        Ok(Service {
+            door: Door::new(Arc::new(listener), parts.waker.fd(), allowed)?,
             parts,
-            watches: Watches::new()?,
-            greetings: BTreeMap::new(),
             peers: HashMap::new(),
             next_participant: 1,
             incarnation,
@@ -107,14 +96,7 @@ impl Service {
             commits: 0,
             opens: 0,
             aborted: 0,
-        };
-        service
-            .watches
-            .add(Watch::Listener, service.parts.listener.as_fd())?;
-        service
-            .watches
-            .add(Watch::Waker, service.parts.waker.fd())?;
-        Ok(service)
+        })
     }
 
     /// Serves for ever.
@@ -131,22 +113,12 @@ impl Service {
             .look_at
             .filter(|_| !self.looking)
             .map(|at| at.saturating_duration_since(Instant::now()));
-        for key in self.watches.wait(timeout) {
-            match self.watches.of(key) {
-                Some(Watch::Listener) => self.accept(),
-                Some(Watch::Waker) => self.parts.waker.rise(),
-                Some(Watch::Leash) => self.lose_keeper(),
-                Some(Watch::Greeting) => self.greet(key),
-                Some(Watch::Socket(participant)) => self.hear(participant, key),
-                Some(Watch::Process(participant)) => {
-                    self.note(participant, key, |proof| proof.exited = true)
-                }
-                Some(Watch::Descendant(participant, _)) => {
-                    self.note(participant, key, |proof| proof.descendants -= 1)
-                }
-                None => {}
-            }
-        }
+        let deaf = self.door.is_deaf().then_some(LOOK_AGAIN);
+        let timeout = [timeout, deaf].into_iter().flatten().min();
+        let ready = self.door.watches.wait(timeout);
+        self.parts.waker.rise();
+        ready.for_each(|key| self.dispatch(key));
+        self.door.listen_again();
         while let Ok(happened) = self.parts.happened.try_recv() {
             self.take(happened);
         }
@@ -272,7 +244,7 @@ impl Service {
     }
 
     fn hold(&mut self, leash: OwnedFd, fed: bool) {
-        let Ok(key) = self.watches.add(Watch::Leash, leash.as_fd()) else {
+        let Ok(key) = self.door.watches.add(Watch::Extra, leash.as_fd()) else {
             self.look_at = Some(Instant::now() + LOOK_AGAIN);
             return;
         };
@@ -290,7 +262,7 @@ impl Service {
         }
     }
 
-    fn lose_keeper(&mut self) {
+    pub(super) fn lose_keeper(&mut self) {
         self.let_go();
         if self.parts.keeper != KeeperState::None {
             self.parts.keeper = KeeperState::Absent;
@@ -300,150 +272,19 @@ impl Service {
 
     fn let_go(&mut self) {
         if let Some((key, leash)) = self.leash.take() {
-            self.watches.remove(key, leash.as_fd());
+            self.door.watches.remove(key, leash.as_fd());
         }
-    }
-
-    // Connections.
-
-    fn accept(&mut self) {
-        for _ in 0..ACCEPTS_A_TURN {
-            match self.parts.listener.accept() {
-                Ok(Some(socket)) => {
-                    while self.greetings.len() >= MOST_GREETINGS {
-                        let Some((&oldest, _)) = self.greetings.first_key_value() else {
-                            break;
-                        };
-                        // It may have spoken since it was looked at.
-                        self.greet(oldest);
-                        if let Some(socket) = self.greetings.remove(&oldest) {
-                            self.watches.remove(oldest, socket.as_fd());
-                        }
-                    }
-                    match self.watches.add(Watch::Greeting, socket.as_fd()) {
-                        Ok(key) => drop(self.greetings.insert(key, socket)),
-                        Err(error) => tracing::warn!(%error, "a connection is turned away"),
-                    }
-                }
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection cannot be accepted");
-                    return;
-                }
-            }
-        }
-    }
-
-    fn greet(&mut self, key: u64) {
-        let Some(socket) = self.greetings.remove(&key) else {
-            return;
-        };
-        let mut bytes = [0; MOST_BYTES];
-        let mut fds = Vec::new();
-        let len = match socket::receive(socket.as_fd(), &mut bytes, &mut fds) {
-            Ok(ReceiveOutcome::Packet(len)) => len,
-            Ok(ReceiveOutcome::Empty) => {
-                self.greetings.insert(key, socket);
-                return;
-            }
-            Ok(ReceiveOutcome::HungUp) | Err(_) => {
-                self.watches.remove(key, socket.as_fd());
-                return;
-            }
-        };
-        self.watches.remove(key, socket.as_fd());
-        if let Err((refusal, why)) = self.admit(&socket, &bytes[..len], &mut fds) {
-            tracing::warn!(%why, "a participant is refused");
-            admission::refuse(&socket, refusal, why);
-        }
-        if !fds.is_empty() {
-            self.work(workshop::Job::Drop(fds));
-        }
-    }
-
-    fn admit(
-        &mut self,
-        socket: &OwnedFd,
-        bytes: &[u8],
-        fds: &mut Vec<OwnedFd>,
-    ) -> Result<(), Refused> {
-        let hello = Newcomer::read(socket, bytes, fds, &self.parts.allowed)?;
-        let most = self.parts.limits.participants;
-        if self.peers.len() >= most {
-            return Err((
-                RefusalCode::Limit,
-                format!("the broker has {most} participants already"),
-            ));
-        }
-        let participant = Participant(self.next_participant);
-        self.next_participant += 1;
-        let peer = hello.into_peer(participant, socket).map_err(failed)?;
-        self.seat(participant, peer).map_err(failed)
-    }
-
-    fn seat(&mut self, participant: Participant, peer: Peer) -> Result<()> {
-        let mut watched: Vec<(Watch, BorrowedFd<'_>)> = vec![
-            (Watch::Socket(participant), peer.socket.as_fd()),
-            (Watch::Process(participant), peer.pidfd.as_fd()),
-        ];
-        for (n, descendant) in peer.descendants.iter().enumerate() {
-            watched.push((Watch::Descendant(participant, n), descendant.as_fd()));
-        }
-        let keys = self.watches.add_all(&watched)?;
-        if let Err(error) = admission::welcome(&peer, self.incarnation, self.own_pidfd.as_fd()) {
-            keys.iter()
-                .zip(watched)
-                .for_each(|(&key, (_, fd))| self.watches.remove(key, fd));
-            return Err(error);
-        }
-        self.peers.insert(participant, peer);
-        Ok(())
     }
 
     // Participants.
 
-    fn hear(&mut self, participant: Participant, key: u64) {
-        for _ in 0..MESSAGES_A_TURN {
-            let Some(peer) = self.peers.get(&participant) else {
-                return;
-            };
-            let mut bytes = [0; MOST_BYTES];
-            let mut fds = Vec::new();
-            match socket::receive(peer.socket.as_fd(), &mut bytes, &mut fds) {
-                Ok(ReceiveOutcome::Packet(len)) => {
-                    let message = ToBroker::decode(&bytes[..len], fds.len());
-                    match message {
-                        Ok(message) => self.obey(participant, message, &mut fds),
-                        Err(error) => {
-                            tracing::warn!(%error, participant = participant.0, "a message is passed over")
-                        }
-                    }
-                    if !fds.is_empty() {
-                        self.work(workshop::Job::Drop(fds));
-                    }
-                }
-                Ok(ReceiveOutcome::Empty) => return,
-                Ok(ReceiveOutcome::HungUp) => {
-                    self.hang_up(participant, key);
-                    return;
-                }
-                // Half closed, or no participant of ours: nothing more is heard of it but its
-                // hang-up.
-                Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-                    tracing::warn!(%error, participant = participant.0, "a participant is silenced");
-                    self.watches.pause(key, peer.socket.as_fd());
-                    return;
-                }
-                // A packet that was lost is asked again.
-                Err(error) => {
-                    tracing::warn!(%error, participant = participant.0, "a packet is lost");
-                    return;
-                }
-            }
-        }
-    }
-
-    fn obey(&mut self, participant: Participant, message: ToBroker, fds: &mut Vec<OwnedFd>) {
+    /// Does what a message asks for.
+    pub(super) fn answer_message(
+        &mut self,
+        participant: Participant,
+        message: ToBroker,
+        mut fds: Vec<Foreign>,
+    ) {
         let Some(peer) = self.peers.get(&participant) else {
             return;
         };
@@ -467,10 +308,7 @@ impl Service {
                         Vec::new()
                     }
                     (Ok(()), None) => Vec::new(),
-                    (Err(answer), draft) => {
-                        fds.extend(draft);
-                        answer.map_or(Vec::new(), |answer| one(request, answer))
-                    }
+                    (Err(answer), _) => answer.map_or(Vec::new(), |answer| one(request, answer)),
                 }
             }
             ToBroker::Commit { request, identity } => {
@@ -547,7 +385,7 @@ impl Service {
                 &[file.as_fd()],
             ),
             Err(error) => {
-                let (refusal, why) = failed(error);
+                let (refusal, why) = failed(&error);
                 say(
                     peer,
                     &ToClient::Declined {
@@ -565,7 +403,7 @@ impl Service {
         let process = |participant: &Participant| {
             let peer = self.peers.get(participant)?;
             Some(Process {
-                pid: peer.pid,
+                pid: peer.seat.pid,
                 command: peer.command.clone(),
                 name: peer.name.clone(),
             })
@@ -626,38 +464,9 @@ impl Service {
 
     // Deaths.
 
-    fn note(&mut self, participant: Participant, key: u64, note: impl FnOnce(&mut Proof)) {
-        let Some(peer) = self.peers.get_mut(&participant) else {
-            return;
-        };
-        let fd = match self.watches.of(key) {
-            Some(Watch::Process(_)) => peer.pidfd.as_fd(),
-            Some(Watch::Descendant(_, n)) => peer.descendants[n].as_fd(),
-            _ => return,
-        };
-        self.watches.remove(key, fd);
-        note(&mut peer.proof);
-        self.bury(participant);
-    }
-
-    fn hang_up(&mut self, participant: Participant, key: u64) {
-        let Some(peer) = self.peers.get_mut(&participant) else {
-            return;
-        };
-        self.watches.remove(key, peer.socket.as_fd());
-        peer.proof.hung_up = true;
-        self.parts.catalogue.hung_up(participant);
-        self.bury(participant);
-    }
-
     /// Forgets a participant that has hung up and holds nothing, or is proven dead.
-    fn bury(&mut self, participant: Participant) {
-        let Some(peer) = self.peers.get(&participant) else {
-            return;
-        };
-        if !peer.proof.hung_up
-            || (self.parts.catalogue.writes(participant) && !peer.proof.is_complete())
-        {
+    pub(super) fn bury(&mut self, participant: Participant, proof: Proof) {
+        if !proof.hung_up || (self.parts.catalogue.writes(participant) && !proof.is_complete()) {
             return;
         }
         if self.parts.catalogue.writes(participant) {
@@ -666,15 +475,7 @@ impl Service {
         }
         self.parts.catalogue.writer_died(participant);
         if let Some(peer) = self.peers.remove(&participant) {
-            let watched: Vec<_> = std::iter::once(&peer.pidfd)
-                .chain(&peer.descendants)
-                .map(AsFd::as_fd)
-                .collect();
-            self.watches.forget(participant, &watched);
-            // What strangers sent may block at its close.
-            let mut fds = peer.descendants;
-            fds.push(peer.pidfd);
-            self.work(workshop::Job::Drop(fds));
+            self.door.forget(participant, &peer.seat);
         }
     }
 }
@@ -682,7 +483,7 @@ impl Service {
 fn say(peer: &Peer, message: &ToClient, fds: &[BorrowedFd<'_>]) {
     let mut bytes = [0; MOST_BYTES];
     let len = table::encode(message, &mut bytes, peer.version);
-    match socket::send(peer.socket.as_fd(), &bytes[..len], fds) {
+    match socket::send(&peer.seat.socket, &bytes[..len], fds) {
         Ok(socket::SendOutcome::Sent) => {}
         outcome => tracing::debug!(
             ?outcome,

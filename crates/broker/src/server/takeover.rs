@@ -6,9 +6,9 @@
 
 use crate::object::manifest::Manifest;
 use crate::object::part::Part;
-use crate::server::action::Refused;
 use crate::server::object::Object;
 use crate::wire::{RefusalCode, Wanted};
+use transport::server::Refused;
 
 /// A region that is taken over, and its number; `None` for one that is made.
 pub(super) type Former<F> = Option<(F, u64)>;

@@ -1,31 +1,30 @@
-//! The thread that may wait for the driver: reads drafts, makes regions, and drops what strangers
-//! sent.
+//! The thread that may wait for the driver: reads drafts and makes regions.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use gpu_api::{Error, Gpu, Result, explain, thread};
+use transport::os::closer::Foreign;
 use transport::trace_point;
 
 use crate::memory::sealed;
 use crate::memory::store::{FindGpus, make_region};
 use crate::object::identity::Identity;
 use crate::object::manifest::{MOST_MANIFEST, Manifest};
-use crate::server::action::{Device, Refused};
+use crate::server::action::Device;
 use crate::server::happened::{File, Happened, Teller};
 use crate::wire::RefusalCode;
+use transport::server::Refused;
 
 /// What the workshop is to do.
 pub(super) enum Job {
     /// Load the drivers.
     Open,
     /// Read and check a draft.
-    Draft(Identity, OwnedFd),
+    Draft(Identity, Foreign),
     /// Make regions.
     Make(Identity, Device, Vec<u64>),
-    /// Close descriptors that may block at it.
-    Drop(Vec<OwnedFd>),
 }
 
 /// Starts the thread; it ends with the sender.
@@ -67,7 +66,6 @@ impl Workshop {
                     trace_point!("make.done");
                     self.teller.tell(Happened::Made(identity, made));
                 }
-                Job::Drop(files) => drop(files),
             }
         }
     }
@@ -94,7 +92,7 @@ impl Workshop {
         })
     }
 
-    fn read(&mut self, file: &OwnedFd) -> Result<(Box<Manifest>, u64), Refused> {
+    fn read(&mut self, file: &Foreign) -> Result<(Box<Manifest>, u64), Refused> {
         let bytes = sealed::read(file.as_fd(), MOST_MANIFEST);
         let draft = bytes
             .and_then(|bytes| Manifest::decode(&bytes))

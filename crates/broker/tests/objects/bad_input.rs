@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use backend_host::{HostBackend, HostConfig};
 use broker::memory::sealed;
@@ -39,8 +40,8 @@ pub const CASES: &[Case] = &[
         versions_that_do_not_meet_are_both_named,
     ),
     (
-        "bad_input::nonsense_is_passed_over",
-        nonsense_is_passed_over,
+        "bad_input::nonsense_is_not_read_again",
+        nonsense_is_not_read_again,
     ),
     (
         "bad_input::a_client_of_mps_may_read_and_not_write",
@@ -296,7 +297,7 @@ fn versions_that_do_not_meet_are_both_named() {
     );
 }
 
-fn nonsense_is_passed_over() {
+fn nonsense_is_not_read_again() {
     let (dir, _keeper) = started();
     let stranger = Raw::connect(&dir);
     stranger.say_bytes(b"nonsense", &[]);
@@ -327,18 +328,25 @@ fn nonsense_is_passed_over() {
     );
     let (raw, _) = Raw::greeted(&dir);
     raw.say_bytes(b"nonsense", &[pipe.as_fd()]);
-    raw.say_bytes(&[0; 4096], &[]);
-    raw.say(
+    raw.say(&ToBroker::List { request: 5 }, &[]);
+    let (second, _) = Raw::greeted(&dir);
+    second.say(
         &hello(1, 1),
         &[transport::os::process::own_pidfd()
             .expect("a pidfd")
             .as_fd()],
     );
-    raw.say(&ToBroker::List { request: 5 }, &[]);
+    second.say(&ToBroker::List { request: 5 }, &[]);
+    let (good, _) = Raw::greeted(&dir);
+    good.say(&ToBroker::List { request: 6 }, &[]);
     assert!(matches!(
-        raw.hear(),
-        Some((ToClient::Listing { request: 5, .. }, _))
+        good.hear(),
+        Some((ToClient::Listing { request: 6, .. }, _))
     ));
+    for silenced in [raw, second] {
+        let now = Some(Instant::now());
+        assert!(silenced.hear_until(now).is_err(), "it is read again");
+    }
 }
 
 fn a_client_of_mps_may_read_and_not_write() {

@@ -358,11 +358,13 @@ impl Session {
 
     /// Lists the connected participants; none in a forked child.
     pub fn participants(&self) -> Vec<ParticipantId> {
-        if self.core().is_child() {
+        let core = self.core();
+        if core.is_child() {
             return Vec::new();
         }
-        let peers = self.core().roster.peers();
-        peers
+        core.roster.await_seating();
+        core.roster
+            .peers()
             .iter()
             .flatten()
             .filter(|peer| !peer.gone.load(Ordering::Relaxed))

@@ -3,12 +3,13 @@
 use super::{Catalogue, declined};
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
-use crate::server::action::{Action, Answer, Asker, Device, Participant, Refused};
+use crate::server::action::{Action, Answer, Asker, Device, Participant};
 use crate::server::leaving::Leaving;
 use crate::server::limits::Region;
 use crate::server::object::{Object, Stage};
 use crate::server::takeover::{self, Former};
 use crate::wire::{LeaseSlot, RefusalCode, Wanted};
+use transport::server::Refused;
 
 /// Unfinished objects of one participant.
 const MOST_UNFINISHED: usize = 64;

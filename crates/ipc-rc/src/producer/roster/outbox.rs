@@ -47,7 +47,7 @@ impl Outbox {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if !kept.contains_key(&peer.id) {
             let fds: &[BorrowedFd<'_>] = fd.as_slice();
-            match socket::send(peer.socket.as_fd(), &bytes[..len], fds) {
+            match socket::send(peer.seat.socket.as_fd(), &bytes[..len], fds) {
                 Ok(SendOutcome::Sent) => return Ok(()),
                 Ok(SendOutcome::HungUp) => {
                     return Err(Error::ParticipantGone {
@@ -101,7 +101,7 @@ impl Outbox {
         };
         while let Some(first) = queue.front() {
             let fd = first.fd.as_ref().map(AsFd::as_fd);
-            match socket::send(peer.socket.as_fd(), &first.bytes, fd.as_slice()) {
+            match socket::send(peer.seat.socket.as_fd(), &first.bytes, fd.as_slice()) {
                 Ok(SendOutcome::Sent) => drop(queue.pop_front()),
                 Ok(SendOutcome::Full) | Err(_) => return,
                 Ok(SendOutcome::HungUp) => break,

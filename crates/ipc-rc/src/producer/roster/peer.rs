@@ -18,65 +18,45 @@ use crate::producer::roster::ledger_table::Leases;
 use crate::producer::roster::told::Told;
 use transport::os::clock::Tick;
 use transport::os::closer::Foreign;
+use transport::server::{Newcomer, Proof, Seat};
 use transport::shared::counter_file::CounterFile;
 use transport::wire::descriptor::{Descriptor, KeptSealer, SealKey, Sealer};
 use transport::wire::message::RefusalCode;
 
-/// How far the proof of a participant's death has come.
-///
-/// A socket says so up to 9 ms before the dying process' last GPU write, and a pidfd alone is wrong
-/// when a forked child keeps the driver's files; so all of them must speak, and then the quarantine
-/// passes.
-#[derive(Debug)]
-pub(crate) struct Proof {
-    /// The process has exited: its pidfd fired.
-    pub exited: bool,
-    /// No copy of its socket is open any more.
-    pub hung_up: bool,
-    /// When that was seen.
-    pub hung_up_at: Option<Instant>,
-    /// Descendants that it named and that are still alive.
-    pub descendants: usize,
+/// How far a participant has gone, beside the proof of its death.
+#[derive(Debug, Default)]
+pub(crate) struct Leaving {
     /// It said goodbye: its leases have ended, and what it maps goes with it.
     pub said_goodbye: bool,
-    /// When the proof was complete.
-    pub complete: Option<Instant>,
+    /// When its connection was seen to have ended.
+    pub hung_up: Option<Instant>,
+    /// When its death was proven, or the driver's last sign of life went. The quarantine follows.
+    pub proven: Option<Instant>,
 }
 
 /// How long the end of a connection waits for the end of its process, which tells a death from a
 /// lost connection. A dying process closes its sockets a moment before its pidfd says so.
 const EXIT_FOLLOWS: Duration = Duration::from_millis(100);
 
-impl Proof {
-    /// Notes that no copy of its socket is open any more.
-    pub fn hang_up(&mut self) {
-        self.hung_up = true;
-        self.hung_up_at.get_or_insert_with(Instant::now);
-    }
-
+impl Leaving {
     /// Says how the participant went, and `None` while that may still become known.
-    pub fn departure(&self, now: Instant) -> Option<Departure> {
+    pub fn departure(&self, proof: Proof, now: Instant) -> Option<Departure> {
         if self.said_goodbye {
             Some(Departure::Goodbye)
-        } else if self.exited {
+        } else if proof.exited {
             Some(Departure::Died)
         } else {
-            let left = self.until_departed(now)?;
+            let left = self.until_departed(proof, now)?;
             left.is_zero().then_some(Departure::ConnectionLost)
         }
     }
 
     /// Returns how long the end of the process is still waited for after the end of its connection.
-    pub fn until_departed(&self, now: Instant) -> Option<Duration> {
+    pub fn until_departed(&self, proof: Proof, now: Instant) -> Option<Duration> {
         let hung_up = self
-            .hung_up_at
-            .filter(|_| !self.said_goodbye && !self.exited)?;
+            .hung_up
+            .filter(|_| !self.said_goodbye && !proof.exited)?;
         Some(EXIT_FOLLOWS.saturating_sub(now.duration_since(hung_up)))
-    }
-
-    /// Says whether everything that can prove the death has.
-    pub fn is_complete(&self) -> bool {
-        self.exited && self.hung_up && self.descendants == 0
     }
 }
 
@@ -87,24 +67,19 @@ pub(crate) type Forwarded = Result<Box<Descriptor>, (RefusalCode, String)>;
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub id: ParticipantId,
-    pub pid: u32,
     /// What it calls itself, or else the command that it runs.
     pub name: String,
-    /// The participant is in this very process.
-    pub local: bool,
     /// Of the descriptors that are addressed to it.
     pub key: SealKey,
     pub sealer: KeptSealer,
-    pub socket: Foreign,
-    pub pidfd: Foreign,
-    pub descendants: Vec<Foreign>,
+    pub seat: Arc<Seat>,
     /// Files that the driver shows while GPU work of the process may run, with their inodes: a pid
     /// is used again.
     signs_of_life: Vec<(PathBuf, u64)>,
     /// At its place; its own until it leaves.
     pub ledger: Arc<Leases>,
     pub words: Words,
-    pub proof: Mutex<Proof>,
+    leaving: Mutex<Leaving>,
     /// No grant is made to it any more.
     pub gone: AtomicBool,
     told: Mutex<Told<Arc<Region>, Forwarded>>,
@@ -116,14 +91,11 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub id: ParticipantId,
-    pub pid: u32,
     /// What it calls itself, or else the command that it runs.
     pub name: String,
-    pub local: bool,
     pub key: SealKey,
     pub sealer: Sealer,
-    pub pidfd: Foreign,
-    pub descendants: Vec<Foreign>,
+    pub newcomer: Newcomer,
 }
 
 /// Finds the inode of a file, if it is there.
@@ -144,37 +116,27 @@ impl Peer {
     /// it.
     pub fn new(
         arrival: Arrival,
-        gpu: &Gpu,
         socket: Foreign,
+        gpu: &Gpu,
         ledger: Arc<Leases>,
         file: &Arc<CounterFile>,
         registered: Option<(HostPtr, WordPtr)>,
     ) -> Peer {
+        let seat = arrival.newcomer.sit_down(socket);
         Peer {
             id: arrival.id,
-            pid: arrival.pid,
             name: arrival.name,
-            local: arrival.local,
             key: arrival.key,
             sealer: arrival.sealer.into(),
-            socket,
-            pidfd: arrival.pidfd,
-            proof: Mutex::new(Proof {
-                exited: false,
-                hung_up: false,
-                hung_up_at: None,
-                said_goodbye: false,
-                descendants: arrival.descendants.len(),
-                complete: None,
-            }),
-            descendants: arrival.descendants,
+            leaving: Mutex::default(),
             signs_of_life: gpu
                 .backend()
-                .signs_of_life(arrival.pid)
+                .signs_of_life(seat.pid)
                 .into_iter()
                 .filter_map(with_inode)
                 .collect(),
             words: Words::new(file.clone(), registered.map(|(_, words)| words)),
+            seat: Arc::new(seat),
             ledger,
             gone: AtomicBool::new(false),
             told: Mutex::default(),
@@ -194,7 +156,7 @@ impl Peer {
         let tally = self.ledger.tally(now, |block| block.len());
         Holder {
             participant: self.id,
-            pid: self.pid,
+            pid: self.seat.pid,
             command: self.name.clone(),
             leases: tally.in_flight + tally.held + tally.corrupt,
             bytes: tally.bytes,
@@ -311,9 +273,9 @@ impl Peer {
         std::mem::take(&mut *lock(&self.registrations))
     }
 
-    /// Locks the proof.
-    pub fn proof(&self) -> MutexGuard<'_, Proof> {
-        lock(&self.proof)
+    /// Locks how far it has gone.
+    pub fn leaving(&self) -> MutexGuard<'_, Leaving> {
+        lock(&self.leaving)
     }
 }
 

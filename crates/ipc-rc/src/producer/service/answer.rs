@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
-use gpu_api::{Access, Error, Export, ParticipantId, Region, RegionId};
+use gpu_api::{Access, Error, Export, Region, RegionId};
 
 use crate::producer::blocks::block::Block;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
@@ -18,120 +18,86 @@ use crate::producer::roster::told::Wish;
 use crate::producer::service::state::Service;
 use crate::producer::share::{To, Wanted};
 use transport::os::clock::Tick;
-use transport::os::socket::{self, ReceiveOutcome};
 use transport::trace_point;
 use transport::wire::lease_address::LeaseAddress;
 use transport::wire::message::{
-    Granted, Heir, MOST_BYTES, MOST_TICKETS, Outcome, RefusalCode, RegionPlace, TicketAnswer,
-    TicketId, ToParticipant, ToProducer,
+    Granted, Heir, MOST_TICKETS, Outcome, RefusalCode, RegionPlace, TicketAnswer, TicketId,
+    ToParticipant, ToProducer,
 };
 
-/// Packets read from one participant before the others get their turn.
-const PACKETS_A_TURN: usize = 64;
-
 impl Service {
-    pub(super) fn hear(&mut self, key: u64, id: ParticipantId) {
-        let Some(peer) = self.core.roster.find(id) else {
-            return;
-        };
-        for _ in 0..PACKETS_A_TURN {
-            let mut bytes = [0; MOST_BYTES];
-            let mut fds = Vec::new();
-            let said = match socket::receive_guarded(
-                peer.socket.as_fd(),
-                &mut bytes,
-                &self.closer,
-                &mut fds,
-            ) {
-                Ok(ReceiveOutcome::Empty) => return,
-                Ok(ReceiveOutcome::HungUp) => None,
-                Ok(ReceiveOutcome::Packet(len)) => {
-                    match ToProducer::decode(&bytes[..len], fds.len()) {
-                        Ok(message) => Some(message),
-                        Err(error) => return self.silence(key, &peer, &error),
-                    }
-                }
-                Err(error) if is_of_its_making(&error) => {
-                    return self.silence(key, &peer, &error);
-                }
-                // For want of memory here: what it said is still there, and is told of again.
-                Err(error) => {
-                    tracing::warn!(participant = %id, %error, "a participant cannot be read at this moment");
-                    return;
-                }
-            };
-            match said {
-                None => {
-                    self.note(key, id, |peer| peer.proof().hang_up());
-                    return;
-                }
-                Some(ToProducer::MapRegion {
-                    request,
-                    region,
-                    access,
-                    lease,
-                }) => {
-                    self.map(&peer, request, region, access, lease);
-                }
-                Some(ToProducer::ClaimTickets { request, tickets }) => {
-                    self.redeem_all(&peer, request, tickets)
-                }
-                Some(ToProducer::Forward {
-                    request,
-                    settled,
-                    lease,
-                    offset,
-                    len,
-                    heir,
-                    user,
-                }) => {
-                    let wanted = Wanted {
-                        lease,
-                        part: (offset, len),
-                        user,
-                    };
-                    self.forward(&peer, request, settled, &wanted, heir);
-                }
-                Some(ToProducer::AskFile { request, index }) => {
-                    self.give_file(&peer, request, index)
-                }
-                Some(ToProducer::GiveBack { request, ticket }) => {
-                    self.take_back(&peer, ticket);
-                    self.tell(&peer, &ToParticipant::Noted { request });
-                }
-                Some(ToProducer::Inspect { request, from }) => {
-                    self.tell(&peer, &self.core.report(request, from));
-                }
-                Some(ToProducer::TakeSnapshot { request }) => {
-                    let why =
-                        "a participant has no right to a snapshot; ask on a connection of its own"
-                            .into();
-                    self.tell(
-                        &peer,
-                        &ToParticipant::Declined {
-                            request,
-                            code: RefusalCode::Protocol,
-                            why,
-                        },
-                    );
-                }
-                Some(ToProducer::Unmapped { request, region }) => {
-                    let unmapped = peer.note_unmapping(region);
-                    self.unmapped |= unmapped.is_some();
-                    self.core.memory.note_unpinned(unmapped.as_slice());
-                    self.core.wakeups.announce_change();
-                    self.tell(&peer, &ToParticipant::Noted { request });
-                }
-                Some(ToProducer::Bye { request }) => {
-                    peer.proof().said_goodbye = true;
-                    self.close(&peer);
-                    self.tell(&peer, &ToParticipant::Noted { request });
-                }
-                Some(ToProducer::Hello { .. }) => {
-                    return self.silence(key, &peer, &"it said hello before");
-                }
+    /// Answers a message.
+    ///
+    /// # Errors
+    ///
+    /// Why no participant may send it.
+    pub(super) fn answer(
+        &mut self,
+        peer: &Arc<Peer>,
+        said: ToProducer,
+    ) -> Result<(), &'static str> {
+        match said {
+            ToProducer::MapRegion {
+                request,
+                region,
+                access,
+                lease,
+            } => self.map(peer, request, region, access, lease),
+            ToProducer::ClaimTickets { request, tickets } => {
+                self.redeem_all(peer, request, tickets);
             }
+            ToProducer::Forward {
+                request,
+                settled,
+                lease,
+                offset,
+                len,
+                heir,
+                user,
+            } => {
+                let wanted = Wanted {
+                    lease,
+                    part: (offset, len),
+                    user,
+                };
+                self.forward(peer, request, settled, &wanted, heir);
+            }
+            ToProducer::AskFile { request, index } => self.give_file(peer, request, index),
+            ToProducer::GiveBack { request, ticket } => {
+                self.take_back(peer, ticket);
+                self.tell(peer, &ToParticipant::Noted { request });
+            }
+            ToProducer::Inspect { request, from } => {
+                self.tell(peer, &self.core.report(request, from));
+            }
+            ToProducer::TakeSnapshot { request } => {
+                let why =
+                    "a participant has no right to a snapshot; ask on a connection of its own"
+                        .into();
+                self.tell(
+                    peer,
+                    &ToParticipant::Declined {
+                        request,
+                        code: RefusalCode::Protocol,
+                        why,
+                    },
+                );
+            }
+            ToProducer::Unmapped { request, region } => {
+                let unmapped = peer.note_unmapping(region);
+                self.unmapped |= unmapped.is_some();
+                self.core.memory.note_unpinned(unmapped.as_slice());
+                self.core.wakeups.announce_change();
+                self.tell(peer, &ToParticipant::Noted { request });
+            }
+            ToProducer::Bye { request } => {
+                peer.leaving().said_goodbye = true;
+                self.close(peer);
+                self.tell(peer, &ToParticipant::Noted { request });
+            }
+            ToProducer::Hello { .. } => return Err("it said hello before"),
         }
+        Ok(())
     }
 
     /// Tells a participant how to map a region, and notes that it may. The lease that it names
@@ -171,10 +137,10 @@ impl Service {
             );
         };
         let (place, fd) = match (leased.export(), leased.spot()) {
-            (_, Some(spot)) if peer.local => {
+            (_, Some(spot)) if peer.seat.local => {
                 (RegionPlace::LocalPiece(leased.base(), spot.behind), None)
             }
-            (_, None) if peer.local => (RegionPlace::Local(leased.base()), None),
+            (_, None) if peer.seat.local => (RegionPlace::Local(leased.base()), None),
             (Export::Handle(handle), _) => (RegionPlace::Handle(*handle), None),
             (Export::Fd(fd), Some(spot)) => (RegionPlace::Piece(spot), Some(fd.as_fd())),
             (Export::Fd(fd), None) => (RegionPlace::Fd, Some(fd.as_fd())),
@@ -394,10 +360,4 @@ impl Service {
             tracing::debug!(participant = %peer.id, %error, "an answer is lost");
         }
     }
-}
-
-/// Says whether a packet cannot be read because of what it is: empty, too long, or with descriptors
-/// that find no room here. No participant sends any after its hello.
-fn is_of_its_making(error: &std::io::Error) -> bool {
-    error.kind() == std::io::ErrorKind::InvalidData || error.raw_os_error() == Some(libc::EMFILE)
 }

@@ -1,7 +1,6 @@
 //! The way out: proofs of death, burials, and participants that wait for what streams of ours owe
 //! to their words.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -11,43 +10,28 @@ use gpu_api::ParticipantId;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::notice::{Departure, SessionNotice};
 use crate::producer::roster::peer::Peer;
-use crate::producer::service::state::{Service, Watch};
-use transport::os::socket;
+use crate::producer::service::state::Service;
+use transport::server::Proof;
 use transport::trace_point;
 
 impl Service {
-    /// Notes that a participant that is not read any more has hung up.
-    pub(super) fn note_hang_up(&mut self, key: u64, id: ParticipantId) {
-        let hung_up = |peer: &Peer| socket::has_hung_up(&peer.socket);
-        if self.core.roster.find(id).is_some_and(|peer| hung_up(&peer)) {
-            self.note(key, id, |peer| peer.proof().hang_up());
-        }
-    }
-
-    /// Takes a token of the proof of death, and acts on it.
-    pub(super) fn note(&mut self, key: u64, id: ParticipantId, token: impl FnOnce(&Peer)) {
+    /// Acts on the tokens of the proof of death: grants nothing more to one that is lost, and begins
+    /// the quarantine of one that is dead.
+    pub(super) fn note_departure(&mut self, id: ParticipantId, proof: Proof) {
         let Some(peer) = self.core.roster.find(id) else {
             return;
         };
-        match self.watches.get(&key).copied() {
-            Some(Watch::Socket(_) | Watch::Silenced(_)) => self.unwatch(key, peer.socket.as_fd()),
-            Some(Watch::Process(_)) => self.unwatch(key, peer.pidfd.as_fd()),
-            Some(Watch::Descendant(_, n)) => self.unwatch(key, peer.descendants[n].as_fd()),
-            _ => return,
-        }
-        token(&peer);
-        let lost = {
-            let proof = peer.proof();
-            proof.exited || proof.hung_up
-        };
-        if lost {
+        if proof.exited || proof.hung_up {
             self.close(&peer);
         }
-        let mut proof = peer.proof();
-        if proof.is_complete() && proof.complete.is_none() {
-            proof.complete = Some(Instant::now());
+        let mut leaving = peer.leaving();
+        if proof.hung_up {
+            leaving.hung_up.get_or_insert_with(Instant::now);
+        }
+        if proof.is_complete() && leaving.proven.is_none() {
+            leaving.proven = Some(Instant::now());
             trace_point!("death");
-            tracing::debug!(participant = %id, pid = peer.pid, "a participant is proven dead; the quarantine begins");
+            tracing::debug!(participant = %id, pid = peer.seat.pid, "a participant is proven dead; the quarantine begins");
         }
     }
 
@@ -58,15 +42,16 @@ impl Service {
         let peers = self.core.roster.peers();
         for peer in peers.iter().flatten() {
             let (dead, hung_up, how) = {
-                let mut proof = peer.proof();
-                if proof.complete.is_some() && peer.shows_life() {
+                let mut leaving = peer.leaving();
+                if leaving.proven.is_some() && peer.shows_life() {
                     // The driver's own sign is the last: the quarantine begins when it is gone.
-                    proof.complete = Some(now);
+                    leaving.proven = Some(now);
                 }
-                let over = proof.complete.is_some_and(|complete| {
-                    now.duration_since(complete) >= self.core.facts.quarantine
-                });
-                (over, proof.hung_up, proof.departure(now))
+                let over = leaving
+                    .proven
+                    .is_some_and(|proven| now.duration_since(proven) >= self.core.facts.quarantine);
+                let proof = peer.seat.proof();
+                (over, proof.hung_up, leaving.departure(proof, now))
             };
             // Nobody speaks for it any more, and it has nothing: it needs no proof of its death,
             // and may not be dead. Whether it is becomes known in a moment.
@@ -117,18 +102,7 @@ impl Service {
         let unmapped = peer.forget_mappings();
         self.unmapped |= !unmapped.is_empty();
         self.core.memory.note_unpinned(&unmapped);
-        self.watches.retain(|_, watch| {
-            let (is_its, fd) = match *watch {
-                Watch::Socket(id) | Watch::Silenced(id) => (id == peer.id, &peer.socket),
-                Watch::Process(id) => (id == peer.id, &peer.pidfd),
-                Watch::Descendant(id, n) if id == peer.id => (true, &peer.descendants[n]),
-                _ => return true,
-            };
-            if is_its {
-                self.poller.remove(fd.as_fd());
-            }
-            !is_its
-        });
+        self.door.forget(peer.id, &peer.seat);
         peer.words.close();
         peer.words.want_proof();
         self.core.fences.forget(peer.id);

@@ -18,9 +18,10 @@ use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::core::Core;
 use crate::producer::grants::slot_group::Effort;
 use crate::producer::notice::SessionNotice;
-use crate::producer::service::state::{POLL, Service, Watch};
+use crate::producer::service::state::{POLL, Service};
 use transport::os::clock::Tick;
 use transport::os::socket::{self, Listener};
+use transport::server::Server;
 use transport::wire::message::ToParticipant;
 
 /// The least time between two looks at times to live, as a multiple of what a look takes.
@@ -55,9 +56,9 @@ impl Service {
     /// proves nothing.
     fn fail(mut self) {
         self.core.fail();
-        self.listener = None;
+        drop(self.door.close());
         for peer in self.core.roster.peers().iter().flatten() {
-            socket::hang_up(&peer.socket);
+            socket::hang_up(&peer.seat.socket);
         }
         self.core.notices.push(SessionNotice::Failed);
         self.core.wakeups.announce_change();
@@ -71,7 +72,7 @@ impl Service {
     /// Waits for something to do, and does it.
     fn turn(&mut self) {
         let closing = self.core.life.is_closing();
-        if closing && self.listener.take().is_some() {
+        if closing && self.door.close().is_some() {
             for peer in self.core.roster.peers().iter().flatten() {
                 // One who cannot be told sees the hang-up.
                 let _ = self
@@ -86,23 +87,12 @@ impl Service {
         if timeout.is_some_and(|timeout| timeout <= POLL.1) {
             self.core.wakeups.thread.will_rise_soon();
         }
-        let ready = self.poller.wait(timeout);
+        let ready = self.door.watches.wait(timeout);
         self.core.wakeups.thread.rise();
-        for &key in &ready {
-            match self.watches.get(&key).copied() {
-                None | Some(Watch::Waker) => {}
-                Some(Watch::Listener) => self.accept(),
-                Some(Watch::Greeting) => self.greet(key),
-                Some(Watch::Socket(id)) => self.hear(key, id),
-                Some(Watch::Silenced(id)) => self.note_hang_up(key, id),
-                Some(Watch::Process(id)) => self.note(key, id, |peer| peer.proof().exited = true),
-                Some(Watch::Descendant(id, _)) => {
-                    self.note(key, id, |peer| peer.proof().descendants -= 1)
-                }
-            }
-        }
+        let is_idle = ready.len() == 0;
+        ready.for_each(|key| self.dispatch(key));
         self.accept_arrivals();
-        self.listen_again();
+        self.door.listen_again();
         self.core.roster.flush();
         self.expire();
         // Before the burials: what a participant has ended before it went keeps it no longer, and
@@ -116,7 +106,7 @@ impl Service {
         self.watch_context();
         self.synchronize_unmarked();
         self.trim_unmapped();
-        self.poll = if found.blocks > 0 || !ready.is_empty() {
+        self.poll = if found.blocks > 0 || !is_idle {
             POLL.0
         } else {
             (self.poll * 2).min(POLL.1)
@@ -138,15 +128,15 @@ impl Service {
             .then(|| next_lapse.since(now).max(Duration::from_millis(1)));
         for peer in core.roster.peers().iter().flatten() {
             let due = {
-                let proof = peer.proof();
-                proof.complete.map_or_else(
+                let leaving = peer.leaving();
+                leaving.proven.map_or_else(
                     || {
                         // After that it stays for what it holds alone.
-                        let left = proof.until_departed(Instant::now());
+                        let left = leaving.until_departed(peer.seat.proof(), Instant::now());
                         let is_idle = || peer.ledger.is_empty() && peer.mappings() == 0;
                         left.filter(|left| !left.is_zero() || is_idle())
                     },
-                    |complete| Some(core.facts.quarantine.saturating_sub(complete.elapsed())),
+                    |proven| Some(core.facts.quarantine.saturating_sub(proven.elapsed())),
                 )
             };
             if let Some(left) = due {
@@ -174,7 +164,7 @@ impl Service {
         let watches = core.releases.is_any();
         let poll = if (waits && unseen) || watches {
             Some(self.poll)
-        } else if reminded || core.roster.outbox.is_waiting() || self.is_deaf || words() {
+        } else if reminded || core.roster.outbox.is_waiting() || self.door.is_deaf() || words() {
             Some(POLL.1)
         } else {
             None
@@ -189,7 +179,7 @@ impl Service {
         self.core.life.is_closing()
             // The turn that takes it tells the participants; a shutdown may come before the first
             // turn.
-            && self.listener.is_none()
+            && !self.door.listens()
             && self.core.memory.is_only_leaked()
             && self.leaving.is_empty()
             && self.core.roster.peers().iter().flatten().all(|peer| {
@@ -291,10 +281,8 @@ impl Service {
     /// up, said goodbye or been silenced. Asked each time: a share that saw the session open may
     /// make one more.
     fn end_unclaimable(&mut self) {
-        let can_claim = self.listener.is_some()
-            || !self.greetings.is_empty()
-            || self.core.has_arrivals()
-            || self.core.roster.has_claimants();
+        let can_claim =
+            self.door.is_open() || self.core.has_arrivals() || self.core.roster.has_claimants();
         if can_claim || self.core.tickets.live() == 0 {
             return;
         }
