@@ -77,7 +77,7 @@ hip! {
             uuid[..2].copy_from_slice(b"XX");
             return Ok(uuid);
         }
-        machine.uuid(device)
+        machine.uuid(if settings.has(Fault::SamePartitionUuid) { 0 } else { device })
     }
     hipDeviceTotalMem(bytes: usize; device: c_int) {
         with(device)?.total(device)
@@ -139,7 +139,13 @@ pub unsafe extern "C" fn hipDeviceGetPCIBusId(
     len: c_int,
     device: c_int,
 ) -> u32 {
-    let found = well(device).and_then(|machine| machine.place(device));
+    // The partition is not in the place that HIP tells (`pcie.function = hsa_bdf_id & 7`).
+    let shown = if Settings::get().has(Fault::SamePartitionUuid) {
+        0
+    } else {
+        device
+    };
+    let found = well(device).and_then(|machine| machine.place(shown));
     // SAFETY: `put_text`: our caller points to `len` bytes.
     finish(found.and_then(|found| unsafe { put_text(place, len, &found) }))
 }
@@ -182,6 +188,17 @@ pub extern "C" fn gpu_ipc_signs_of_life() -> *const c_char {
     static FOLDER: OnceLock<CString> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
         let named = std::env::var("GPU_IPC_SHIM_KFD").unwrap_or_else(|_| "/dev/shm".into());
+        CString::new(named).expect("a path has no zero")
+    });
+    folder.as_ptr()
+}
+
+/// Names the folder of the nodes that KFD lists, in place of AMD's.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_topology() -> *const c_char {
+    static FOLDER: OnceLock<CString> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let named = std::env::var("GPU_IPC_SHIM_TOPOLOGY").unwrap_or_default();
         CString::new(named).expect("a path has no zero")
     });
     folder.as_ptr()

@@ -16,6 +16,9 @@
 //! | `GPU_IPC_SHIM_INJECT` | names of [`Fault`]s, separated by commas |
 //! | `GPU_IPC_SHIM_KFD` | a folder in place of `/sys/class/kfd/kfd/proc`; `/dev/shm` without it |
 //! | `GPU_IPC_SHIM_NUMA_NODE` | the host's NUMA node that the devices are closest to; none without it |
+//! | `GPU_IPC_SHIM_TOPOLOGY` | a folder in place of `/sys/class/kfd/kfd/topology/nodes` |
+//! | `GPU_IPC_SHIM_PATIENCE_MS` | for how long an open and an export wait for a server, AMD's 10 s without it |
+//! | `HSA_ENABLE_IPC_MODE_LEGACY` | as of AMD's: whether KFD's calls hand memory out, or a thread of the exporter |
 //! | `GPU_MAX_HW_QUEUES` | as of AMD's: over how many hardware queues the streams of a device are spread, 4 |
 //!
 //! Which rules begin or end with which version stands where they are kept. Over CUDA streams have
@@ -24,7 +27,7 @@
 //! Read in this order: `settings`; `machine` (what is needed of the device below); `cuda` over
 //! `cuda_functions`, and `host` over `memory_files` and `turns` (two of those); `below` (which of
 //! them it is); `export` (how a function comes to be one of C's); `device`, `memory`, `pool`,
-//! `physical`, `sharing`, `queue` (HIP's functions, by subject).
+//! `physical`, `server`, `sharing`, `queue` (HIP's functions, by subject).
 
 mod below;
 mod cuda;
@@ -38,6 +41,7 @@ mod memory_files;
 mod physical;
 mod pool;
 mod queue;
+mod server;
 mod settings;
 mod sharing;
 mod turns;

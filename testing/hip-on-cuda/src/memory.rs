@@ -7,7 +7,7 @@ use crate::device::{entered, started};
 use crate::export::{finish, hip, put};
 use crate::machine::{INVALID_VALUE, Kind};
 use crate::memory_files::OUT_OF_MEMORY;
-use crate::settings::Settings;
+use crate::settings::{Fault, Settings};
 use crate::{physical, pool, sharing};
 
 /// Flags of `hipHostMalloc` that CUDA has too; AMD's others ask for kinds of coherence.
@@ -28,6 +28,9 @@ pub struct PointerAttributes {
 hip! {
     hipMalloc(base: u64; len: usize) {
         let (machine, device) = entered()?;
+        if Settings::get().has(Fault::AllocAfterExportCrashes) && physical::was_exported() {
+            std::process::abort();
+        }
         // Other than CUDA's, AMD's gives no memory for no bytes.
         match len {
             0 => Ok(0),

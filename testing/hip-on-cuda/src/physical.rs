@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device::{entered, started};
@@ -95,6 +96,13 @@ static MADE: Mutex<(BTreeMap<u64, usize>, usize)> = Mutex::new((BTreeMap::new(),
 /// Notes memory of `hipMalloc` that was exported and is freed.
 pub(crate) fn freed_after_export(len: usize) {
     MADE.lock().unwrap_or_else(PoisonError::into_inner).1 += len;
+}
+
+/// Whether plain memory was exported as a dma-buf.
+static EXPORTED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn was_exported() -> bool {
+    EXPORTED.load(Ordering::Relaxed)
 }
 
 /// Bytes that 6.4.0 and 6.4.1 keep after they were released (ROCm/hip#3781, fixed in 6.4.2).
@@ -293,6 +301,7 @@ hip! {
         if !Settings::get().at_least(7, 0) {
             return Err(NOT_SUPPORTED);
         }
+        EXPORTED.store(true, Ordering::Relaxed);
         if kind == 1 && flags == 0 { entered()?.0.export_plain(base, len) } else { Err(INVALID_VALUE) }
     }
     hipDestroyExternalMemory(; memory: u64) {

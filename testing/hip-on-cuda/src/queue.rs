@@ -30,6 +30,13 @@ static FORGOTTEN: AtomicBool = AtomicBool::new(false);
 /// Events that were opened from another process.
 static OPENED: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 
+/// Streams that are alive.
+static MADE: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+fn made() -> MutexGuard<'static, Vec<u64>> {
+    MADE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn opened() -> MutexGuard<'static, Option<HashSet<u64>>> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -84,16 +91,23 @@ hip! {
         if opened().as_mut().is_some_and(|opened| opened.remove(&event)) {
             FORGOTTEN.store(true, Ordering::Relaxed);
         }
+        if Settings::get().has(Fault::DestroyEventWaits) {
+            let all = made().clone();
+            all.into_iter().try_for_each(|stream| machine.stream_synchronize(stream))?;
+        }
         machine.event_destroy(event)
     }
     hipStreamCreateWithFlags(stream: u64; flags: u32) {
         let (machine, device) = entered()?;
-        machine.stream(device, flags)
+        let stream = machine.stream(device, flags)?;
+        made().push(stream);
+        Ok(stream)
     }
     hipStreamDestroy(; stream: u64) {
         let machine = entered()?.0;
         // AMD's waits for all that is queued, its header says; an error of that work ends the wait.
         let _ = machine.stream_synchronize(stream);
+        made().retain(|made| *made != stream);
         machine.stream_destroy(stream)
     }
     hipStreamQuery(; stream: u64) {

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// A behaviour of some runtime of AMD's, or of every one, that is made to happen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,9 +79,27 @@ pub enum Fault {
     PoolFreeFails,
     /// Every stream is being captured.
     Captures,
+    /// The thread that hands memory out ends with its first client, as when that one is killed.
+    ServerDies,
+    /// The thread that hands memory out answers nothing, as when a client is stopped before it
+    /// confirms.
+    ServerStalls,
+    /// An open that gets no answer never returns (ROCm/rocm-systems#9827); else it fails with 17.
+    OpenSpins,
+    /// The name of the socket is taken by a process of another PID namespace: an export fails with 1.
+    ExportCollides,
+    /// The allocation after an export as a dma-buf crashes (ROCm/rocm-systems#8517).
+    AllocAfterExportCrashes,
+    /// All devices have one identity and one place, as the partitions of a GPU had before ROCm
+    /// 7.0.1.
+    SamePartitionUuid,
+    /// Destroying an event waits for all work of the device (ROCm/rocm-systems#7520).
+    DestroyEventWaits,
+    /// An export hands out other memory, with success (ROCm/rocm-systems#11892).
+    OpensOthers,
 }
 
-const NAMES: [(&str, Fault); 32] = [
+const NAMES: [(&str, Fault); 40] = [
     ("equal-pid", Fault::EqualPid),
     ("attach-fails", Fault::AttachFails),
     ("event-blocks", Fault::EventBlocks),
@@ -113,6 +132,14 @@ const NAMES: [(&str, Fault); 32] = [
     ("pool-crashes", Fault::PoolCrashes),
     ("pool-free-fails", Fault::PoolFreeFails),
     ("captures", Fault::Captures),
+    ("server-dies", Fault::ServerDies),
+    ("server-stalls", Fault::ServerStalls),
+    ("open-spins", Fault::OpenSpins),
+    ("export-collides", Fault::ExportCollides),
+    ("alloc-after-export-crashes", Fault::AllocAfterExportCrashes),
+    ("same-partition-uuid", Fault::SamePartitionUuid),
+    ("destroy-event-waits", Fault::DestroyEventWaits),
+    ("opens-others", Fault::OpensOthers),
 ];
 
 /// What the environment asked for when it was first looked at.
@@ -123,6 +150,10 @@ pub(crate) struct Settings {
     pub(crate) queues: usize,
     /// The host's NUMA node that every device is closest to; -1 for none.
     pub(crate) numa_node: i32,
+    /// How long an open and an export wait for a server.
+    pub(crate) patience: Duration,
+    /// The value of AMD's variable that chooses how memory is handed out.
+    legacy: String,
     faults: Vec<Fault>,
 }
 
@@ -154,9 +185,23 @@ impl Settings {
                     .filter(|queues| *queues > 0)
                     .unwrap_or(4),
                 numa_node: text("GPU_IPC_SHIM_NUMA_NODE").parse().unwrap_or(-1),
+                patience: Duration::from_millis(
+                    text("GPU_IPC_SHIM_PATIENCE_MS").parse().unwrap_or(10_000),
+                ),
+                legacy: text("HSA_ENABLE_IPC_MODE_LEGACY"),
                 faults: faults.collect(),
             }
         })
+    }
+
+    /// Says whether a thread of the exporter hands memory out; else KFD's calls do (ROCr,
+    /// `core/util/flag.h`; which of them 7.1 has is not certain).
+    pub(crate) fn has_server(&self) -> bool {
+        if self.at_least(7, 2) {
+            self.legacy != "1"
+        } else {
+            self.at_least(6, 3) && self.legacy == "0"
+        }
     }
 
     pub(crate) fn has(&self, fault: Fault) -> bool {

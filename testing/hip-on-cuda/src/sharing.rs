@@ -2,8 +2,8 @@
 //! number is refused.
 //!
 //! A handle of AMD's is 32 bytes of the driver's, the size, an offset, and the process number of
-//! the exporting process. One of the driver below is 64 bytes, which it cannot hold: those lie in a
-//! file of shared memory that it names.
+//! the exporting process. One of the driver below is 64 bytes, which it cannot hold: a
+//! [`server`] has them, or, where KFD's calls would, a file of shared memory.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,9 +15,10 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use crate::device::entered;
 use crate::export::hip;
 use crate::machine::{INVALID_VALUE, Kind, Outcome};
+use crate::server::{self, Below, Token};
 use crate::settings::{Fault, Settings};
 
-const INVALID_DEVICE_POINTER: u32 = 17;
+pub(crate) const INVALID_DEVICE_POINTER: u32 = 17;
 const INVALID_CONTEXT: u32 = 201;
 const ALREADY_MAPPED: u32 = 208;
 
@@ -34,14 +35,14 @@ impl Handle {
     }
 }
 
-/// Files of exported allocations, by the allocation's base.
-static FILES: Mutex<Option<HashMap<u64, PathBuf>>> = Mutex::new(None);
+/// Names of exported allocations, by the allocation's base.
+static TOKENS: Mutex<Option<HashMap<u64, Token>>> = Mutex::new(None);
 
-fn files() -> MutexGuard<'static, Option<HashMap<u64, PathBuf>>> {
-    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+fn tokens() -> MutexGuard<'static, Option<HashMap<u64, Token>>> {
+    TOKENS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn path(name: &[u8; 32]) -> PathBuf {
+fn path(name: &Token) -> PathBuf {
     let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
     PathBuf::from(format!("/dev/shm/gpu-ipc-shim-{name}"))
 }
@@ -57,13 +58,13 @@ fn process_number() -> u32 {
 
 /// Forgets what was exported of an allocation that is freed; says whether anything was.
 pub(crate) fn forget(base: u64) -> bool {
-    let exported = files().as_mut().and_then(|files| files.remove(&base));
-    let was = exported.is_some();
-    if let Some(path) = exported {
-        // Somebody else may have cleared the directory.
-        let _ = fs::remove_file(path);
+    let exported = tokens().as_mut().and_then(|tokens| tokens.remove(&base));
+    if let Some(token) = &exported {
+        server::forget(token);
+        // There is none of a server's, and somebody else may have cleared the directory.
+        let _ = fs::remove_file(path(token));
     }
-    was
+    exported.is_some()
 }
 
 /// Numbers the PID namespace: a process number means something only in its own.
@@ -96,8 +97,8 @@ fn sweep() {
     });
 }
 
-fn export(device: i32, base: u64, len: usize, below: [u8; 64]) -> Outcome<Handle> {
-    sweep();
+/// Makes the name of an allocation.
+fn name(base: u64) -> Token {
     let mut name = [0; 32];
     name[..4].copy_from_slice(&process::id().to_le_bytes());
     name[4..8].copy_from_slice(&namespace().to_le_bytes());
@@ -106,22 +107,39 @@ fn export(device: i32, base: u64, len: usize, below: [u8; 64]) -> Outcome<Handle
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap_or_default();
     name[16..32].copy_from_slice(&time.as_nanos().to_le_bytes());
-    let file = path(&name);
-    fs::write(&file, below).map_err(|_| crate::machine::UNKNOWN)?;
-    forget(base);
-    files().get_or_insert_default().insert(base, file);
+    name
+}
+
+fn export(device: i32, base: u64, len: usize, below: Below) -> Outcome<Handle> {
+    // One that was exported keeps its name ("Reuse token already stored on the BO").
+    let known = tokens()
+        .as_ref()
+        .and_then(|tokens| tokens.get(&base).copied());
+    let token = known.unwrap_or_else(|| name(base));
+    if Settings::get().has_server() {
+        server::register(token, below)?;
+    } else {
+        sweep();
+        fs::write(path(&token), below).map_err(|_| crate::machine::UNKNOWN)?;
+    }
+    tokens().get_or_insert_default().insert(base, token);
     let mut bytes = [0; 64];
-    bytes[..32].copy_from_slice(&name);
+    bytes[..32].copy_from_slice(&token);
     bytes[32..40].copy_from_slice(&(len as u64).to_le_bytes());
     bytes[48..52].copy_from_slice(&process_number().to_le_bytes());
     bytes[52..56].copy_from_slice(&device.to_le_bytes());
     Ok(Handle { bytes })
 }
 
-fn below(handle: &Handle) -> Outcome<[u8; 64]> {
-    let name: [u8; 32] = handle.bytes[..32].try_into().map_err(|_| INVALID_VALUE)?;
-    let bytes = fs::read(path(&name)).map_err(|_| INVALID_DEVICE_POINTER)?;
-    bytes.try_into().map_err(|_| INVALID_DEVICE_POINTER)
+/// Finds what the driver below needs, and opens it.
+fn attach<T>(handle: &Handle, open: impl FnOnce(Below) -> Outcome<T>) -> Outcome<T> {
+    let token: Token = handle.bytes[..32].try_into().map_err(|_| INVALID_VALUE)?;
+    if Settings::get().has_server() {
+        let process = handle.bytes[48..52].try_into().map_err(|_| INVALID_VALUE)?;
+        return server::attach(u32::from_le_bytes(process), token, open);
+    }
+    let bytes = fs::read(path(&token)).map_err(|_| INVALID_DEVICE_POINTER)?;
+    open(bytes.try_into().map_err(|_| INVALID_DEVICE_POINTER)?)
 }
 
 hip! {
@@ -135,8 +153,9 @@ hip! {
             Some(Kind::Device { device, .. }) => device,
             _ => return Err(INVALID_VALUE),
         };
-        let mut handle = export(device, base, len, machine.handle(base)?)?;
-        if settings.has(Fault::NoKernelIpc) {
+        let below = machine.handle(if settings.has(Fault::OpensOthers) { machine.alloc(device, len)? } else { base })?;
+        let mut handle = export(device, base, len, below)?;
+        if settings.has(Fault::NoKernelIpc) && !settings.has_server() {
             if !settings.within((5, 7), (6, 2)) {
                 return Err(INVALID_VALUE);
             }
@@ -164,10 +183,11 @@ hip! {
         if settings.has(Fault::AttachFails) {
             return Err(INVALID_DEVICE_POINTER);
         }
-        machine.open(device, below(&handle)?).map_err(|code| match code {
+        let open = |below| machine.open(device, below).map_err(|code| match code {
             2 | ALREADY_MAPPED => code,
             _ => INVALID_DEVICE_POINTER,
-        })
+        });
+        attach(&handle, open)
     }
     hipIpcCloseMemHandle(; base: u64) {
         let machine = entered()?.0;
