@@ -62,6 +62,7 @@ const QUIRKS: Quirks = Quirks {
     tells_failed_mappings: true,
     maps_unchecked: false,
     destroy_waits: false,
+    tail: 0,
 };
 
 impl Cuda {

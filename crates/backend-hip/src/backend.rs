@@ -15,8 +15,8 @@ use gpu_api::{
     PointerInfo, RawStream, Result, StreamInfo, StreamOp, WordOps,
 };
 
-use crate::handles::Handles;
 use crate::hip::Hip;
+use crate::kernel::IpcMode;
 use crate::proof::{Proof, Step};
 use crate::sys::Symbols;
 use crate::version::Version;
@@ -50,7 +50,8 @@ pub struct Inspection {
 /// - `classify` offers no memory for sharing that this backend did not allocate or adopt: the
 ///   runtime does not tell which of it can be exported.
 /// - `export_handle` asks the runtime once for each allocation, and gives the same bytes again
-///   afterwards.
+///   afterwards. `is_served` has it asked again where the runtime's server has gone.
+/// - `open_handle` gives up where the exporter dies, or does not answer for 12 s.
 /// - A stream's wait compares words as unsigned numbers on some runtimes, which is the same as the
 ///   trait's comparison as long as word and value are below 2^63.
 /// - A batch of operations on words is queued one by one: after an error its beginning may be
@@ -123,16 +124,19 @@ impl Hip {
     fn start(choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Hip> {
         let (calls, symbols) = find()?;
         let (version, count) = start::start(&symbols)?;
+        let mode = IpcMode::here(version);
         let hip = Hip {
             driver: Driver::new(calls),
             device_files: start::device_files(&symbols),
             signs: start::signs(&symbols),
             symbols,
             version,
-            quirks: version.quirks(),
+            quirks: version.quirks(mode),
+            mode,
             proof: choose(version),
             identities: vec![None; count],
-            handles: Handles::default(),
+            places: vec![None; count],
+            handles: Arc::default(),
         };
         Ok(hip.identified())
     }
@@ -249,21 +253,23 @@ impl Vendor for Hip {
         calls.handle_get.function.is_some() && calls.handle_open.function.is_some()
     }
 
-    fn shares_events(&self, _: DeviceId) -> bool {
-        self.proved(Step::Events) && self.driver.calls.event_handle_get.function.is_some()
+    fn shares_events(&self, device: DeviceId) -> bool {
+        self.proved(Step::Events, device) && self.driver.calls.event_handle_get.function.is_some()
     }
 
     fn maps_read_only(&self, device: DeviceId) -> bool {
-        self.proved(Step::ReadOnly)
+        self.proved(Step::ReadOnly, device)
             && matches!(self.way_of_descriptors(device), Ok(Some(Descriptor::Vmm)))
     }
 
-    fn word_ops(&self, _: DeviceId) -> WordOps {
+    fn word_ops(&self, device: DeviceId) -> WordOps {
         let own = self.own();
-        let words = self.proved(Step::Words);
+        let words = self.proved(Step::Words, device);
         WordOps {
             writes: words && own.hipStreamWriteValue64.function.is_some(),
-            waits: words && self.proved(Step::Waits) && own.hipStreamWaitValue64.function.is_some(),
+            waits: words
+                && self.proved(Step::Waits, device)
+                && own.hipStreamWaitValue64.function.is_some(),
         }
     }
 
@@ -288,8 +294,8 @@ impl Vendor for Hip {
         })
     }
 
-    fn require_pools(&self, _: DeviceId) -> Result<()> {
-        self.proved_pools()
+    fn require_pools(&self, device: DeviceId) -> Result<()> {
+        self.proved_pools(device)
     }
 
     fn device_files(&self) -> &[&'static str] {
@@ -371,6 +377,10 @@ impl Vendor for Hip {
 
     fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<AddressRange> {
         self.open_plain(device, handle)
+    }
+
+    fn is_handle_served(&self, base: DevicePtr) -> Result<bool> {
+        self.is_plain_served(base)
     }
 
     fn forgotten(&self, base: DevicePtr) {

@@ -11,16 +11,52 @@ use gpu_api::{DeviceId, DeviceUuid, Error, Result};
 use crate::hip::Hip;
 use crate::proof::Step;
 use crate::sys::{ATTRIBUTE_HOST_NUMA_NODE, ATTRIBUTE_VIRTUAL_MEMORY};
-use crate::{bugs, error};
+use crate::{bugs, error, kernel, start};
 
 impl Hip {
     /// Asks every device for its identity. One that fails is asked again, for the reason, by those
     /// who want it: it hides no other.
     pub(crate) fn identified(mut self) -> Hip {
-        self.identities = (0..self.count() as c_int)
+        let all = 0..self.count() as c_int;
+        self.identities = all
+            .clone()
             .map(|ordinal| self.identify(ordinal).ok())
             .collect();
+        self.places = all.map(|ordinal| self.place(ordinal).ok()).collect();
+        if let Some(partitions) = self.partitions() {
+            self.identities = partitions;
+        }
         self
+    }
+
+    /// Tells devices of one identity apart by the numbers of their nodes, as the partitions of a
+    /// GPU had one identity before ROCm 7.0.1 (ROCm/container-toolkit#118), and some kernels show
+    /// them at one place (clr, `pcie.function = hsa_bdf_id & 7`). `None` where all differ, or where
+    /// the nodes are not certainly those of the devices.
+    fn partitions(&self) -> Option<Vec<Option<DeviceUuid>>> {
+        let identities: Option<Vec<DeviceUuid>> = self.identities.iter().copied().collect();
+        let identities = identities?;
+        let is_shared =
+            |uuid: &DeviceUuid| identities.iter().filter(|other| *other == uuid).count() > 1;
+        if !identities.iter().any(is_shared) {
+            return None;
+        }
+        let nodes = kernel::visible_gpus(&start::topology(&self.symbols))?;
+        let are_theirs = nodes.len() == identities.len()
+            && nodes
+                .iter()
+                .zip(&identities)
+                .all(|(node, uuid)| node.is(*uuid));
+        are_theirs.then(|| {
+            let own = nodes.iter().zip(&identities).map(|(node, uuid)| {
+                Some(if is_shared(uuid) {
+                    node.identity(*uuid)
+                } else {
+                    *uuid
+                })
+            });
+            own.collect()
+        })
     }
 
     /// Finds a device's identity: AMD's own 16 bytes, or, where there are none, its place on the
@@ -66,7 +102,8 @@ impl Hip {
             return Err(Error::Unsupported {
                 what: "a device that cannot be told from another",
                 why: format!("the runtime gives {device} and another one the identity {uuid}"),
-                remedy: "show each process one of them (ROCR_VISIBLE_DEVICES), or do not partition the GPU",
+                remedy: "update ROCm to 7.0.1 or later, show each process one of them (ROCR_VISIBLE_DEVICES), or do not \
+                         partition the GPU",
             });
         }
         Ok(uuid)
@@ -75,10 +112,10 @@ impl Hip {
     /// Says how file descriptors of a device's memory are made, if at all.
     pub(crate) fn way_of_descriptors(&self, device: DeviceId) -> Result<Option<Descriptor>> {
         self.ordinal(device)?;
-        if self.proved(Step::Vmm) && self.has_virtual_memory(device)? {
+        if self.proved(Step::Vmm, device) && self.has_virtual_memory(device)? {
             return Ok(Some(Descriptor::Vmm));
         }
-        let dma_buf = self.proved(Step::DmaBuf)
+        let dma_buf = self.proved(Step::DmaBuf, device)
             && self.own().hipMemGetHandleForAddressRange.function.is_some();
         Ok(dma_buf.then_some(Descriptor::DmaBuf))
     }
@@ -104,7 +141,7 @@ impl Hip {
 
     /// Refuses pools where the runtime lacks a call of theirs, and where no probe saw that they are
     /// right.
-    pub(crate) fn proved_pools(&self) -> Result<()> {
+    pub(crate) fn proved_pools(&self, device: DeviceId) -> Result<()> {
         let missing = self.driver().calls.missing();
         let names = [
             "hipMemPoolCreate",
@@ -118,7 +155,7 @@ impl Hip {
         if let Some(name) = names.into_iter().find(|name| missing.contains(name)) {
             return Err(error::missing(name));
         }
-        if self.proved(Step::Pools) {
+        if self.proved(Step::Pools, device) {
             return Ok(());
         }
         let seen = self

@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use driver::{Driver, Quirks};
 use gpu_api::{DeviceId, DeviceUuid};
 
 use crate::handles::Handles;
+use crate::kernel::IpcMode;
 use crate::proof::{Proof, Step};
 use crate::sys::{Own, Symbols};
 use crate::version::Version;
@@ -20,10 +22,14 @@ pub struct Hip {
     pub(crate) proof: Option<Proof>,
     /// What tells the devices apart; `None` for one that would not say.
     pub(crate) identities: Vec<Option<DeviceUuid>>,
+    /// Where the devices lie on the PCI bus, likewise.
+    pub(crate) places: Vec<Option<String>>,
     pub(crate) device_files: Vec<&'static str>,
     /// The folder that shows whose queues there are, where there is one with this process' pids.
     pub(crate) signs: Option<PathBuf>,
-    pub(crate) handles: Handles,
+    /// How the runtime shares plain memory.
+    pub(crate) mode: IpcMode,
+    pub(crate) handles: Arc<Handles>,
 }
 
 impl fmt::Debug for Hip {
@@ -48,9 +54,12 @@ impl Hip {
         self.proof.as_ref()
     }
 
-    /// Says whether a step was seen to work with this runtime.
-    pub(crate) fn proved(&self, step: Step) -> bool {
-        self.proof.as_ref().is_some_and(|proof| proof.has(step))
+    /// Says whether a step was seen to work with this runtime on a device.
+    pub(crate) fn proved(&self, step: Step, device: DeviceId) -> bool {
+        let place = self.places.get(device.0 as usize);
+        let place = place.and_then(|place| place.as_deref());
+        let proof = self.proof.as_ref();
+        proof.is_some_and(|proof| proof.holds(step, place))
     }
 
     /// Lists the functions that the runtime lacks, of those that this backend would call.

@@ -5,11 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process;
 
+use gpu_api::DeviceUuid;
+
 use crate::version::Version;
 
 /// Where KFD shows whose queues there are: a file of the name of each process' pid, until after its
 /// queues are gone (`kfd_process_remove_sysfs`).
 pub(crate) const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
+
+/// Where KFD lists the processors and GPUs of the machine.
+pub(crate) const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
 
 /// The inode of the first PID namespace (`PROC_PID_INIT_INO`), whose pids KFD shows.
 const FIRST_PIDS: u64 = 0xEFFF_FFFC;
@@ -33,10 +38,7 @@ pub(crate) fn circumstances() -> Vec<String> {
         .into_iter()
         .filter_map(read)
         .collect();
-    let nodes = fs::read_dir("/sys/class/kfd/kfd/topology/nodes")
-        .into_iter()
-        .flatten()
-        .flatten();
+    let nodes = fs::read_dir(NODES).into_iter().flatten().flatten();
     let mut models: Vec<String> = nodes
         .filter_map(|node| model(&node.path().join("properties")))
         .collect();
@@ -57,6 +59,81 @@ fn model(properties: &PathBuf) -> Option<String> {
     Some(format!("gfx {target}, device {}", value("device_id")?))
 }
 
+/// A GPU, or a partition of one, as KFD lists it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Node {
+    number: u32,
+    unique: u64,
+}
+
+impl Node {
+    /// Says whether the runtime's identity of a device is this one's: its unique number in
+    /// hexadecimal.
+    pub(crate) fn is(self, identity: DeviceUuid) -> bool {
+        identity.0 == *format!("{:016x}", self.unique).as_bytes()
+    }
+
+    /// Returns what tells it from others with its unique number, in every process until the next
+    /// start of the machine.
+    pub(crate) fn identity(self, shared: DeviceUuid) -> DeviceUuid {
+        let mut bytes = shared.0;
+        bytes[..8].copy_from_slice(format!("kfd-{:04x}", self.number).as_bytes());
+        DeviceUuid(bytes)
+    }
+}
+
+/// Lists the GPUs in the order of the runtime's numbers: those that KFD lets this process see, as
+/// the variables leave them. `None` where that is not certain.
+pub(crate) fn visible_gpus(folder: &Path) -> Option<Vec<Node>> {
+    let text = |name| env::var(name).ok();
+    let hip = text("HIP_VISIBLE_DEVICES").or_else(|| text("CUDA_VISIBLE_DEVICES"));
+    chosen(
+        &chosen(&gpus(folder), text("ROCR_VISIBLE_DEVICES").as_deref())?,
+        hip.as_deref(),
+    )
+}
+
+/// Lists the GPUs in the order of their nodes.
+fn gpus(folder: &Path) -> Vec<Node> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut nodes: Vec<Node> = entries
+        .filter_map(|node| {
+            // One that this process may not use cannot be read.
+            let properties = node.path().join("properties");
+            model(&properties)?;
+            let text = fs::read_to_string(properties).ok()?;
+            let unique = text
+                .lines()
+                .find_map(|line| line.strip_prefix("unique_id "))?;
+            let number = node.file_name().to_str()?.parse().ok()?;
+            (number <= 0xffff).then_some(Node {
+                number,
+                unique: unique.trim().parse().ok()?,
+            })
+        })
+        .collect();
+    nodes.sort_unstable_by_key(|node| node.number);
+    nodes
+}
+
+/// Leaves the GPUs that a variable names by their numbers, in its order, up to the first that is
+/// none; `None` for one that names them otherwise.
+fn chosen(all: &[Node], variable: Option<&str>) -> Option<Vec<Node>> {
+    let Some(variable) = variable else {
+        return Some(all.to_vec());
+    };
+    let mut left = Vec::new();
+    for word in variable.split(',').map(str::trim) {
+        match word.parse::<usize>() {
+            Ok(number) if number < all.len() => left.push(all[number]),
+            Ok(_) => break,
+            Err(_) if word == "-1" => break,
+            Err(_) => return None,
+        }
+    }
+    Some(left)
+}
+
 /// The variable that chooses how the runtime shares plain memory between processes.
 const LEGACY: &str = "HSA_ENABLE_IPC_MODE_LEGACY";
 
@@ -70,6 +147,11 @@ pub(crate) enum IpcMode {
 }
 
 impl IpcMode {
+    /// Says which mode this process has.
+    pub(crate) fn here(version: Version) -> IpcMode {
+        IpcMode::of(version, env::var(LEGACY).ok().as_deref())
+    }
+
     /// Says which mode a version has under a value of [`LEGACY`] (ROCr's `core/util/flag.h`: 6.2.4
     /// line 233, 6.3 line 237, 7.0 line 245, and after ROCm/rocm-systems#2676). Which one 7.1 has
     /// is not certain (#354, #1744, #1751): it counts as 7.0.
@@ -92,6 +174,13 @@ impl IpcMode {
 /// The kernel's own has not KFD's calls for memory between processes (ROCm/ROCR-Runtime#270).
 pub(crate) fn is_in_box() -> bool {
     !Path::new("/sys/module/amdgpu/version").exists()
+}
+
+/// Says whether the thread of this process' runtime that hands memory out is there; so it says where
+/// the kernel does not tell.
+pub(crate) fn has_server() -> bool {
+    let sockets = fs::read_to_string("/proc/net/unix");
+    sockets.map_or(true, |sockets| server_of(&sockets, process::id()).is_some())
 }
 
 /// Says why a handle of plain memory may be refused on this machine, and what to change.
@@ -163,6 +252,22 @@ fn is_own_socket(inode: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gpus_are_those_that_the_variables_leave_in_their_order() {
+        let node = |number| Node { number, unique: 7 };
+        let all = [2, 3, 5].map(node);
+        let left = |variable| {
+            let left = chosen(&all, variable)?;
+            Some(left.iter().map(|node| node.number).collect::<Vec<_>>())
+        };
+        assert_eq!(left(None), Some(vec![2, 3, 5]));
+        assert_eq!(left(Some("2, 0")), Some(vec![5, 2]));
+        assert_eq!(left(Some("1,9,0")), Some(vec![3]));
+        assert_eq!(left(Some("-1")), Some(vec![]));
+        // By unique number, which partitions have in common.
+        assert_eq!(left(Some("GPU-0000000000000007")), None);
+    }
 
     const OF_6_2: Version = Version(60_240_000);
     const OF_6_3: Version = Version(60_342_131);

@@ -12,8 +12,8 @@
 //! 3. `start`, [`hip`]: the running runtime. [`backend`]: [`HipBackend`], which is [`driver::Backend`] over
 //!    [`Hip`]: what AMD's runtime does otherwise than NVIDIA's driver.
 //! 4. `call`: the current device and the last error of the calling thread. `device`: what the
-//!    runtime says of a device. `stream`, `word`: queues of GPU work. `handles`, `plain`, `signal`, `dma_buf`: sharing
-//!    plain memory. `pointer`: addresses that others allocated.
+//!    runtime says of a device. `stream`, `word`: queues of GPU work. `exporter`, `handles`, `seal`, `plain`,
+//!    `dma_buf`: sharing plain memory. `pointer`: addresses that others allocated.
 //! 5. [`probe`]: how it is found out what may be used.
 //! 6. [`interop`]: streams and addresses of other libraries, and ours for them.
 //!
@@ -32,6 +32,7 @@ mod call;
 mod device;
 mod dma_buf;
 mod error;
+mod exporter;
 mod handles;
 pub mod hip;
 pub mod interop;
@@ -45,7 +46,7 @@ mod pool_defect;
 pub mod probe;
 pub mod proof;
 mod quirks;
-mod signal;
+mod seal;
 mod start;
 mod stream;
 mod sys;

@@ -12,6 +12,7 @@ use driver::calls::{
 use driver::code as error;
 use driver::pool::{self, PoolProperties};
 
+use crate::kernel::IpcMode;
 use crate::sys::{
     self, ATTRIBUTE_HOST_NUMA_NODE, ATTRIBUTE_VIRTUAL_MEMORY, EXTERNAL_OPAQUE_FD, ExternalBuffer,
     ExternalHandle, PointerAttributes, RANGE_DMA_BUF,
@@ -148,7 +149,10 @@ pub fn layout(version: Version) -> Vec<(&'static str, u64)> {
         ),
         (
             "hipMemAllocationGranularityRecommended",
-            version.quirks().granularity_flag.into(),
+            version
+                .quirks(IpcMode::here(version))
+                .granularity_flag
+                .into(),
         ),
         ("hipMemAccessFlagsProtRead", ACCESS_READ.into()),
         ("hipMemAccessFlagsProtReadWrite", ACCESS_READ_WRITE.into()),
@@ -162,7 +166,7 @@ pub fn layout(version: Version) -> Vec<(&'static str, u64)> {
         ("hipHostRegisterMapped", HOST_REGISTER_MAPPED.into()),
         (
             "hipIpcMemLazyEnablePeerAccess",
-            version.quirks().open_flags.into(),
+            version.quirks(IpcMode::here(version)).open_flags.into(),
         ),
         ("hipErrorInvalidValue", error::INVALID_VALUE.into()),
         ("hipErrorOutOfMemory", error::OUT_OF_MEMORY.into()),

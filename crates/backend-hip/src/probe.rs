@@ -70,7 +70,7 @@ pub struct Finding {
 pub struct Findings {
     /// One by one.
     pub all: Vec<Finding>,
-    /// The steps that worked on every device.
+    /// The steps that worked, and on which device they did not.
     pub proof: Proof,
 }
 
@@ -86,7 +86,8 @@ pub fn prove(program: &Path, steps: &[Step], patience: Duration) -> Result<Findi
     prove_and_tell(program, steps, patience, |_| {})
 }
 
-/// Does what [`prove`] does, all devices at once, and calls `tell` with each finding as soon as it
+/// Does what [`prove`] does, all devices at once but for those at one place of the PCI bus, which may
+/// be partitions with one memory, and calls `tell` with each finding as soon as it
 /// is there.
 ///
 /// # Errors
@@ -99,17 +100,31 @@ pub fn prove_and_tell(
     mut tell: impl FnMut(&Finding),
 ) -> Result<Findings> {
     let hip = Hip::load_with(None)?;
-    let devices = hip.device_count()?;
-    let mut all = Vec::new();
+    let devices: Vec<DeviceId> = (0..hip.device_count()?).map(DeviceId).collect();
+    // One that does not say where it is, is alone there.
+    let place = |device: DeviceId| hip.places[device.0 as usize].as_deref();
+    let mut groups: Vec<Vec<DeviceId>> = Vec::new();
+    for &device in &devices {
+        let is_with = |group: &&mut Vec<DeviceId>| {
+            place(device).is_some() && place(group[0]) == place(device)
+        };
+        match groups.iter_mut().find(is_with) {
+            Some(group) => group.push(device),
+            None => groups.push(vec![device]),
+        }
+    }
+    let mut all: Vec<Finding> = Vec::new();
     for &step in steps {
         let (found, finding) = mpsc::channel();
         let seen = thread::scope(|scope| {
-            for device in (0..devices).map(DeviceId) {
+            for group in &groups {
                 let found = found.clone();
-                let name = format!("gpu-ipc-probe-{}", device.0);
+                let name = format!("gpu-ipc-probe-{}", group[0].0);
                 let run = move || {
-                    // The other end waits until the last has told.
-                    let _ = found.send((device, attempt(program, step, device, patience)));
+                    for &device in group {
+                        // The other end waits until the last has told.
+                        let _ = found.send((device, attempt(program, step, device, patience)));
+                    }
                 };
                 gpu_api::thread::start_scoped(scope, &name, run)?;
             }
@@ -127,14 +142,22 @@ pub fn prove_and_tell(
         });
         seen?;
     }
-    let worked = |step: &Step| {
-        all.iter()
-            .filter(|finding| finding.step == *step)
-            .all(|finding| finding.seen.is_ok())
-    };
-    let of_pools = all.iter().filter(|finding| finding.step == Step::Pools);
-    let defects = of_pools.filter_map(|finding| PoolDefect::told_in(finding.seen.as_ref().err()?));
-    let proof =
-        Proof::new(hip.version(), steps.iter().copied().filter(worked)).with_pool_defects(defects);
+    let of = |step: Step| all.iter().filter(move |finding| finding.step == step);
+    let failed = |step: Step| of(step).filter(|finding| finding.seen.is_err());
+    // What one device fails is not taken from the others, if it can be named.
+    let is_named = |finding: &Finding| place(finding.device).is_some();
+    let holds =
+        |step: &Step| failed(*step).count() < of(*step).count() && failed(*step).all(is_named);
+    let worked: Vec<Step> = steps.iter().copied().filter(holds).collect();
+    let failures = worked
+        .iter()
+        .flat_map(|step| failed(*step))
+        .filter_map(|finding| Some((finding.step, place(finding.device)?.to_owned())));
+    let defects = failed(Step::Pools)
+        .filter(|_| !worked.contains(&Step::Pools))
+        .filter_map(|finding| PoolDefect::told_in(finding.seen.as_ref().err()?));
+    let proof = Proof::new(hip.version(), worked.iter().copied())
+        .with_failures(failures.collect::<Vec<_>>())
+        .with_pool_defects(defects.collect::<Vec<_>>());
     Ok(Findings { all, proof })
 }

@@ -95,7 +95,8 @@ impl fmt::Display for Step {
 /// Which steps were seen to work, and with which runtime and kernel.
 ///
 /// As text: the runtime's version, the kernel's release, a key of what else changes the answer, the
-/// steps, and with a `!` before them the names of what pools were seen to do wrong. The key is left
+/// steps, those that failed on a device with a `-` before and its place behind them
+/// (`-words@0000:03:00.0`), and with a `!` before them the names of what pools were seen to do wrong. The key is left
 /// out on a machine that has none of that: variables of AMD's (`GPU_MAX_HW_QUEUES`,
 /// `GPU_STREAMOPS_CP_WAIT`, `HSA_ENABLE_IPC_MODE_LEGACY`), a version of the amdgpu module, ROCm's
 /// own version file, GPUs that KFD lists. A proof of another machine is no proof: the backend then
@@ -118,6 +119,8 @@ pub struct Proof {
     /// Empty, or `k=` and a number.
     key: String,
     steps: Vec<Step>,
+    /// Steps that worked on other devices than the one at this place of the PCI bus.
+    failed: Vec<(Step, String)>,
     pool_defects: Vec<PoolDefect>,
 }
 
@@ -132,8 +135,19 @@ impl Proof {
             kernel: kernel(),
             key: key(),
             steps,
+            failed: Vec::new(),
             pool_defects: Vec::new(),
         }
+    }
+
+    /// Notes beside it where steps failed that worked elsewhere: the places of devices on the PCI
+    /// bus, which are the same in every process, whatever devices that sees.
+    #[must_use]
+    pub fn with_failures(mut self, failed: impl IntoIterator<Item = (Step, String)>) -> Proof {
+        self.failed.extend(failed);
+        self.failed.sort_unstable();
+        self.failed.dedup();
+        self
     }
 
     /// Notes beside it what pools were seen to do wrong. They are not used then.
@@ -160,9 +174,25 @@ impl Proof {
         }
     }
 
-    /// Says whether a step was seen to work.
+    /// Says whether a step was seen to work, on some device at least.
     pub fn has(&self, step: Step) -> bool {
         self.steps.contains(&step)
+    }
+
+    /// Says whether a step was seen to work on the device at this place of the PCI bus. One whose
+    /// place is not known has what all have.
+    pub fn holds(&self, step: Step, place: Option<&str>) -> bool {
+        let fails = |of: &str| place.is_none_or(|place| place == of);
+        let failed = self
+            .failed
+            .iter()
+            .any(|(failed, of)| *failed == step && fails(of));
+        self.has(step) && !failed
+    }
+
+    /// Lists the steps that failed on a device and worked on others, with its place.
+    pub fn failures(&self) -> &[(Step, String)] {
+        &self.failed
     }
 
     /// Lists what pools were seen to do wrong.
@@ -190,6 +220,9 @@ impl fmt::Display for Proof {
         self.steps
             .iter()
             .try_for_each(|step| write!(f, " {step}"))?;
+        self.failed
+            .iter()
+            .try_for_each(|(step, place)| write!(f, " -{step}@{place}"))?;
         self.pool_defects
             .iter()
             .try_for_each(|defect| write!(f, " !{}", defect.name()))
@@ -217,11 +250,16 @@ impl FromStr for Proof {
             .next_if(|word| word.starts_with(KEY))
             .unwrap_or_default()
             .to_owned();
-        let (mut steps, mut defects) = (Vec::new(), Vec::new());
+        let (mut steps, mut failed, mut defects) = (Vec::new(), Vec::new(), Vec::new());
+        let step = |name| Step::from_name(name).ok_or_else(invalid);
         for word in words {
-            match word.strip_prefix('!') {
-                Some(name) => defects.push(PoolDefect::from_name(name).ok_or_else(invalid)?),
-                None => steps.push(Step::from_name(word).ok_or_else(invalid)?),
+            if let Some(name) = word.strip_prefix('!') {
+                defects.push(PoolDefect::from_name(name).ok_or_else(invalid)?);
+            } else if let Some(failure) = word.strip_prefix('-') {
+                let (name, place) = failure.split_once('@').ok_or_else(invalid)?;
+                failed.push((step(name)?, place.to_owned()));
+            } else {
+                steps.push(step(word)?);
             }
         }
         Ok(Proof {
@@ -229,8 +267,10 @@ impl FromStr for Proof {
             kernel,
             key,
             steps,
+            failed: Vec::new(),
             pool_defects: Vec::new(),
         }
+        .with_failures(failed)
         .with_pool_defects(defects))
     }
 }
@@ -304,6 +344,22 @@ mod tests {
     }
 
     #[test]
+    fn what_one_device_fails_is_not_taken_from_the_others() {
+        let (here, there) = (Some("0000:03:00.0"), Some("0000:83:00.0"));
+        let proof = Proof::new(Version(70_253_211), [Step::Handles, Step::Words])
+            .with_failures([(Step::Words, "0000:83:00.0".to_owned())]);
+        assert!(proof.holds(Step::Words, here) && !proof.holds(Step::Words, there));
+        assert!(proof.holds(Step::Handles, there));
+        // It might be the one that failed.
+        assert!(!proof.holds(Step::Words, None) && proof.holds(Step::Handles, None));
+        assert!(
+            proof.to_string().ends_with(" words -words@0000:83:00.0"),
+            "{proof}"
+        );
+        assert_eq!(proof.to_string().parse::<Proof>().ok(), Some(proof));
+    }
+
+    #[test]
     fn a_proof_of_another_runtime_or_kernel_is_none() {
         let version = Version(70_253_211);
         assert!(Proof::new(version, Step::ALL).is_of(version));
@@ -354,6 +410,8 @@ mod tests {
             "x 6.8",
             "7 6.8 telepathy",
             "7 6.8 words !telepathy",
+            "7 6.8 words -words",
+            "7 6.8 words -telepathy@0000:83:00.0",
             "7 6.8 !",
         ] {
             assert!(

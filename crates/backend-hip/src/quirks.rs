@@ -2,6 +2,8 @@
 
 use driver::Quirks;
 
+use crate::kernel::IpcMode;
+use crate::seal;
 use crate::version::Version;
 
 /// One thing that a version began or ceased to do.
@@ -31,6 +33,7 @@ const OLDEST: Quirks = Quirks {
     maps_unchecked: true,
     // The header of `hipStreamDestroy`; `HostQueue::terminate`; ROCm/hip#3367.
     destroy_waits: true,
+    tail: 0,
 };
 
 const TABLE: &[Row] = &[
@@ -60,8 +63,12 @@ const TABLE: &[Row] = &[
 
 impl Version {
     /// Returns what this version does otherwise.
-    pub(crate) fn quirks(self) -> Quirks {
+    pub(crate) fn quirks(self, mode: IpcMode) -> Quirks {
         let mut quirks = OLDEST;
+        // Before 7.2 it is not reported (ROCm/rocm-systems#11892, #11462), nor of KFD's calls.
+        if mode == IpcMode::Server && self.at_least(7, 2) {
+            quirks.tail = seal::TAIL;
+        }
         for row in TABLE {
             if self.at_least(row.since.0, row.since.1) {
                 (row.set)(&mut quirks);
@@ -77,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_version_has_the_quirks_that_began_before_it() {
-        let of = |version: u32| Version(version).quirks();
+        let of = |version: u32| Version(version).quirks(IpcMode::Server);
         assert_eq!([50_731_921, 60_000_000].map(|v| of(v).open_flags), [0, 1]);
         assert_eq!(
             [70_051_831, 70_100_000].map(|v| of(v).imports_by_value),
@@ -91,5 +98,9 @@ mod tests {
             [71_100_000, 71_200_000].map(|v| of(v).keeps_descriptors),
             [false, true]
         );
+        let tail = |version, mode| Version(version).quirks(mode).tail;
+        assert!(tail(70_253_211, IpcMode::Server) > 0);
+        assert_eq!(tail(70_253_211, IpcMode::KernelCalls), 0);
+        assert_eq!(tail(60_443_484, IpcMode::Server), 0);
     }
 }

@@ -1,14 +1,14 @@
 //! Starting the runtime: its version, how many devices it has, and what shows whose GPU work runs.
 
 use std::ffi::{CStr, c_int};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use driver::calls::Symbol;
 use driver::code::{Code, NO_DEVICE, SUCCESS};
 use gpu_api::{BackendKind, Error, Result};
 
 use crate::kernel;
-use crate::sys::Symbols;
+use crate::sys::{Symbols, Text};
 use crate::version::Version;
 
 /// Starts the runtime; returns its version and the number of its devices.
@@ -17,6 +17,15 @@ use crate::version::Version;
 ///
 /// [`Error::Unavailable`] with the reason and what to do about it.
 pub(crate) fn start(symbols: &Symbols) -> Result<(Version, usize)> {
+    if symbols.device_files.is_none()
+        && let Some(why) = without_kfd(Path::new("/dev"))
+    {
+        return Err(Error::Unavailable {
+            backend: BackendKind::Hip,
+            why: why.to_owned(),
+            remedy: "run it on Linux with the amdgpu driver",
+        });
+    }
     // Asked first: it answers without a device, and an error should say which runtime gave it.
     let version = version_of(symbols)?;
     let text = version.to_string();
@@ -42,6 +51,13 @@ pub(crate) fn start(symbols: &Symbols) -> Result<(Version, usize)> {
     Ok((version, count.unsigned_abs() as usize))
 }
 
+/// Says what is there in KFD's place: under WSL GPU work goes to Windows by another file
+/// (ROCm/rocm-systems#3806), and no sign of a process' life is known there.
+fn without_kfd(devices: &Path) -> Option<&'static str> {
+    let is_wsl = devices.join("dxg").exists() && !devices.join("kfd").exists();
+    is_wsl.then_some("this is WSL: there is /dev/dxg and no /dev/kfd, and when GPU work of a process ends is not told")
+}
+
 /// Asks a runtime for its version, which it tells before it is started.
 pub(crate) fn version_of(symbols: &Symbols) -> Result<Version> {
     let mut number: c_int = 0;
@@ -54,30 +70,31 @@ pub(crate) fn version_of(symbols: &Symbols) -> Result<Version> {
 
 pub(crate) fn device_files(symbols: &Symbols) -> Vec<&'static str> {
     let mut files = vec!["/dev/kfd", "/dev/dri/renderD"];
-    if let Some(function) = symbols.device_files {
-        // SAFETY: the function has no conditions.
-        let named = unsafe { function() };
-        // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and is
-        // never unloaded.
-        let named: &'static CStr = unsafe { CStr::from_ptr(named) };
-        files.extend(named.to_str().ok());
-    }
+    files.extend(named(symbols.device_files));
     files
+}
+
+/// Finds the folder of the nodes that KFD lists.
+pub(crate) fn topology(symbols: &Symbols) -> PathBuf {
+    named(symbols.topology).map_or_else(|| PathBuf::from(kernel::NODES), PathBuf::from)
+}
+
+/// Asks a library that stands in for the runtime for a name.
+fn named(function: Option<Text>) -> Option<&'static str> {
+    // SAFETY: the function has no conditions.
+    let named = unsafe { function?() };
+    // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and is never
+    // unloaded.
+    let named: &'static CStr = unsafe { CStr::from_ptr(named) };
+    named.to_str().ok()
 }
 
 /// Finds the folder that shows whose queues there are. Its pids are those of the first PID
 /// namespace: another one's process sees its own pids elsewhere, and would take the file of a
 /// stranger for a sign.
 pub(crate) fn signs(symbols: &Symbols) -> Option<PathBuf> {
-    let folder = match symbols.signs_of_life {
-        Some(function) => {
-            // SAFETY: the function has no conditions.
-            let named = unsafe { function() };
-            // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and
-            // is never unloaded.
-            let named = unsafe { CStr::from_ptr(named) };
-            PathBuf::from(named.to_str().ok()?)
-        }
+    let folder = match named(symbols.signs_of_life) {
+        Some(folder) => PathBuf::from(folder),
         None if kernel::sees_kernels_pids() => PathBuf::from(kernel::PROCESSES),
         None => return None,
     };
@@ -101,5 +118,21 @@ fn start_call<F: Copy>(
     match run(function) {
         SUCCESS => Ok(()),
         code => Err(symbols.unavailable(symbol.name, code, version)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wsl_is_told_by_its_device_file() {
+        let devices = tempfile::tempdir().expect("a directory");
+        let make = |name: &str| std::fs::write(devices.path().join(name), "").expect("made");
+        assert_eq!(without_kfd(devices.path()), None);
+        make("dxg");
+        assert!(without_kfd(devices.path()).is_some_and(|why| why.contains("WSL")));
+        make("kfd");
+        assert_eq!(without_kfd(devices.path()), None);
     }
 }

@@ -228,7 +228,7 @@ driver::symbols! {
 }
 
 /// A function without arguments that returns a text.
-type Text = unsafe extern "C" fn() -> *const c_char;
+pub(crate) type Text = unsafe extern "C" fn() -> *const c_char;
 
 /// What a runtime's library has beyond [`Calls`].
 #[derive(Debug)]
@@ -241,6 +241,8 @@ pub(crate) struct Symbols {
     pub(crate) device_files: Option<Text>,
     /// Returns the folder in which such a library shows whose queues there are, likewise.
     pub(crate) signs_of_life: Option<Text>,
+    /// Returns the folder of the nodes that KFD lists, likewise.
+    pub(crate) topology: Option<Text>,
 }
 
 impl Symbols {
@@ -272,6 +274,10 @@ impl Symbols {
                 .map(|found| *found),
             // SAFETY: `Library::get`: as above.
             signs_of_life: unsafe { library.get(b"gpu_ipc_signs_of_life\0") }
+                .ok()
+                .map(|found| *found),
+            // SAFETY: `Library::get`: as above.
+            topology: unsafe { library.get(b"gpu_ipc_topology\0") }
                 .ok()
                 .map(|found| *found),
         };

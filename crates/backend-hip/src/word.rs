@@ -24,11 +24,11 @@ impl Hip {
         stream: RawStream,
         ops: &[StreamOp],
     ) -> Result<()> {
-        if !self.proved(Step::Words) {
+        if !self.proved(Step::Words, stream.device) {
             return Err(error::unproved("a stream's operation on words"));
         }
         let waits = ops.iter().any(|op| matches!(op, StreamOp::WaitGeq { .. }));
-        if waits && !self.proved(Step::Waits) {
+        if waits && !self.proved(Step::Waits, stream.device) {
             return Err(error::unproved("a stream's wait for a word"));
         }
         let symbols = self.own();

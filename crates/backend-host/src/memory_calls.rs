@@ -97,6 +97,10 @@ unsafe impl GpuHostMemory for HostBackend {
 
 // SAFETY: `GpuHandles`: a handle names its file by inode, which is compared.
 unsafe impl GpuHandles for HostBackend {
+    fn is_served(&self, _: DevicePtr) -> Result<bool> {
+        Ok(true)
+    }
+
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
         self.tables().memories.export_handle(base)
     }

@@ -24,6 +24,10 @@ unsafe impl<V: Vendor> GpuHandles for Backend<V> {
         self.driver().memory.opened(range.base.0, range.len, device);
         Ok(range.base)
     }
+
+    fn is_served(&self, base: DevicePtr) -> Result<bool> {
+        Vendor::is_handle_served(&**self, base)
+    }
 }
 
 /// Asks for the handle of an allocation.
@@ -67,16 +71,27 @@ pub fn open<V: Vendor>(
     if code != SUCCESS {
         return Ok(Err(code));
     }
-    pointer::driver_range(scope, DevicePtr(base))
-        .map(Ok)
-        .inspect_err(|_| {
-            // What cannot be measured cannot be checked: it is closed, and the caller told why.
-            let _ = scope.call(&calls.handle_close, |function| {
-                // SAFETY: `handle_close` asks for an address that was opened: above, and nothing
-                // else has it.
-                unsafe { function(base) }
-            });
-        })
+    measured(scope, DevicePtr(base)).map(Ok)
+}
+
+/// Measures what an opened handle has, and closes it where the driver does not say.
+///
+/// # Errors
+///
+/// The driver's.
+pub fn measured<V: Vendor>(scope: &Scope<'_, V>, base: DevicePtr) -> Result<AddressRange> {
+    // What cannot be measured cannot be checked.
+    pointer::driver_range(scope, base).inspect_err(|_| close_unused(scope, base))
+}
+
+/// Closes what was opened and was told to no other code.
+pub fn close_unused<V: Vendor>(scope: &Scope<'_, V>, base: DevicePtr) {
+    // It stays mapped where that fails, which the caller's own error outweighs.
+    let _ = scope.call(&scope.vendor.driver().calls.handle_close, |function| {
+        // SAFETY: `handle_close` asks for an address that was opened: our caller did, and nothing
+        // else has it.
+        unsafe { function(base.0) }
+    });
 }
 
 impl<V: Vendor> Backend<V> {
@@ -89,12 +104,19 @@ impl<V: Vendor> Backend<V> {
         origin: Origin,
     ) -> Result<Allocation> {
         let size = round_up(len, self.granularity(device)?)?;
+        let tail = match origin {
+            Origin::Plain => self.quirks().tail,
+            _ => 0,
+        };
+        let whole = usize::try_from(tail)
+            .ok()
+            .and_then(|tail| tail.checked_add(size));
         let scope = self.on_device(device)?;
         let symbol = &self.driver().calls.malloc;
         let mut base = 0;
         let code = scope.code(symbol, |function| {
             // SAFETY: `malloc` writes one address: `base` is one.
-            unsafe { function(&raw mut base, size) }
+            unsafe { function(&raw mut base, whole.unwrap_or(usize::MAX)) }
         })?;
         if code != SUCCESS {
             return Err(scope.allocation_error(symbol.name, code, len));

@@ -17,7 +17,16 @@ unsafe impl<V: Vendor> GpuPointers for Backend<V> {
         if let Some((range, _)) = self.driver().memory.find(ptr) {
             return Ok(range);
         }
-        driver_range(&self.anywhere()?, ptr)
+        let range = driver_range(&self.anywhere()?, ptr)?;
+        // What lies behind an allocation of the table is this backend's own.
+        if self.driver().memory.find(range.base).is_some() {
+            return Err(Error::Invalid {
+                what: "the address",
+                got: format!("{ptr}, which is behind the memory at {}", range.base),
+                must: "one within an allocation",
+            });
+        }
+        Ok(range)
     }
 
     fn classify(&self, ptr: DevicePtr) -> Result<PointerInfo> {

@@ -41,6 +41,9 @@ pub struct Quirks {
     pub maps_unchecked: bool,
     /// Destroying a stream waits for all that is queued on it.
     pub destroy_waits: bool,
+    /// Bytes behind plain memory that is shared by handle, which the backend keeps to itself: whole
+    /// granules.
+    pub tail: u64,
 }
 
 /// How file descriptors of a device's memory are made.
@@ -362,6 +365,17 @@ pub trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
     ///
     /// As [`GpuHandles::open_handle`](gpu_api::GpuHandles::open_handle).
     fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<AddressRange>;
+
+    /// Says whether a handle that was exported opens now: see
+    /// [`GpuHandles::is_served`](gpu_api::GpuHandles::is_served).
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    fn is_handle_served(&self, base: DevicePtr) -> Result<bool> {
+        let _ = base;
+        Ok(true)
+    }
 
     /// Is called when memory has left the table and not yet the driver.
     fn forgotten(&self, base: DevicePtr) {

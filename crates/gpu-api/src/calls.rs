@@ -58,6 +58,12 @@ impl dyn GpuBackend + '_ {
             .export_handle(base)
     }
 
+    /// [`GpuHandles::is_served`].
+    pub fn is_served(&self, base: DevicePtr) -> Result<bool> {
+        self.any(Group::Handles, |device| self.handles(device))?
+            .is_served(base)
+    }
+
     /// [`GpuHandles::open_handle`].
     pub fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr> {
         self.handles_of(device)?.open_handle(device, handle)

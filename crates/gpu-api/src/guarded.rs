@@ -105,6 +105,7 @@ pass_on! { GpuHandles:
     safe {
         fn export_handle(base: DevicePtr) -> MemHandle;
         fn open_handle(device: DeviceId, handle: &MemHandle) -> DevicePtr;
+        fn is_served(base: DevicePtr) -> bool;
     }
 }
 

@@ -13,7 +13,8 @@ use crate::fields::Place;
 use crate::segment_handle::{Chunks, ExpandableSegment, SegmentHandle};
 
 const OPENING: &str = "opening an expandable segment of PyTorch's";
-const OFF: &str = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the sender";
+const OFF: &str = "set PYTORCH_ALLOC_CONF=expandable_segments:False (of older versions PYTORCH_CUDA_ALLOC_CONF or \
+                   PYTORCH_HIP_ALLOC_CONF) in the sender";
 
 /// The segments that this process has open on one device.
 ///
@@ -227,7 +228,8 @@ fn descriptors_of(
             why: format!(
                 "the system does not let this process take a file descriptor of process {number}"
             ),
-            remedy: "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the sender, or permit it: the same user, \
+            remedy: "set PYTORCH_ALLOC_CONF=expandable_segments:False (of older versions PYTORCH_CUDA_ALLOC_CONF or \
+                   PYTORCH_HIP_ALLOC_CONF) in the sender, or permit it: the same user, \
                      and prctl(PR_SET_PTRACER) in the sender or CAP_SYS_PTRACE here",
         },
         e => {

@@ -77,7 +77,11 @@ hip! {
             uuid[..2].copy_from_slice(b"XX");
             return Ok(uuid);
         }
-        machine.uuid(if settings.has(Fault::SamePartitionUuid) { 0 } else { device })
+        if settings.has(Fault::SamePartitionUuid) {
+            // Sixteen digits, as of a GPU that has a unique number.
+            return Ok(*b"00c0ffee12345678");
+        }
+        machine.uuid(device)
     }
     hipDeviceTotalMem(bytes: usize; device: c_int) {
         with(device)?.total(device)

@@ -41,6 +41,13 @@ fn opened() -> MutexGuard<'static, Option<HashSet<u64>>> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Says whether the device of a stream has no words.
+fn lacks_words(machine: &dyn Machine, stream: u64) -> Outcome<bool> {
+    let settings = Settings::get();
+    let is_last = machine.stream_device(stream)? == machine.count() - 1;
+    Ok(settings.has(Fault::NoWords) || settings.has(Fault::PoorDevice) && is_last)
+}
+
 /// Blocks until an event is complete, as AMD's emulation does.
 fn complete(machine: &dyn Machine, event: u64) -> Outcome {
     loop {
@@ -149,7 +156,7 @@ hip! {
     }
     hipStreamWriteValue64(; stream: u64, word: u64, value: u64, flags: u32) {
         let (machine, settings) = (entered()?.0, Settings::get());
-        if settings.has(Fault::NoWords) {
+        if lacks_words(machine, stream)? {
             return Err(NOT_SUPPORTED);
         }
         if flags != 0 {
@@ -166,7 +173,7 @@ hip! {
     }
     hipStreamWaitValue64(; stream: u64, word: u64, value: u64, flags: u32, mask: u64) {
         let machine = entered()?.0;
-        if Settings::get().has(Fault::NoWords) {
+        if lacks_words(machine, stream)? {
             return Err(NOT_SUPPORTED);
         }
         if flags == 0 && mask == u64::MAX { machine.wait_at_least(stream, word, value) } else { Err(INVALID_VALUE) }

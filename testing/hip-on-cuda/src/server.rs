@@ -113,6 +113,8 @@ fn hand_out(mut client: UnixStream) -> io::Result<()> {
         return Ok(());
     };
     while Settings::get().has(Fault::ServerStalls) {
+        // By this name a test sees that it has come here.
+        let _ = rustix::thread::set_name(c"hsa-stalls");
         thread::park();
     }
     send(&client, below)?;

@@ -93,13 +93,15 @@ pub enum Fault {
     /// All devices have one identity and one place, as the partitions of a GPU had before ROCm
     /// 7.0.1.
     SamePartitionUuid,
+    /// The last device's streams write and wait for no words, as a processor's own GPU beside a card.
+    PoorDevice,
     /// Destroying an event waits for all work of the device (ROCm/rocm-systems#7520).
     DestroyEventWaits,
     /// An export hands out other memory, with success (ROCm/rocm-systems#11892).
     OpensOthers,
 }
 
-const NAMES: [(&str, Fault); 40] = [
+const NAMES: [(&str, Fault); 41] = [
     ("equal-pid", Fault::EqualPid),
     ("attach-fails", Fault::AttachFails),
     ("event-blocks", Fault::EventBlocks),
@@ -138,6 +140,7 @@ const NAMES: [(&str, Fault); 40] = [
     ("export-collides", Fault::ExportCollides),
     ("alloc-after-export-crashes", Fault::AllocAfterExportCrashes),
     ("same-partition-uuid", Fault::SamePartitionUuid),
+    ("poor-device", Fault::PoorDevice),
     ("destroy-event-waits", Fault::DestroyEventWaits),
     ("opens-others", Fault::OpensOthers),
 ];

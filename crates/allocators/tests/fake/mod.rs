@@ -366,6 +366,10 @@ unsafe impl GpuHostMemory for Fake {
 // SAFETY: `GpuHandles`: live allocations do not overlap, since bases only rise; there is nothing
 // else that could break it.
 unsafe impl GpuHandles for Fake {
+    fn is_served(&self, _: DevicePtr) -> Result<bool> {
+        Ok(true)
+    }
+
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
         self.call("export")?;
         if self.state().refuses_export {

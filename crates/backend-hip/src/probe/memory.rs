@@ -55,6 +55,21 @@ fn expect_back(runtime: &Runtime, before: u64) -> Seen {
     Ok(())
 }
 
+/// Allocates and copies, after an export: the next allocation of a runtime may crash then
+/// (ROCm/rocm-systems#8517), of the sizes that it serves in different ways.
+fn allocate_on(runtime: &Runtime) -> Seen {
+    for len in [256, 2 << 20, LEN as usize] {
+        let base = runtime.malloc(len)?;
+        runtime.write(base, 7)?;
+        expect(
+            "an allocation after an export can be used",
+            runtime.read(base)? == 7,
+        )?;
+        runtime.free(base)?;
+    }
+    Ok(())
+}
+
 pub(super) fn export_handles(runtime: &Runtime) -> Seen {
     let before = free_at_rest(runtime)?;
     let mut exported = Vec::new();
@@ -65,6 +80,7 @@ pub(super) fn export_handles(runtime: &Runtime) -> Seen {
             .map_err(told)?;
         runtime.write(memory.base.offset(memory.len - 8), n)?;
         let handle = runtime.hip.export_handle(memory.base).map_err(told)?;
+        allocate_on(runtime)?;
         runtime.channel.send(&handle.0, None)?;
         exported.push(memory);
     }
@@ -131,6 +147,7 @@ pub(super) fn export(runtime: &Runtime) -> Seen {
     runtime.write(memory.base, 1)?;
     runtime.write(last, 2)?;
     let fd = runtime.hip.export_fd(memory.base).map_err(told)?;
+    allocate_on(runtime)?;
     runtime
         .channel
         .send(&memory.len.to_le_bytes(), Some(fd.as_fd()))?;

@@ -6,6 +6,8 @@ use gpu_api::{
     DeviceId, DevicePtr, Error, GpuCopies, GpuDevices, GpuHostFunctions, GpuStreams, RawStream,
 };
 
+use driver::Vendor;
+
 use super::channel::Channel;
 use crate::backend::HipBackend;
 
@@ -51,6 +53,30 @@ impl Runtime {
         .map_err(told)?;
         self.synchronize(stream)?;
         Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Allocates by the runtime's own call, of any size.
+    pub(super) fn malloc(&self, len: usize) -> Result<DevicePtr, String> {
+        let scope = self.hip.on_device(self.device).map_err(told)?;
+        let mut base = 0;
+        scope
+            .call(&self.hip.driver().calls.malloc, |function| {
+                // SAFETY: `hipMalloc` writes one address: `base` is one.
+                unsafe { function(&raw mut base, len) }
+            })
+            .map_err(told)?;
+        Ok(DevicePtr(base))
+    }
+
+    /// Frees what `malloc` gave.
+    pub(super) fn free(&self, base: DevicePtr) -> Seen {
+        let scope = self.hip.on_device(self.device).map_err(told)?;
+        scope
+            .call(&self.hip.driver().calls.free, |function| {
+                // SAFETY: `hipFree` asks for memory that nothing uses: each use was waited for.
+                unsafe { function(base.0) }
+            })
+            .map_err(told)
     }
 
     /// Returns the free bytes of the device.

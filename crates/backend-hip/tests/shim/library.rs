@@ -2,7 +2,7 @@
 //! them.
 
 use std::env;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -130,5 +130,6 @@ function! {
     mem_map = "hipMemMap": fn(base: u64, len: usize, offset: usize, handle: u64, flags: u64) -> u32;
     mem_unmap = "hipMemUnmap": fn(base: u64, len: usize) -> u32;
     address_range = "hipMemGetAddressRange": fn(base: *mut u64, len: *mut usize, ptr: u64) -> u32;
+    launch_host_func = "hipLaunchHostFunc": fn(stream: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> u32;
     stream_destroy = "hipStreamDestroy": fn(stream: u64) -> u32;
 }

@@ -53,6 +53,11 @@ const NO_UUID: &[(&str, &str)] = &[
     ("GPU_IPC_HOST_DEVICES", "2"),
 ];
 
+const PARTITIONS: &[(&str, &str)] = &[
+    ("GPU_IPC_SHIM_INJECT", "same-partition-uuid"),
+    ("GPU_IPC_HOST_DEVICES", "2"),
+];
+
 pub const CASES: &[Case] = &[
     refused!(
         a_named_library_that_is_not_there_is_told,
@@ -187,6 +192,18 @@ pub const CASES: &[Case] = &[
         run: identity_by_place,
     },
     Case {
+        name: "partitions_of_one_identity_are_told_apart_by_their_nodes",
+        library: WHOLE,
+        environment: PARTITIONS,
+        run: partitions,
+    },
+    Case {
+        name: "partitions_whose_nodes_are_not_certain_are_refused",
+        library: WHOLE,
+        environment: PARTITIONS,
+        run: uncertain_partitions,
+    },
+    Case {
         name: "a_sick_device_hides_no_other",
         library: WHOLE,
         environment: &[
@@ -318,4 +335,48 @@ fn no_error_is_left() {
     assert_eq!(get_last_error(), 0);
     drop(go);
     assert_eq!(version().to_string(), hip.version().to_string());
+}
+
+/// Has KFD list a processor, and GPUs with one unique number.
+fn list_gpus(nodes: &[&str]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a directory");
+    let add = |node: &str, properties: &str| {
+        std::fs::create_dir(folder.path().join(node)).expect("made");
+        std::fs::write(folder.path().join(node).join("properties"), properties).expect("written");
+    };
+    add("0", "gfx_target_version 0\nunique_id 0\n");
+    for node in nodes {
+        let unique = 0x00c0_ffee_1234_5678_u64;
+        add(
+            node,
+            &format!("gfx_target_version 90402\ndevice_id 29857\nunique_id {unique}\n"),
+        );
+    }
+    // SAFETY: `set_var` asks that no other thread reads the environment: this is the only thread.
+    unsafe { std::env::set_var("GPU_IPC_SHIM_TOPOLOGY", folder.path()) };
+    folder
+}
+
+fn partitions() {
+    // In the order of their numbers, not of their names.
+    let _folder = list_gpus(&["2", "10"]);
+    let hip = hip();
+    let uuid = |number| {
+        hip.device_info(DeviceId(number))
+            .expect("it is told apart")
+            .uuid
+    };
+    assert_eq!(uuid(0).0[..8], *b"kfd-0002");
+    assert_eq!(uuid(1).0[..8], *b"kfd-000a");
+    assert_eq!(uuid(0).0[8..], *b"12345678");
+}
+
+fn uncertain_partitions() {
+    let _folder = list_gpus(&["2", "10", "11"]);
+    let error = hip().device_info(GPU).expect_err("it may be any of them");
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    assert!(
+        error.to_string().contains("ROCR_VISIBLE_DEVICES"),
+        "{error}"
+    );
 }

@@ -12,6 +12,7 @@ mod pool;
 mod probe;
 mod queue;
 mod rules;
+mod server;
 
 use std::env;
 use std::process::{Command, ExitCode, Stdio};
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         pool::CASES,
         queue::CASES,
         rules::CASES,
+        server::CASES,
         probe::CASES,
     ]
     .into_iter()

@@ -79,6 +79,15 @@ pub const CASES: &[Case] = &[
         ],
         run: everything,
     },
+    Case {
+        name: "what_one_device_fails_is_used_on_the_others",
+        library: WHOLE,
+        environment: &[
+            ("GPU_IPC_HOST_DEVICES", "2"),
+            ("GPU_IPC_SHIM_INJECT", "poor-device"),
+        ],
+        run: poor_device,
+    },
     // A stream's wait occupies a hardware queue: `getQueueFromPool`; rs#1958, rs#9249.
     version!(
         waits_on_queues_that_streams_are_bound_to_are_not_proved,
@@ -115,6 +124,30 @@ pub const CASES: &[Case] = &[
             ("GPU_IPC_SHIM_VERSION", "60141133"),
         ],
         run: || disproved(Step::Handles, LONG, "never exported"),
+    },
+    // `bind`, and rs#8517.
+    fault!(
+        handles_that_nothing_hands_out_are_not_proved,
+        "export-collides",
+        Step::Handles,
+        LONG,
+        "hipIpcGetMemHandle"
+    ),
+    fault!(
+        dma_bufs_after_which_an_allocation_crashes_are_not_proved,
+        "alloc-after-export-crashes",
+        Step::DmaBuf,
+        LONG,
+        "signal: 6"
+    ),
+    Case {
+        name: "handles_that_open_other_memory_are_not_proved",
+        library: WHOLE,
+        environment: &[
+            ("GPU_IPC_SHIM_INJECT", "opens-others"),
+            ("GPU_IPC_HOST_BYTES", "8589934592"),
+        ],
+        run: || disproved(Step::Handles, LONG, "other memory"),
     },
     fault!(
         handles_whose_memory_stays_are_not_proved,
@@ -349,6 +382,23 @@ fn everything() {
             && caps.stream_waits
             && caps.pools
     );
+}
+
+fn poor_device() {
+    let found = findings(&[Step::Handles, Step::Words], LONG);
+    assert_eq!(found.proof.steps(), [Step::Handles, Step::Words]);
+    let text = found.proof.to_string();
+    assert!(
+        text.ends_with(" handles words -words@0000:01:00.0"),
+        "{text}"
+    );
+    let hip = Hip::load_with(Some(found.proof)).expect("it is of here");
+    let writes = |number| {
+        hip.caps(DeviceId(number))
+            .expect("it is a device")
+            .stream_writes
+    };
+    assert!(writes(0) && !writes(1));
 }
 
 fn told_as_they_come() {

@@ -27,6 +27,16 @@ pub unsafe trait GpuHandles {
     /// [`Error::Driver`] when the handle's allocation is gone, or when this process exported it
     /// (CUDA's code 201).
     fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr>;
+
+    /// Says whether a handle that was exported of `base` can be opened now.
+    ///
+    /// `false` while the backend exports it again, on a thread of its own, because what handed it
+    /// out has gone. Ask once more then, before the handle is given to another process.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a device that is none, and the driver's.
+    fn is_served(&self, base: DevicePtr) -> Result<bool>;
 }
 
 /// Sharing by file descriptor.

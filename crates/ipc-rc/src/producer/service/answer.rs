@@ -141,7 +141,15 @@ impl Service {
                 (RegionPlace::LocalPiece(leased.base(), spot.behind), None)
             }
             (_, None) if peer.seat.local => (RegionPlace::Local(leased.base()), None),
-            (Export::Handle(handle), _) => (RegionPlace::Handle(*handle), None),
+            (Export::Handle(handle), _) => {
+                // One that opens nowhere at present is not given out: the question comes again.
+                // What cannot be asked is given out as it is, and the open says why it fails.
+                let served = self.core.facts.gpu.backend().is_served(leased.base());
+                if matches!(served, Ok(false)) {
+                    return;
+                }
+                (RegionPlace::Handle(*handle), None)
+            }
             (Export::Fd(fd), Some(spot)) => (RegionPlace::Piece(spot), Some(fd.as_fd())),
             (Export::Fd(fd), None) => (RegionPlace::Fd, Some(fd.as_fd())),
         };
