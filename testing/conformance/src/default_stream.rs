@@ -4,6 +4,7 @@
 //! Each case makes the stream wait behind a host function, so that what is queued behind it can be
 //! told from what would be queued on another device's default stream, which is idle.
 
+use crate::can;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -110,7 +111,7 @@ fn everything(gpu: &Gpu, handle: u64, mut change: impl FnMut()) {
     // SAFETY: `record_event` asks for a live event and stream of one device.
     unsafe { backend.record_event(before.raw, stream) }
         .expect("an event of the stream's device is recorded on it");
-    if gpu.caps().stream_writes {
+    if can(gpu.caps().stream_writes, "stream writes") {
         change();
         let write = [StreamOp::Write {
             word: words.ptr(0),
@@ -145,11 +146,11 @@ fn everything(gpu: &Gpu, handle: u64, mut change: impl FnMut()) {
     // SAFETY: `synchronize_stream` asks for a live stream.
     unsafe { backend.synchronize_stream(stream) }.expect("it runs");
     wait_until("the event", || before.is_done());
-    if gpu.caps().stream_writes {
+    if can(gpu.caps().stream_writes, "stream writes") {
         own.synchronize();
         assert_eq!(values(&words), [1, 1]);
     }
-    if gpu.caps().stream_waits {
+    if can(gpu.caps().stream_waits, "stream waits") {
         // A claim's wait holds up the device's stream, and no other.
         change();
         let wait = [StreamOp::WaitGeq {

@@ -4,9 +4,13 @@
 //! peer, and the two talk over a [`Pipe`]. A case that is in neither list is dead code, which fails
 //! the build. A case fails by a panic.
 //!
+//! What a device lacks is skipped, and [`lacked`] says so. [`Bare`] is a backend that lacks all that
+//! may be lacking but file descriptors and host functions.
+//!
 //! `tests/conformance.rs` runs both lists on every device of every backend that this machine has;
 //! what is absent shows as ignored, and with `REQUIRE_GPU=1` as failed.
 
+mod bare;
 mod current;
 mod default_stream;
 mod device;
@@ -19,8 +23,11 @@ mod queue;
 mod range;
 mod word;
 
+use std::cell::RefCell;
+
 use gpu_ipc::Gpu;
 
+pub use bare::Bare;
 pub use pipe::Pipe;
 
 /// A case in one process.
@@ -61,6 +68,28 @@ pub fn cases() -> Vec<Case> {
 /// Lists the cases in two processes.
 pub fn peer_cases() -> Vec<PeerCase> {
     [peer::CASES, range::PEER_CASES].concat()
+}
+
+thread_local! {
+    /// What the case of this thread needed, in part or as a whole, and its device has not.
+    static LACKED: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Says whether a device can do something; where it cannot, the case that asks skips that, and
+/// [`lacked`] tells what.
+pub(crate) fn can(is_there: bool, what: &'static str) -> bool {
+    if !is_there {
+        LACKED.with_borrow_mut(|lacked| lacked.push(what));
+    }
+    is_there
+}
+
+/// Tells what the cases that ran on this thread skipped, since it was asked last.
+pub fn lacked() -> Vec<&'static str> {
+    let mut lacked = LACKED.take();
+    lacked.sort_unstable();
+    lacked.dedup();
+    lacked
 }
 
 /// Waits until a condition holds; panics when it does not for so long that somebody hangs.

@@ -1,5 +1,6 @@
 //! Memory: allocations, addresses, and what can be exported.
 
+use crate::can;
 use gpu_ipc::backend::{Access, DevicePtr, HostMemory, MemoryKind, Sharing};
 use gpu_ipc::{Error, Gpu};
 use std::os::fd::AsFd;
@@ -121,7 +122,7 @@ fn classified(gpu: &Gpu) {
         (gpu.caps().fd, Sharing::Fd),
         (gpu.caps().handle, Sharing::Handle),
     ] {
-        if can {
+        if crate::can(can, way(sharing)) {
             let allocation = backend
                 .alloc(gpu.device(), 1 << 16, sharing)
                 .expect("there is room");
@@ -179,7 +180,7 @@ fn exported_as_made(gpu: &Gpu) {
         (gpu.caps().fd, Sharing::Fd),
         (gpu.caps().handle, Sharing::Handle),
     ] {
-        if !can {
+        if !crate::can(can, way(sharing)) {
             continue;
         }
         let allocation = backend
@@ -209,7 +210,7 @@ fn exported_as_made(gpu: &Gpu) {
 }
 
 fn refused_at_home(gpu: &Gpu) {
-    if !gpu.caps().handle {
+    if !can(gpu.caps().handle, "handles") {
         return;
     }
     let allocation = gpu
@@ -232,7 +233,7 @@ fn refused_at_home(gpu: &Gpu) {
 }
 
 fn not_imported(gpu: &Gpu) {
-    if !gpu.caps().fd {
+    if !can(gpu.caps().fd, "file descriptors") {
         return;
     }
     let (file, _other) = std::os::unix::net::UnixStream::pair().expect("two descriptors");
@@ -311,7 +312,7 @@ fn freed_comes_back(gpu: &Gpu) {
 }
 
 fn closed_on_exec(gpu: &Gpu) {
-    if !gpu.caps().fd {
+    if !can(gpu.caps().fd, "file descriptors") {
         return;
     }
     let allocation = gpu
@@ -326,4 +327,12 @@ fn closed_on_exec(gpu: &Gpu) {
     let flags = rustix::io::fcntl_getfd(&fd).expect("it is open");
     assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "{flags:?}");
     free(gpu, allocation);
+}
+
+/// Names a way of sharing.
+fn way(sharing: Sharing) -> &'static str {
+    match sharing {
+        Sharing::Handle => "handles",
+        _ => "file descriptors",
+    }
 }

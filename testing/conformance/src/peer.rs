@@ -1,5 +1,6 @@
 //! Two processes: memory, events and words that one makes and the other opens.
 
+use crate::can;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
@@ -93,7 +94,7 @@ fn close(gpu: &Gpu, base: DevicePtr) {
 }
 
 fn handle_producer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().handle {
+    if can(gpu.caps().handle, "handles") {
         let memory = gpu
             .backend()
             .alloc(gpu.device(), 1 << 16, Sharing::Handle)
@@ -111,7 +112,7 @@ fn handle_producer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn handle_consumer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().handle {
+    if can(gpu.caps().handle, "handles") {
         let base = gpu
             .backend()
             .open_handle(gpu.device(), &MemHandle(pipe.receive()))
@@ -136,7 +137,7 @@ fn handle_consumer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn twice_producer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().handle {
+    if can(gpu.caps().handle, "handles") {
         let memory = gpu
             .backend()
             .alloc(gpu.device(), 1 << 16, Sharing::Handle)
@@ -153,7 +154,7 @@ fn twice_producer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn twice_consumer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().handle {
+    if can(gpu.caps().handle, "handles") {
         let handle = MemHandle(pipe.receive());
         let open = || {
             gpu.backend()
@@ -176,7 +177,7 @@ fn twice_consumer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn fd_producer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().fd {
+    if can(gpu.caps().fd, "file descriptors") {
         let memory = gpu
             .backend()
             .alloc(gpu.device(), 1 << 16, Sharing::Fd)
@@ -193,7 +194,7 @@ fn fd_producer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn fd_consumer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().fd {
+    if can(gpu.caps().fd, "file descriptors") {
         let (len, fd) = pipe.receive_fd();
         let len = u64::from_le_bytes(len);
         let import = |len| {
@@ -237,7 +238,7 @@ fn fd_consumer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn outlives_producer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().fd {
+    if can(gpu.caps().fd, "file descriptors") {
         let memory = gpu
             .backend()
             .alloc(gpu.device(), 1 << 16, Sharing::Fd)
@@ -256,7 +257,7 @@ fn outlives_producer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn outlives_consumer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().fd {
+    if can(gpu.caps().fd, "file descriptors") {
         let (len, fd) = pipe.receive_fd();
         pipe.meet();
         let len = u64::from_le_bytes(len);
@@ -275,7 +276,7 @@ fn outlives_consumer(gpu: &Gpu, pipe: &mut Pipe) {
 const PIECES: u64 = 3;
 
 fn several_producer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().fd {
+    if can(gpu.caps().fd, "file descriptors") {
         let (backend, queue) = (gpu.backend(), Queue::new(gpu));
         let make = |_| {
             backend
@@ -304,7 +305,7 @@ fn several_producer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn several_consumer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().fd {
+    if can(gpu.caps().fd, "file descriptors") {
         let backend = gpu.backend();
         let received: Vec<_> = (0..PIECES).map(|_| pipe.receive_fd::<8>()).collect();
         let len = u64::from_le_bytes(received[0].0);
@@ -353,7 +354,7 @@ fn several_consumer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn read_producer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().read_only {
+    if can(gpu.caps().read_only, "read-only mappings") {
         let memory = alloc(gpu, 1 << 16);
         Queue::new(gpu).write(memory.base, 42);
         let fd = gpu
@@ -367,7 +368,7 @@ fn read_producer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn read_consumer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().read_only {
+    if can(gpu.caps().read_only, "read-only mappings") {
         let (len, fd) = pipe.receive_fd();
         let len = u64::from_le_bytes(len);
         let base = gpu
@@ -383,7 +384,7 @@ fn read_consumer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn event_producer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().event_ipc {
+    if can(gpu.caps().event_ipc, "interprocess events") {
         let (queue, mark) = (Queue::new(gpu), Mark::new(gpu, EventKind::Interprocess));
         let go = queue.hold();
         mark.record(&queue);
@@ -407,7 +408,7 @@ fn event_producer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn event_consumer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().event_ipc {
+    if can(gpu.caps().event_ipc, "interprocess events") {
         let raw = gpu
             .backend()
             .open_event(gpu.device(), &EventHandle(pipe.receive()))

@@ -1,5 +1,6 @@
 //! The driver's own pools, and managed memory.
 
+use crate::can;
 use gpu_ipc::backend::{Allocation, DevicePtr, MemoryKind, PoolUsage, RawPool};
 use gpu_ipc::{Error, Gpu};
 
@@ -41,7 +42,7 @@ impl<'a> Pool<'a> {
     /// Makes one that keeps what it has; `None` on a device without pools.
     fn new(gpu: &'a Gpu) -> Option<Pool<'a>> {
         let raw = gpu.backend().create_pool(gpu.device(), u64::MAX);
-        gpu.caps().pools.then(|| Pool {
+        can(gpu.caps().pools, "pools").then(|| Pool {
             gpu,
             raw: raw.expect("a pool"),
         })
@@ -87,7 +88,7 @@ fn denied(gpu: &Gpu) {
         Ok(pool) => unsafe { backend.destroy_pool(pool) }.expect("it goes"),
         Err(error) => assert!(matches!(error, Error::Unsupported { .. }), "{error}"),
     }
-    if !gpu.caps().managed {
+    if !can(gpu.caps().managed, "managed memory") {
         // A driver may have such memory and not let host and device touch it at once: then it is
         // had all the same.
         match backend.alloc_managed(gpu.device(), 1) {
@@ -179,7 +180,7 @@ fn destroyed(gpu: &Gpu) {
 }
 
 fn managed(gpu: &Gpu) {
-    if !gpu.caps().managed {
+    if !can(gpu.caps().managed, "managed memory") {
         return;
     }
     let queue = Queue::new(gpu);

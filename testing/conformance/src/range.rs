@@ -1,5 +1,6 @@
 //! Memory apart from addresses, and the ranges that it is mapped on.
 
+use crate::can;
 use std::os::fd::AsFd;
 
 use gpu_ipc::backend::{Access, AddressRange, DevicePtr, MemoryKind, RawMemory};
@@ -139,7 +140,7 @@ fn filled(gpu: &Gpu, value: u64) -> RawMemory {
 
 fn denied(gpu: &Gpu) {
     let backend = gpu.backend();
-    if gpu.caps().ranges {
+    if can(gpu.caps().ranges, "ranges") {
         for refused in [
             backend.create_memory(gpu.device(), 0).map(drop),
             backend.reserve_range(gpu.device(), 0, None).map(drop),
@@ -163,7 +164,7 @@ fn denied(gpu: &Gpu) {
 }
 
 fn shown(gpu: &Gpu) {
-    if !gpu.caps().ranges {
+    if !can(gpu.caps().ranges, "ranges") {
         return;
     }
     let (memory, queue) = (create(gpu), Queue::new(gpu));
@@ -184,7 +185,7 @@ fn shown(gpu: &Gpu) {
 }
 
 fn grown(gpu: &Gpu) {
-    if !gpu.caps().ranges {
+    if !can(gpu.caps().ranges, "ranges") {
         return;
     }
     let (mut range, queue) = (Range::new(gpu, 4), Queue::new(gpu));
@@ -218,7 +219,7 @@ fn grown(gpu: &Gpu) {
 }
 
 fn replaced(gpu: &Gpu) {
-    if !gpu.caps().ranges {
+    if !can(gpu.caps().ranges, "ranges") {
         return;
     }
     let (old, new, queue) = (filled(gpu, 1), filled(gpu, 2), Queue::new(gpu));
@@ -237,7 +238,7 @@ fn replaced(gpu: &Gpu) {
 }
 
 fn wanted(gpu: &Gpu) {
-    if !gpu.caps().ranges {
+    if !can(gpu.caps().ranges, "ranges") {
         return;
     }
     let taken = Range::new(gpu, 2);
@@ -271,7 +272,7 @@ fn wanted(gpu: &Gpu) {
 }
 
 fn outlives(gpu: &Gpu) {
-    if !gpu.caps().ranges {
+    if !can(gpu.caps().ranges, "ranges") {
         return;
     }
     let (memory, queue) = (filled(gpu, 5), Queue::new(gpu));
@@ -299,7 +300,7 @@ fn outlives(gpu: &Gpu) {
 }
 
 fn wrong_length(gpu: &Gpu) {
-    if !gpu.caps().ranges {
+    if !can(gpu.caps().ranges, "ranges") {
         return;
     }
     let memory = create(gpu);
@@ -327,7 +328,7 @@ fn wrong_length(gpu: &Gpu) {
 }
 
 fn own_call(gpu: &Gpu) {
-    if !gpu.caps().ranges {
+    if !can(gpu.caps().ranges, "ranges") {
         return;
     }
     let (memory, backend) = (create(gpu), gpu.backend());
@@ -355,7 +356,7 @@ fn own_call(gpu: &Gpu) {
 }
 
 fn stored_producer(gpu: &Gpu, pipe: &mut Pipe) {
-    if !gpu.caps().ranges {
+    if !can(gpu.caps().ranges, "ranges") {
         return;
     }
     let memory = filled(gpu, 11);
@@ -370,7 +371,7 @@ fn stored_producer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn stored_consumer(gpu: &Gpu, pipe: &mut Pipe) {
-    if !gpu.caps().ranges {
+    if !can(gpu.caps().ranges, "ranges") {
         return;
     }
     let (base, fd) = pipe.receive_fd::<8>();

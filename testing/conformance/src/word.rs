@@ -1,5 +1,6 @@
 //! Words in shared memory that streams write and wait for.
 
+use crate::can;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -124,7 +125,7 @@ impl Drop for Words<'_> {
 }
 
 fn written_after(gpu: &Gpu) {
-    if !gpu.caps().stream_writes {
+    if !can(gpu.caps().stream_writes, "stream writes") {
         return;
     }
     let (words, queue) = (Words::new(gpu), Queue::new(gpu));
@@ -145,7 +146,7 @@ fn written_after(gpu: &Gpu) {
 }
 
 fn behind(gpu: &Gpu) {
-    if !gpu.caps().stream_writes {
+    if !can(gpu.caps().stream_writes, "stream writes") {
         return;
     }
     let (words, queue) = (Words::new(gpu), Queue::new(gpu));
@@ -204,7 +205,9 @@ fn behind(gpu: &Gpu) {
 }
 
 fn compared(gpu: &Gpu) {
-    if !gpu.caps().stream_waits || !gpu.caps().stream_writes {
+    if !can(gpu.caps().stream_waits, "stream waits")
+        || !can(gpu.caps().stream_writes, "stream writes")
+    {
         return;
     }
     let words = Words::new(gpu);
@@ -249,7 +252,7 @@ fn compared(gpu: &Gpu) {
 }
 
 fn batches(gpu: &Gpu) {
-    if !gpu.caps().stream_writes {
+    if !can(gpu.caps().stream_writes, "stream writes") {
         return;
     }
     let (words, queue) = (Words::new(gpu), Queue::new(gpu));
@@ -286,7 +289,9 @@ fn batches(gpu: &Gpu) {
 }
 
 fn host_writes(gpu: &Gpu) {
-    if !gpu.caps().stream_waits || !gpu.caps().stream_writes {
+    if !can(gpu.caps().stream_waits, "stream waits")
+        || !can(gpu.caps().stream_writes, "stream writes")
+    {
         return;
     }
     let (words, queue) = (Words::new(gpu), Queue::new(gpu));
@@ -313,7 +318,7 @@ fn host_writes(gpu: &Gpu) {
 }
 
 fn whole_pages(gpu: &Gpu) {
-    if !gpu.caps().stream_writes {
+    if !can(gpu.caps().stream_writes, "stream writes") {
         return;
     }
     let words = Words::new(gpu);

@@ -1,9 +1,11 @@
 //! Runs the list on every device of every backend that this machine has.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex};
 
-use conformance::{Pipe, cases, peer_cases};
-use gpu_ipc::backend::DeviceId;
+use conformance::{Bare, Pipe, cases, lacked, peer_cases};
+use gpu_ipc::backend::{DeviceId, GpuBackend};
 use gpu_ipc::{BackendKind, Gpu};
 use harness::Child;
 use harness::program::this_program;
@@ -47,26 +49,95 @@ pub fn main() {
             trials.extend(absent(kind, &why));
         }
         for gpu in gpus {
-            trials.extend(present(&gpu));
+            trials.extend(present(gpu.kind().name(), &gpu));
         }
     }
-    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+    let host = found.backend(BackendKind::Host);
+    trials.extend(present(
+        BARE,
+        &bare(host.expect("there is host memory"), DeviceId(0)),
+    ));
+    let arguments = Arguments::from_args();
+    let is_whole = arguments.filter.is_none() && arguments.skip.is_empty() && !arguments.list;
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if is_whole {
+        tell_skipped();
+    }
+    conclusion.exit();
 }
 
-fn present(gpu: &Gpu) -> Vec<Trial> {
-    let name = |case: &str| format!("{}:{}::{case}", gpu.kind(), gpu.device().0);
+/// The name of the backend that has little.
+const BARE: &str = "bare";
+
+/// What that skips.
+const BARE_LACKS: [&str; 6] = [
+    "handles",
+    "interprocess events",
+    "managed memory",
+    "pools",
+    "ranges",
+    "stream waits",
+];
+
+fn bare(host: Arc<dyn GpuBackend>, device: DeviceId) -> Gpu {
+    Gpu::new(Arc::new(Bare::over(host)), device).expect("there is the device")
+}
+
+/// The cases that skipped something, by device and by what it lacks.
+static SKIPPED: Mutex<BTreeMap<(String, &str), Vec<&str>>> = Mutex::new(BTreeMap::new());
+
+/// Notes what a case skipped that ran on this thread.
+fn note_skipped(device: &str, case: &'static str) {
+    let mut skipped = SKIPPED.lock().expect("no case panics here");
+    for what in lacked() {
+        let cases = skipped.entry((device.to_owned(), what)).or_default();
+        cases.push(case);
+    }
+}
+
+/// Says what was skipped for want of what.
+fn tell_skipped() {
+    let skipped = SKIPPED.lock().expect("no case panics here");
+    for ((device, what), cases) in skipped.iter() {
+        println!(
+            "{device} has no {what}; skipped, at least in part: {}",
+            cases.join(", ")
+        );
+    }
+    let of = |name: &str| -> Vec<&str> {
+        let of = skipped
+            .keys()
+            .filter(|(device, _)| device.starts_with(name));
+        of.map(|(_, what)| *what).collect()
+    };
+    assert_eq!(of(BARE), BARE_LACKS, "what the bare backend skips");
+    assert!(
+        of("host").is_empty(),
+        "the host backend has all: {:?}",
+        of("host")
+    );
+}
+
+fn present(backend: &'static str, gpu: &Gpu) -> Vec<Trial> {
+    let device = format!("{backend}:{}", gpu.device().0);
     let mut trials = Vec::new();
     for case in cases() {
-        let gpu = gpu.clone();
-        trials.push(Trial::test(name(case.name), move || {
+        let (gpu, device) = (gpu.clone(), device.clone());
+        trials.push(Trial::test(format!("{device}::{}", case.name), move || {
+            // Of a case that failed on this thread.
+            lacked();
             (case.run)(&gpu);
+            note_skipped(&device, case.name);
             Ok(())
         }));
     }
     for case in peer_cases() {
-        let gpu = gpu.clone();
-        trials.push(Trial::test(name(case.name), move || {
-            with_peer(&gpu, case.name, case.producer)
+        let (gpu, device) = (gpu.clone(), device.clone());
+        trials.push(Trial::test(format!("{device}::{}", case.name), move || {
+            lacked();
+            let ended = with_peer(backend, &gpu, case.name, case.producer);
+            note_skipped(&device, case.name);
+            ended
         }));
     }
     trials
@@ -92,7 +163,12 @@ fn absent(kind: BackendKind, why: &str) -> Vec<Trial> {
 }
 
 /// Runs the producer's side here and the consumer's in this program, started again.
-fn with_peer(gpu: &Gpu, name: &str, producer: fn(&Gpu, &mut Pipe)) -> Result<(), Failed> {
+fn with_peer(
+    backend: &str,
+    gpu: &Gpu,
+    name: &str,
+    producer: fn(&Gpu, &mut Pipe),
+) -> Result<(), Failed> {
     let pair = || {
         socketpair(
             AddressFamily::UNIX,
@@ -102,7 +178,7 @@ fn with_peer(gpu: &Gpu, name: &str, producer: fn(&Gpu, &mut Pipe)) -> Result<(),
         )
     };
     let (ours, theirs) = pair().map_err(|e| e.to_string())?;
-    let (backend, device) = (gpu.kind().name().to_owned(), gpu.device().0);
+    let (backend, device) = (backend.to_owned(), gpu.device().0);
     let peer = Peer {
         case: name.to_owned(),
         backend,
@@ -126,14 +202,20 @@ fn with_peer(gpu: &Gpu, name: &str, producer: fn(&Gpu, &mut Pipe)) -> Result<(),
 }
 
 fn consume(peer: &Peer) {
+    let is_bare = peer.backend == BARE;
     let kind = BackendKind::ALL
         .into_iter()
-        .find(|kind| kind.name() == peer.backend)
+        .find(|kind| kind.name() == peer.backend || is_bare && *kind == BackendKind::Host)
         .expect("a backend's name");
     let backend = gpu_ipc::detect()
         .and_then(|found| found.backend(kind))
         .expect("it is there in the other process");
-    let gpu = Gpu::new(backend, DeviceId(peer.device)).expect("there is the device");
+    let device = DeviceId(peer.device);
+    let gpu = if is_bare {
+        bare(backend, device)
+    } else {
+        Gpu::new(backend, device).expect("there is the device")
+    };
     let case = peer_cases()
         .into_iter()
         .find(|case| case.name == peer.case)
