@@ -96,6 +96,10 @@ calls! { with:
         let grants = [(&with.own.sent, TICKET)];
         refused(with.own.session.share_many(&grants, After::Done, &with.options))
     };
+    "Session::share_many_with" => {
+        let grants = [(&with.own.sent, TICKET, &[0; 64])];
+        refused(with.own.session.share_many_with(&grants, After::Done, &with.options))
+    };
     // SAFETY: `adopt` asks that the range stays and that no block overlaps it: it is refused.
     "Session::adopt" => refused(unsafe {
         with.own.session.adopt(with.own.sent.device_ptr(), 1, AdoptToken(1))

@@ -108,6 +108,11 @@ fn main() {
         )
         .with_ignored_flag(Command::new("nm").arg("--version").output().is_err()),
         Trial::test(
+            "what_is_installed_is_stripped_and_has_one_name",
+            what_is_installed_is_stripped_and_has_one_name,
+        )
+        .with_ignored_flag(Command::new("readelf").arg("--version").output().is_err()),
+        Trial::test(
             "the_programs_of_the_page_run_as_they_stand",
             the_programs_of_the_page_run,
         )
@@ -299,6 +304,37 @@ fn nothing_is_exported_but_what_is_listed() -> Result<(), Failed> {
     } else {
         Err(format!("in one of library and list alone: {differ:?}").into())
     }
+}
+
+/// The name that programs ask the loader for is the one that CMake has, and that of a file: before
+/// 1.0 with the minor version in it.
+fn what_is_installed_is_stripped_and_has_one_name() -> Result<(), Failed> {
+    let prefix = prefix()?;
+    let library = prefix.join("lib/libgpu_ipc.so");
+    let read = |what: &str| run(Command::new("readelf").args(["-W", what]).arg(&library));
+    let sections = read("-S")?;
+    if String::from_utf8_lossy(&sections.stdout).contains(" .debug_") {
+        return Err("the library has debug information".into());
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let mut numbers = version.split('.');
+    let interface = match (numbers.next(), numbers.next()) {
+        (Some("0"), Some(minor)) => format!("0.{minor}"),
+        (Some(major), _) => major.to_owned(),
+        _ => return Err(format!("no version: {version}").into()),
+    };
+    let name = format!("libgpu_ipc.so.{interface}");
+    let dynamic = read("-d")?;
+    let asked = format!("Library soname: [{name}]");
+    if !String::from_utf8_lossy(&dynamic.stdout).contains(&asked) {
+        return Err(format!("the library has another name than {name}").into());
+    }
+    let cmake = prefix.join("lib/cmake/gpu_ipc/gpu_ipcConfig.cmake");
+    if !std::fs::read_to_string(cmake)?.contains(&format!("IMPORTED_SONAME \"{name}\"")) {
+        return Err(format!("CMake has another name than {name}").into());
+    }
+    std::fs::metadata(prefix.join("lib").join(&name))?;
+    Ok(())
 }
 
 /// Writes each program of docs/C.md to a file, and returns them in the order of the page.

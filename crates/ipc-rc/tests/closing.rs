@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, Error, Gpu, ParticipantId, Result};
 use ipc_rc::{After, ClaimError, Claims, Participant, Session, SessionBuilder, To, Wait};
+use transport::os::socket;
 
 const WATCHDOG: Duration = Duration::from_secs(120);
 
@@ -122,6 +123,28 @@ fn a_connection_that_was_made_before_the_close_may_say_hello_and_claim() {
     );
     participant.close(Some(WATCHDOG)).expect("it went");
     assert!(session.shutdown(WATCHDOG).clean);
+}
+
+#[test]
+fn a_connection_that_says_nothing_keeps_no_ticket_of_a_closed_session() {
+    let (_dir, _gpu, session) = open(|builder| builder.time_to_live(None));
+    let silent = socket::connect_within(session.socket_path(), None).expect("it listens");
+    let (ours, passed_on) = rustix::net::socketpair(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::SEQPACKET,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )
+    .expect("a pair");
+    session.accept(ours).expect("taken in");
+    let block = session.alloc(4096).expect("there is room");
+    block
+        .share(To::Ticket(Claims::Once), After::Done)
+        .expect("a ticket");
+    drop(block);
+    let report = session.shutdown(WATCHDOG);
+    assert!(report.clean && report.tickets == 0, "{report}");
+    drop((silent, passed_on));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use gpu_api::{DevicePtr, Error, Gpu, ParticipantId, Reclaim, Result};
 
 use crate::producer::blocks::adopted::Adopted;
-use crate::producer::blocks::block::Origin;
+use crate::producer::blocks::block::{Block, Origin};
 use crate::producer::blocks::tokens::AdoptToken;
 use crate::producer::builder::SessionBuilder;
 use crate::producer::core::Core;
@@ -239,22 +239,62 @@ impl Session {
         after: After<'_>,
         options: &ShareOptions,
     ) -> Result<Vec<Descriptor>> {
-        if let Some((block, _)) = grants
-            .iter()
-            .find(|(block, _)| !Arc::ptr_eq(block.core(), self.core()))
-        {
-            return Err(Error::Mismatch {
+        let own = self.own(grants.iter().map(|&(block, to)| (block, to)))?;
+        self.core()
+            .share_many(&own, |_| &options.user, after, options)
+    }
+
+    /// Shares several blocks as [`share_many`](Session::share_many) does, each with 64 user bytes of
+    /// its own: a shape, a frame number. Those of `options` are not used.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use ipc_rc::{After, Claims, Session, ShareOptions, To};
+    /// # let session = Session::builder(gpu).socket(dir.path().join("s")).open()?;
+    /// let frames = [session.alloc(4096)?, session.alloc(4096)?];
+    /// let once = To::Ticket(Claims::Once);
+    /// let grants = [(&frames[0], once, &[1; 64]), (&frames[1], once, &[2; 64])];
+    /// let descriptors = session.share_many_with(&grants, After::Done, &ShareOptions::default())?;
+    /// assert_eq!(descriptors[1].user(), &[2; 64]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn share_many_with(
+        &self,
+        grants: &[(&SentBlock, To, &[u8; 64])],
+        after: After<'_>,
+        options: &ShareOptions,
+    ) -> Result<Vec<Descriptor>> {
+        let own = self.own(grants.iter().map(|&(block, to, _)| (block, to)))?;
+        self.core()
+            .share_many(&own, |n| grants[n].2, after, options)
+    }
+
+    /// Takes grants whose blocks are all of this session.
+    fn own<'b>(
+        &self,
+        grants: impl Iterator<Item = (&'b SentBlock, To)>,
+    ) -> Result<Vec<(&'b Arc<Block>, To)>> {
+        let own = |(block, to): (&'b SentBlock, To)| {
+            if Arc::ptr_eq(block.core(), self.core()) {
+                return Ok((block.shared(), to));
+            }
+            Err(Error::Mismatch {
                 what: "the block's session",
                 theirs: block.core().facts.id.to_string(),
                 ours: self.id().to_string(),
                 remedy: "share blocks with the session that allocated them",
-            });
-        }
-        let grants: Vec<_> = grants
-            .iter()
-            .map(|(block, to)| (block.shared(), *to))
-            .collect();
-        self.core().share_many(&grants, after, options)
+            })
+        };
+        grants.map(own).collect()
     }
 
     /// Takes in memory that other code allocated, so that it can be shared. Its owner keeps it

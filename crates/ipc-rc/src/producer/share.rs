@@ -70,7 +70,7 @@ pub enum After<'a> {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ShareOptions {
-    user: [u8; 64],
+    pub(crate) user: [u8; 64],
     pub(crate) time_to_live: Option<Option<Duration>>,
 }
 
@@ -185,9 +185,10 @@ impl Core {
     }
 
     /// Shares several blocks after one stream with one fence for each addressee.
-    pub(crate) fn share_many(
+    pub(crate) fn share_many<'u>(
         &self,
         grants: &[(&Arc<Block>, To)],
+        user: impl Fn(usize) -> &'u [u8; 64],
         after: After<'_>,
         options: &ShareOptions,
     ) -> Result<Vec<Descriptor>> {
@@ -209,7 +210,7 @@ impl Core {
         }
         let mut descriptors = Vec::with_capacity(grants.len());
         let mut begun = self.begin_grants(grants);
-        for (block, to) in grants {
+        for (n, (block, to)) in grants.iter().enumerate() {
             let named = match *to {
                 To::Participant(id) => {
                     let place = place_of(id);
@@ -242,7 +243,7 @@ impl Core {
             };
             match named {
                 Ok((named, sealer)) => {
-                    descriptors.push(self.describe(&sealer, block.extent(), named, &options.user));
+                    descriptors.push(self.describe(&sealer, block.extent(), named, user(n)));
                 }
                 Err(error) => {
                     // All or nothing. What somebody could have claimed meanwhile nobody has a

@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::arrays::class::{self, Array, array_methods};
 use crate::data::addressee;
-use crate::data::descriptor::Descriptor;
+use crate::data::descriptor::{Descriptor, Tail};
 use crate::data::device::Device;
 use crate::data::layout::Layout;
 use crate::data::stream::{self, ConsumerStream};
@@ -255,12 +255,14 @@ impl Received {
         meta: Option<Vec<u8>>,
     ) -> PyResult<Descriptor> {
         let (to, timeout, block) = (addressee::to(to)?, duration(timeout)?, self.block()?);
-        // Not in slices: each would be a question, and a grant, of its own.
-        let grant = aside(py, move || block.forward(to, timeout))?.or_raise()?;
         let meta = meta
             .as_deref()
             .unwrap_or_else(|| self.descriptor.get().meta_bytes());
-        Ok(Descriptor::new(&grant, self.layout().clone(), meta))
+        let tail = Tail::of(self.layout(), meta);
+        let user = *tail.user();
+        // Not in slices: each would be a question, and a grant, of its own.
+        let grant = aside(py, move || block.forward_with(to, &user, timeout))?.or_raise()?;
+        Ok(Descriptor::new(&grant, self.layout().clone(), &tail))
     }
 
     /// Give up this object's hold on the lease. Arrays that were made of it keep theirs.

@@ -4,16 +4,25 @@
 //! |---|---|---|
 //! | 0 | 192 | the library's descriptor, which alone says what may be claimed |
 //! | 192 | 4 | magic `GIPL`; a descriptor that ends before is of plain bytes |
-//! | 196 | 1 | version: 1 |
+//! | 196 | 1 | version: 2 |
 //! | 197 | 3 | element type: DLPack's code and bits; number of dimensions |
 //! | 200 | 2 | element type: lanes |
 //! | 202 | 2 | 1 when strides follow the shape, else 0 |
 //! | 204 | 4 | bytes of the user's own |
 //! | 208 | 8 | offset of the first element in the block, in bytes |
 //! | 216 | 8 each | shape; strides in elements, if there are any; then the user's own bytes |
-//! | end - 4 | 4 | crc32c of everything before |
 //!
-//! All numbers are little-endian.
+//! All numbers are little-endian. The 64 user bytes of the library's descriptor vouch for what is
+//! behind it, the tail:
+//!
+//! | at | bytes | field |
+//! |---|---|---|
+//! | 0 | 32 | magic `GIPL`, then zeros |
+//! | 32 | 32 | SHA-256 of the tail |
+//!
+//! The library's keyed checksum covers the user bytes. So a carrier, who has no key, cannot alter the
+//! tail: one that does not fit the user bytes is refused when it is read, and user bytes that were
+//! altered with it are refused by the claim.
 
 use std::ffi::c_int;
 
@@ -22,18 +31,85 @@ use pyo3::buffer::PyBuffer;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
+use sha2::{Digest, Sha256};
 
 use super::addressee::ParticipantId;
 use super::layout::{Dtype, Layout, MOST_DIMENSIONS, layout_methods};
 use crate::interpreter::errors::{OrRaise, invalid, raise};
 
 const MAGIC: [u8; 4] = *b"GIPL";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const AT_SHAPE: usize = 216;
-const CRC: usize = 4;
+/// The user bytes before the digest.
+const MARK: [u8; 32] = {
+    let mut mark = [0; 32];
+    mark.split_at_mut(MAGIC.len()).0.copy_from_slice(&MAGIC);
+    mark
+};
 
 /// The most bytes of the user's own in a descriptor.
 pub(crate) const MOST_META: usize = 1 << 20;
+
+/// What stands behind the library's descriptor, and the user bytes that vouch for it.
+pub(crate) struct Tail {
+    bytes: Vec<u8>,
+    user: [u8; 64],
+    meta: usize,
+}
+
+impl Tail {
+    /// Writes down what of a block the array is, and bytes of the user's own.
+    pub fn of(layout: &Layout, meta: &[u8]) -> Tail {
+        let strides = layout.strides.as_deref().unwrap_or(&[]);
+        let numbers = layout.shape.iter().chain(strides);
+        let len = AT_SHAPE - gpu_ipc::Descriptor::BYTES + 8 * numbers.clone().count() + meta.len();
+        let mut bytes = Vec::with_capacity(len);
+        bytes.extend_from_slice(&MAGIC);
+        let dimensions = u8::try_from(layout.shape.len()).unwrap_or(u8::MAX);
+        bytes.extend_from_slice(&[VERSION, layout.dtype.code, layout.dtype.bits, dimensions]);
+        bytes.extend_from_slice(&layout.dtype.lanes.to_le_bytes());
+        bytes.extend_from_slice(&u16::from(layout.strides.is_some()).to_le_bytes());
+        bytes.extend_from_slice(&u32::try_from(meta.len()).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend_from_slice(&layout.offset.to_le_bytes());
+        numbers.for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
+        bytes.extend_from_slice(meta);
+        Tail {
+            user: user_bytes(&bytes),
+            meta: meta.len(),
+            bytes,
+        }
+    }
+
+    /// Returns the user bytes to share with.
+    pub fn user(&self) -> &[u8; 64] {
+        &self.user
+    }
+
+    /// Counts the bytes of a whole descriptor.
+    pub fn whole(&self) -> usize {
+        gpu_ipc::Descriptor::BYTES + self.bytes.len()
+    }
+
+    /// Appends a whole descriptor. The grant was made with the tail's user bytes.
+    pub fn append(&self, grant: &gpu_ipc::Descriptor, bytes: &mut Vec<u8>) {
+        debug_assert_eq!(
+            grant.user(),
+            &self.user,
+            "a grant without its tail's digest"
+        );
+        bytes.extend_from_slice(grant.as_bytes());
+        bytes.extend_from_slice(&self.bytes);
+    }
+}
+
+/// Computes the user bytes that vouch for a tail.
+fn user_bytes(tail: &[u8]) -> [u8; 64] {
+    let mut user = [0; 64];
+    let (mark, digest) = user.split_at_mut(MARK.len());
+    mark.copy_from_slice(&MARK);
+    digest.copy_from_slice(&Sha256::digest(tail));
+    user
+}
 
 /// A grant of one array, as plain bytes for any transport.
 ///
@@ -44,47 +120,21 @@ pub(crate) const MOST_META: usize = 1 << 20;
 pub(crate) struct Descriptor {
     bytes: Box<[u8]>,
     layout: Layout,
-    /// How many bytes of the user's own stand before the checksum.
+    /// How many bytes of the user's own stand at the end.
     meta: usize,
 }
 
 impl Descriptor {
-    /// Writes down a grant and what of it the array is.
-    pub fn new(grant: &gpu_ipc::Descriptor, layout: Layout, meta: &[u8]) -> Descriptor {
-        let mut bytes = Vec::with_capacity(Descriptor::bytes_of(&layout, meta));
-        Descriptor::write(&mut bytes, grant, &layout, meta);
+    /// Writes down a grant and what of it the array is. The grant was made with the tail's user
+    /// bytes.
+    pub fn new(grant: &gpu_ipc::Descriptor, layout: Layout, tail: &Tail) -> Descriptor {
+        let mut bytes = Vec::with_capacity(tail.whole());
+        tail.append(grant, &mut bytes);
         Descriptor {
             bytes: bytes.into_boxed_slice(),
             layout,
-            meta: meta.len(),
+            meta: tail.meta,
         }
-    }
-
-    /// Counts the bytes that [`write`](Descriptor::write) appends.
-    pub fn bytes_of(layout: &Layout, meta: &[u8]) -> usize {
-        let strides = layout.strides.as_ref().map_or(0, Vec::len);
-        AT_SHAPE + 8 * (layout.shape.len() + strides) + meta.len() + CRC
-    }
-
-    /// Appends the bytes of a descriptor.
-    pub fn write(bytes: &mut Vec<u8>, grant: &gpu_ipc::Descriptor, layout: &Layout, meta: &[u8]) {
-        let (start, strides) = (bytes.len(), layout.strides.as_deref().unwrap_or(&[]));
-        bytes.extend_from_slice(grant.as_bytes());
-        bytes.extend_from_slice(&MAGIC);
-        let dimensions = u8::try_from(layout.shape.len()).unwrap_or(u8::MAX);
-        bytes.extend_from_slice(&[VERSION, layout.dtype.code, layout.dtype.bits, dimensions]);
-        bytes.extend_from_slice(&layout.dtype.lanes.to_le_bytes());
-        bytes.extend_from_slice(&u16::from(layout.strides.is_some()).to_le_bytes());
-        bytes.extend_from_slice(&u32::try_from(meta.len()).unwrap_or(u32::MAX).to_le_bytes());
-        bytes.extend_from_slice(&layout.offset.to_le_bytes());
-        layout
-            .shape
-            .iter()
-            .chain(strides)
-            .for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
-        bytes.extend_from_slice(meta);
-        let crc = crc32c::crc32c(&bytes[start..]);
-        bytes.extend_from_slice(&crc.to_le_bytes());
     }
 
     /// Reads what somebody sent.
@@ -95,34 +145,32 @@ impl Descriptor {
     pub fn decode(bytes: &[u8]) -> Result<Descriptor, Error> {
         let grant =
             gpu_ipc::Descriptor::decode(bytes.get(..gpu_ipc::Descriptor::BYTES).unwrap_or(bytes))?;
-        if bytes.len() == gpu_ipc::Descriptor::BYTES {
+        let bad = |what, got: String, must: &str| Error::BadDescriptor {
+            what,
+            got,
+            must: must.into(),
+        };
+        let tail = &bytes[gpu_ipc::Descriptor::BYTES..];
+        let user = grant.user();
+        if tail.is_empty() && !user.starts_with(&MARK) {
             return Ok(Descriptor {
                 bytes: bytes.into(),
                 layout: Layout::bytes(grant.len()),
                 meta: 0,
             });
         }
-        let bad = |what, got: String, must: &str| Error::BadDescriptor {
-            what,
-            got,
-            must: must.into(),
-        };
-        if bytes.len() < AT_SHAPE + CRC
-            || bytes[gpu_ipc::Descriptor::BYTES..gpu_ipc::Descriptor::BYTES + 4] != MAGIC
-            || bytes[196] != VERSION
-        {
+        if user_bytes(tail) != *user {
             return Err(bad(
                 "the layout",
-                format!("{} bytes", bytes.len() - gpu_ipc::Descriptor::BYTES),
+                format!("{} bytes with another digest", tail.len()),
                 "what `share` wrote, whole",
             ));
         }
-        let (checked, crc) = bytes.split_at(bytes.len() - CRC);
-        if crc32c::crc32c(checked).to_le_bytes() != crc {
+        if bytes.len() < AT_SHAPE || !tail.starts_with(&MAGIC) || bytes[196] != VERSION {
             return Err(bad(
-                "the layout's checksum",
-                "another".into(),
-                "that of the bytes before",
+                "the layout",
+                format!("{} bytes", tail.len()),
+                "of version 2: use the same version of gpu_ipc on both sides",
             ));
         }
         let number = |at: usize| i64::from_le_bytes(std::array::from_fn(|n| bytes[at + n]));
@@ -137,7 +185,7 @@ impl Descriptor {
         );
         let meta = u32::from_le_bytes(std::array::from_fn(|n| bytes[204 + n])) as usize;
         let numbers = dimensions << usize::from(flags == 1);
-        let whole = AT_SHAPE + 8 * numbers + meta + CRC;
+        let whole = AT_SHAPE + 8 * numbers + meta;
         if flags > 1 || dimensions > MOST_DIMENSIONS || whole != bytes.len() {
             return Err(bad(
                 "the layout's length",
@@ -215,12 +263,7 @@ impl Descriptor {
 
     /// Returns the user's own bytes.
     pub fn meta_bytes(&self) -> &[u8] {
-        let end = self.bytes.len() - CRC;
-        if self.bytes.len() == gpu_ipc::Descriptor::BYTES {
-            &[]
-        } else {
-            &self.bytes[end - self.meta..end]
-        }
+        &self.bytes[self.bytes.len() - self.meta..]
     }
 
     fn decoded(&self) -> PyResult<gpu_ipc::Descriptor> {

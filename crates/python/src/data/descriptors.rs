@@ -7,7 +7,7 @@
 //! | 4 | 4 | version: 1 |
 //! | 8 | 8 | how many descriptors |
 //! | 16 | 8 each | where each ends, counted from the end of this table |
-//! | then | | the descriptors, each with a checksum of its own |
+//! | then | | the descriptors, each with checksums of its own |
 //!
 //! All numbers are little-endian.
 
@@ -20,8 +20,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyIterator, PyList, PySlice, PyType};
 
-use super::descriptor::Descriptor;
-use super::layout::Layout;
+use super::descriptor::{Descriptor, Tail};
 use crate::interpreter::errors::{OrRaise, invalid};
 
 const MAGIC: [u8; 4] = *b"GIPM";
@@ -42,26 +41,18 @@ pub(crate) struct Descriptors {
 }
 
 impl Descriptors {
-    /// Writes down grants, each of the array beside it.
-    pub fn new(grants: &[gpu_ipc::Descriptor], layouts: &[Layout]) -> Descriptors {
-        let lengths: Vec<usize> = layouts
-            .iter()
-            .map(|layout| Descriptor::bytes_of(layout, &[]))
-            .collect();
+    /// Writes down grants, each of the array that the tail beside it describes.
+    pub fn new(grants: &[gpu_ipc::Descriptor], tails: &[Tail]) -> Descriptors {
+        let lengths: Vec<usize> = tails.iter().map(Tail::whole).collect();
         let mut bytes = begin(&lengths);
-        for (grant, layout) in grants.iter().zip(layouts) {
-            Descriptor::write(&mut bytes, grant, layout, &[]);
+        for (grant, tail) in grants.iter().zip(tails) {
+            tail.append(grant, &mut bytes);
         }
         Descriptors {
             bytes: bytes.into_boxed_slice(),
         }
     }
 
-    /// Reads what somebody sent. Each descriptor is checked when it is taken out.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::BadDescriptor`] naming what is wrong with the table.
     /// Reads what supports the buffer protocol.
     ///
     /// # Errors
@@ -75,6 +66,11 @@ impl Descriptors {
         Descriptors::decode(bytes).or_raise()
     }
 
+    /// Reads what somebody sent. Each descriptor is checked when it is taken out.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::BadDescriptor`] naming what is wrong with the table.
     fn decode(bytes: Box<[u8]>) -> Result<Descriptors, Error> {
         let bad = |what, got: String, must: &str| Error::BadDescriptor {
             what,

@@ -10,7 +10,7 @@ use pyo3::types::PyTuple;
 use super::session::{bytes_of, options};
 use super::shared::{Lent, Shared};
 use crate::data::addressee;
-use crate::data::descriptor::Descriptor;
+use crate::data::descriptor::{Descriptor, Tail};
 use crate::data::layout::Layout;
 use crate::interpreter::errors::{OrRaise, invalid};
 use crate::interpreter::later::Call;
@@ -23,19 +23,18 @@ use crate::interpreter::waiting::{duration, in_slices};
 /// loan is released and the last lease on it has ended. Dropping the loan releases it.
 #[pyclass(frozen, weakref, module = "gpu_ipc")]
 pub(crate) struct Loan {
-    state: Mutex<State>,
+    /// None once it is released.
+    state: Mutex<Option<Lending>>,
+    end: Released,
     layout: Layout,
     session: Arc<Shared>,
 }
 
 #[derive(Clone)]
-enum State {
-    Lent {
-        loan: Arc<gpu_ipc::session::Loan>,
-        /// The block that it lies in, if it is one of the session's.
-        _block: Option<Lent>,
-    },
-    Released(Arc<Released>),
+struct Lending {
+    loan: Arc<gpu_ipc::session::Loan>,
+    /// The block that it lies in, if it is one of the session's.
+    _block: Option<Lent>,
 }
 
 impl Loan {
@@ -45,22 +44,24 @@ impl Loan {
         layout: Layout,
         session: &Arc<Shared>,
     ) -> Loan {
-        let state = State::Lent {
+        let end = loan.released();
+        let lending = Lending {
             loan: Arc::new(loan),
             _block: block,
         };
         Loan {
-            state: Mutex::new(state),
+            state: Mutex::new(Some(lending)),
+            end,
             layout,
             session: session.clone(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Option<Lending>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn state(&self) -> PyResult<State> {
+    fn lending(&self) -> PyResult<Option<Lending>> {
         self.session.guard.check("this loan").or_raise()?;
         Ok(self.lock().clone())
     }
@@ -77,17 +78,15 @@ impl Loan {
     /// Whether the loan was released.
     #[getter]
     fn released(&self) -> bool {
-        matches!(*self.lock(), State::Released(_))
+        self.lock().is_none()
     }
 
     /// How many leases of the loan are granted or held, and tickets of a number of claims that can
     /// still be claimed; None once it is released.
     #[getter]
     fn outstanding(&self) -> PyResult<Option<usize>> {
-        Ok(match self.state()? {
-            State::Lent { loan, .. } => Some(loan.block().outstanding()),
-            State::Released(_) => None,
-        })
+        let lending = self.lending()?;
+        Ok(lending.map(|lending| lending.loan.block().outstanding()))
     }
 
     /// Share the array, and return the descriptor by which it is claimed.
@@ -112,23 +111,25 @@ impl Loan {
         let _call = Call::begin(py);
         let meta = meta.map(bytes_of).transpose()?.unwrap_or_default();
         let (to, options) = (addressee::to(to)?, options(ttl)?);
-        let State::Lent { loan, .. } = self.state()? else {
+        let Some(lending) = self.lending()? else {
             return Err(invalid(
                 "a loan",
                 "released",
                 "one that was not released: lend the array again",
             ));
         };
+        let tail = Tail::of(&self.layout, &meta);
+        let options = options.user(*tail.user());
         let grant = py.detach(|| {
-            let grant = loan.share_with(to, &options);
+            let grant = lending.loan.share_with(to, &options);
             // A release meanwhile leaves the end to this call.
-            drop(loan);
+            drop(lending);
             grant
         });
         Ok(Descriptor::new(
             &grant.or_raise()?,
             self.layout.clone(),
-            &meta,
+            &tail,
         ))
     }
 
@@ -136,39 +137,28 @@ impl Loan {
     /// claimed is taken back. What is held stays good for its holders. Waits for nobody.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         self.session.guard.check("this loan").or_raise()?;
-        let mut state = self.lock();
-        let State::Lent { loan, .. } = &*state else {
-            return Ok(());
-        };
-        let released = State::Released(Arc::new(loan.released()));
-        let lent = std::mem::replace(&mut *state, released);
-        drop(state);
+        let lent = self.lock().take();
         py.detach(|| drop(lent));
         Ok(())
     }
 
-    /// Wait until nobody holds the array by this loan, so that it can be written again. Release the
-    /// loan first, or others may claim it again.
+    /// Wait until the loan is released, by this thread or another, and nothing holds the array by it,
+    /// so that it can be written again.
     ///
     /// Args:
     ///     timeout: seconds; None waits for ever.
     ///
     /// Raises:
-    ///     Timeout: some still hold it.
+    ///     Timeout: it is lent, or some still hold it.
     #[pyo3(signature = (timeout=None))]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let state = self.state()?;
+        self.session.guard.check("this loan").or_raise()?;
         let waited = in_slices(py, duration(timeout)?, |slice| {
-            let waited = match &state {
-                State::Lent { loan, .. } => loan.block().wait_released(Some(slice)),
-                State::Released(released) => released.wait(Some(slice)),
-            };
-            match waited {
+            match self.end.wait(Some(slice)) {
                 Err(Error::Deadline { .. }) => None,
                 done => Some(done),
             }
         });
-        py.detach(|| drop(state));
         let late = Err(Error::Deadline {
             what: "the holders of a loan",
         });

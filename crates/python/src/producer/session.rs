@@ -19,7 +19,6 @@ use super::shared::Shared;
 use super::torch_pool;
 use crate::data::addressee::{self, ParticipantId, Ticket};
 use crate::data::descriptor::{Descriptor, MOST_META};
-use crate::data::descriptors::Descriptors;
 use crate::data::device::{self, Device};
 use crate::data::notice::SessionNotice;
 use crate::data::number::Whole;
@@ -244,8 +243,7 @@ impl Session {
             .transpose()?;
         let prepared = self.shared.prepare(py, x, given.as_ref(), copy)?;
         prepared.check(to)?;
-        let (grant, layout) = self.shared.grant(py, prepared, to, given, &options)?;
-        Ok(Descriptor::new(&grant, layout, &meta))
+        self.shared.grant(py, prepared, to, given, options, &meta)
     }
 
     /// Share several arrays with one call of the driver for each stream and addressee.
@@ -296,12 +294,10 @@ impl Session {
             addressees.iter().try_for_each(|&to| one.check(to))?;
             prepared.push(one);
         }
-        let (granted, layouts) =
-            self.shared
-                .grant_many(py, prepared, &addressees, given, &options)?;
-        let mut lists = granted
-            .iter()
-            .map(|grants| Descriptors::new(grants, &layouts));
+        let mut lists = self
+            .shared
+            .grant_many(py, prepared, &addressees, given, &options)?
+            .into_iter();
         if many {
             let lists = lists
                 .map(|list| Py::new(py, list))

@@ -13,6 +13,8 @@ use super::shared::{Lent, Shared};
 use crate::arrays::abi::{self, CPU, CUDA_HOST};
 use crate::arrays::read;
 use crate::arrays::view::{Owner, View};
+use crate::data::descriptor::{Descriptor, Tail};
+use crate::data::descriptors::Descriptors;
 use crate::data::layout::Layout;
 use crate::data::stream;
 use crate::interpreter::errors::{OrRaise, invalid};
@@ -334,13 +336,16 @@ impl Shared {
         prepared: Prepared,
         to: To,
         given: Option<gpu_ipc::Stream>,
-        options: &ShareOptions,
-    ) -> PyResult<(gpu_ipc::Descriptor, Layout)> {
+        options: ShareOptions,
+        meta: &[u8],
+    ) -> PyResult<Descriptor> {
         let Prepared {
             memory,
             layout,
             pending,
         } = prepared;
+        let tail = Tail::of(&layout, meta);
+        let options = options.user(*tail.user());
         let mut left = Vec::new();
         let granted = py.detach(|| {
             let stream = self.stream_of(&given, pending)?;
@@ -348,16 +353,17 @@ impl Shared {
             let granted = held.block().share_with(
                 to,
                 stream.as_ref().map_or(After::Done, After::Stream),
-                options,
+                &options,
             );
             // Their drops may reach the driver.
             drop((held, stream, given));
             granted
         });
-        Ok((granted.or_raise()?, layout))
+        Ok(Descriptor::new(&granted.or_raise()?, layout, &tail))
     }
 
     /// Grants everything to everybody, stream by stream, with the interpreter's lock given up once.
+    /// Returns a list for each addressee.
     pub fn grant_many(
         self: &Arc<Self>,
         py: Python<'_>,
@@ -365,8 +371,8 @@ impl Shared {
         addressees: &[To],
         given: Option<gpu_ipc::Stream>,
         options: &ShareOptions,
-    ) -> PyResult<(Vec<Vec<gpu_ipc::Descriptor>>, Vec<Layout>)> {
-        let mut layouts = Vec::with_capacity(prepared.len());
+    ) -> PyResult<Vec<Descriptors>> {
+        let mut tails = Vec::with_capacity(prepared.len());
         let mut places = Vec::with_capacity(prepared.len());
         for Prepared {
             memory,
@@ -374,18 +380,23 @@ impl Shared {
             pending,
         } in prepared
         {
-            layouts.push(layout);
+            tails.push(Tail::of(&layout, &[]));
             places.push((memory, pending));
         }
         let mut left = Vec::new();
         let granted =
-            py.detach(|| self.grant_places(places, addressees, given, options, &mut left));
-        Ok((granted.or_raise()?, layouts))
+            py.detach(|| self.grant_places(places, &tails, addressees, given, options, &mut left));
+        Ok(granted
+            .or_raise()?
+            .iter()
+            .map(|grants| Descriptors::new(grants, &tails))
+            .collect())
     }
 
     fn grant_places(
         self: &Arc<Self>,
         places: Vec<(Memory, Option<u64>)>,
+        tails: &[Tail],
         addressees: &[To],
         given: Option<gpu_ipc::Stream>,
         options: &ShareOptions,
@@ -416,14 +427,14 @@ impl Shared {
                 .flat_map(|&to| {
                     group.iter().map({
                         let held = &held;
-                        move |&n: &usize| (held[n].0.block(), to)
+                        move |&n: &usize| (held[n].0.block(), to, tails[n].user())
                     })
                 })
                 .collect();
             let after = stream.as_ref().map_or(After::Done, After::Stream);
             for (place, descriptor) in self
                 .session
-                .share_many(&grants, after, options)?
+                .share_many_with(&grants, after, options)?
                 .into_iter()
                 .enumerate()
             {

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::consumer::participant::Participant;
 use crate::consumer::received::Received;
-use crate::data::descriptor::Descriptor;
+use crate::data::descriptor::{Descriptor, Tail};
 use crate::data::layout::Layout;
 use crate::data::{addressee, stream};
 use crate::interpreter::errors::OrRaise;
@@ -33,11 +33,13 @@ pub(crate) fn time_shares(
         addressee::to(Some(to))?,
         stream::given(&shared.gpu, stream)?,
     );
-    let options = ShareOptions::default();
     let timed = py.detach(|| {
         let mut timed = Vec::with_capacity(ranges.len());
         for (start, len) in ranges {
             let lent = shared.block_at(start, len);
+            let layout = Layout::bytes(len);
+            let tail = Tail::of(&layout, &[]);
+            let options = ShareOptions::default().user(*tail.user());
             let begin = Instant::now();
             let granted = match &lent {
                 Some(lent) => lent
@@ -54,7 +56,7 @@ pub(crate) fn time_shares(
             };
             timed.push((
                 begin.elapsed().as_nanos() as u64,
-                Descriptor::new(&granted?, Layout::bytes(len), &[]),
+                Descriptor::new(&granted?, layout, &tail),
             ));
         }
         Ok::<_, gpu_ipc::Error>(timed)

@@ -156,20 +156,31 @@ pub trait Server {
             Err(refused) => return Self::refuse(&socket, refused),
         };
         if let Some(key) = self.door().to_evict() {
-            // It may have spoken since epoll was asked.
-            self.hear_greeting(key);
-            let door = self.door();
-            if let Some(greeting) = door.greetings.remove(&key) {
-                door.watches.remove(key, greeting.socket.as_fd());
-                tracing::warn!(
-                    pid = greeting.of.pid,
-                    "too many connections say nothing: the oldest is closed"
-                );
-            }
+            self.evict(
+                key,
+                "too many connections say nothing: the oldest is closed",
+            );
         }
         if let Err((socket, refused)) = self.door().await_hello(Greeting { socket, of }) {
             Self::refuse(&socket, refused);
         }
+    }
+
+    /// Closes a connection that has yet to say hello.
+    fn evict(&mut self, key: u64, why: &'static str) {
+        // It may have spoken since epoll was asked.
+        self.hear_greeting(key);
+        let door = self.door();
+        if let Some(greeting) = door.greetings.remove(&key) {
+            door.watches.remove(key, greeting.socket.as_fd());
+            tracing::warn!(pid = greeting.of.pid, "{why}");
+        }
+    }
+
+    /// Closes every connection that has yet to say hello.
+    fn evict_all(&mut self, why: &'static str) {
+        let keys: Vec<u64> = self.door().greetings.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.evict(key, why));
     }
 
     /// Hears the first message of a connection.

@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu_api::{ParticipantId, RegionId, Result};
 
@@ -27,6 +27,8 @@ pub(super) const POLL: (Duration, Duration) =
 pub(crate) struct Service {
     pub(super) core: Arc<Core>,
     pub(super) door: Door<ParticipantId>,
+    /// When the session was seen to be closing.
+    pub(super) closed_at: Option<Instant>,
     /// Streams that wait for tickets' events.
     pub(super) ticket_streams: TicketStreams,
     pub(super) own_pidfd: OwnedFd,
@@ -54,6 +56,7 @@ impl Service {
         Ok(Service {
             own_pidfd: process::own_pidfd()?,
             door: Door::new(listener, core.wakeups.thread.fd(), allowed)?,
+            closed_at: None,
             ticket_streams: TicketStreams::default(),
             next_serial: 1,
             poll: POLL.0,

@@ -37,6 +37,10 @@ pub(crate) fn start(core: Arc<Core>, listener: Listener, allowed: Vec<u32>) -> R
     thread::start("gpu-ipc-session", move || service.run()).map(drop)
 }
 
+/// How long after the close a connection that was made before it may take to say hello. A participant
+/// says it at once.
+const LAST_HELLO: Duration = Duration::from_secs(10);
+
 impl Service {
     /// Runs until nothing is left to do, ever.
     fn run(mut self) {
@@ -73,6 +77,7 @@ impl Service {
     fn turn(&mut self) {
         let closing = self.core.life.is_closing();
         if closing && self.door.close().is_some() {
+            self.closed_at = Some(Instant::now());
             for peer in self.core.roster.peers().iter().flatten() {
                 // One who cannot be told sees the hang-up.
                 let _ = self
@@ -277,10 +282,13 @@ impl Service {
     }
 
     /// A closing session ends its tickets once no process is left that could claim one: the socket
-    /// is closed, nothing that connected before has yet to say hello, and every participant has hung
+    /// is closed, nothing that connected before may still say hello, and every participant has hung
     /// up, said goodbye or been silenced. Asked each time: a share that saw the session open may
     /// make one more.
     fn end_unclaimable(&mut self) {
+        if self.closed_at.is_some_and(|at| at.elapsed() >= LAST_HELLO) {
+            self.evict_all("a connection that says nothing is closed after its session");
+        }
         let can_claim =
             self.door.is_open() || self.core.has_arrivals() || self.core.roster.has_claimants();
         if can_claim || self.core.tickets.live() == 0 {
