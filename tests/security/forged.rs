@@ -434,12 +434,12 @@ fn no_process() {
     stage.end();
 }
 
-/// Returns a descriptor's bytes with some changed, and the checksum mended that needs no key.
+/// Returns a descriptor's bytes with some changed, as a producer could write them.
 fn altered(descriptor: &Descriptor, at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut altered = descriptor.as_bytes().to_vec();
     altered[at..at + bytes.len()].copy_from_slice(bytes);
-    let crc = crc32c(&altered[..176]);
-    altered[176..180].copy_from_slice(&crc.to_le_bytes());
+    // Whether there are user bytes is in a flag of its own.
+    altered[104] = u8::from(altered[112..176] != [0; 64]);
     altered
 }
 
@@ -447,7 +447,7 @@ fn altered(descriptor: &Descriptor, at: usize, bytes: &[u8]) -> Vec<u8> {
 fn sealed(key: &[u8; 16], descriptor: &Descriptor, at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut sealed = altered(descriptor, at, bytes);
     let mut hash = SipHasher13::new_with_key(key);
-    hash.write(&sealed[..184]);
+    hash.write(&sealed[..if sealed[104] & 1 == 0 { 112 } else { 176 }]);
     sealed[184..].copy_from_slice(&hash.finish().to_le_bytes());
     sealed
 }
@@ -461,13 +461,4 @@ fn is_altered(error: &ClaimError) -> bool {
             ..
         })
     )
-}
-
-/// The checksum of descriptors that needs no key (Castagnoli's polynomial).
-fn crc32c(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0u32, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
-            (crc >> 1) ^ (0x82f6_3b78 & 0u32.wrapping_sub(crc & 1))
-        })
-    })
 }

@@ -15,35 +15,30 @@ use crate::producer::grants::slot_group::Effort;
 use transport::os::clock::Tick;
 use transport::shared::counter_file::{GROUP, HeapFile, SlotFile};
 use transport::shared::slot::{Claim, Generation, Seen, SlotState, decode};
-use transport::wire::descriptor::{self, Descriptor, GrantKind, Names, SealKey, Sealer, SessionId};
+use transport::wire::descriptor::{Descriptor, GrantKind, Names, SealKey, Sealer, SessionId};
 use transport::wire::lease_address::LeaseAddress;
 use transport::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
 
-/// Reads bytes as a descriptor, as they are, with a good crc32c, and with a good keyed checksum too;
-/// what is read has the meaning of these bytes and of no others. Says whether there is one.
+/// Reads bytes as a descriptor, as they are and with a good keyed checksum; what is read has the
+/// meaning of these bytes and of no others. Says whether there is one.
 pub fn descriptor(bytes: &[u8]) -> bool {
-    let mended = mended(bytes);
-    let mut is_one = false;
-    for bytes in [bytes, &mended] {
-        let Ok(descriptor) = Descriptor::decode(bytes) else {
-            continue;
-        };
-        assert_eq!(descriptor.as_bytes(), bytes);
-        let fields = descriptor.fields();
-        let sealer = sealer(&fields.names());
-        let again = sealer.encode(&fields, descriptor.user());
-        let (before, after) = (descriptor.as_bytes(), again.as_bytes());
-        assert_eq!(
-            before[..184],
-            after[..184],
-            "two byte strings have one meaning"
-        );
-        let view = sealer.open(after).expect("it was sealed by this key");
-        assert_eq!(view.fields(), fields);
-        assert_eq!(sealer.open(before).is_some(), before == after);
-        is_one = true;
-    }
-    is_one
+    let Ok(descriptor) = Descriptor::decode(bytes) else {
+        return false;
+    };
+    assert_eq!(descriptor.as_bytes(), bytes);
+    let fields = descriptor.fields();
+    let sealer = sealer(&fields.names());
+    let again = sealer.encode(&fields, descriptor.user());
+    let (before, after) = (descriptor.as_bytes(), again.as_bytes());
+    assert_eq!(
+        before[..184],
+        after[..184],
+        "two byte strings have one meaning"
+    );
+    let view = sealer.open(after).expect("it was sealed by this key");
+    assert_eq!(view.fields(), fields);
+    assert_eq!(sealer.open(before).is_some(), before == after);
+    true
 }
 
 /// Makes a sealer whose key is known: what is fuzzed has it.
@@ -62,17 +57,6 @@ pub(crate) fn sealer_of(participant: ParticipantId) -> Sealer {
     })
 }
 
-/// Gives the descriptor that bytes end with a good crc32c, which no search finds.
-fn mended(bytes: &[u8]) -> Vec<u8> {
-    let mut mended = bytes.to_vec();
-    if let Some(descriptor) = mended.last_chunk_mut::<{ descriptor::BYTES }>()
-        && let Some((body, rest)) = descriptor.split_first_chunk_mut::<176>()
-    {
-        rest[..4].copy_from_slice(&crc32c::crc32c(body).to_le_bytes());
-    }
-    mended
-}
-
 /// Reads bytes as a message to a producer; the first says how many file descriptors came with it.
 /// Returns the number of the type of a message that has a meaning.
 pub fn to_producer(bytes: &[u8]) -> Option<u8> {
@@ -85,23 +69,15 @@ pub fn to_producer(bytes: &[u8]) -> Option<u8> {
     Some(packet[4])
 }
 
-/// Reads bytes as a message to a participant, likewise; the descriptor in a message gets a good
-/// checksum.
+/// Reads bytes as a message to a participant, likewise.
 pub fn to_participant(bytes: &[u8]) -> Option<u8> {
     let (&fds, packet) = bytes.split_first()?;
-    let mended = mended(packet);
-    let mut number = None;
-    for packet in [packet, &mended] {
-        let Ok(message) = ToParticipant::decode(packet, usize::from(fds)) else {
-            continue;
-        };
-        let mut again = [0; MOST_BYTES];
-        let len = message.encode(&mut again);
-        assert_eq!(&again[..len], packet, "two byte strings have one meaning");
-        assert_eq!(message.fds(), usize::from(fds));
-        number = Some(packet[4]);
-    }
-    number
+    let message = ToParticipant::decode(packet, usize::from(fds)).ok()?;
+    let mut again = [0; MOST_BYTES];
+    let len = message.encode(&mut again);
+    assert_eq!(&again[..len], packet, "two byte strings have one meaning");
+    assert_eq!(message.fds(), usize::from(fds));
+    Some(packet[4])
 }
 
 /// Whose the ledgers are.

@@ -36,7 +36,7 @@ const FIELDS: [(&str, usize, usize); 20] = [
     ("fence value", 96, 8),
     ("flags", 104, 8),
     ("user", 112, 64),
-    ("padding", 180, 4),
+    ("padding", 176, 8),
     ("keyed checksum", 184, 8),
 ];
 
@@ -137,20 +137,18 @@ impl World {
     }
 }
 
-/// Mends the checksums of altered bytes as far as a carrier can, in each way that it can.
+/// Mends the checksum of altered bytes as far as a carrier can, in each way that it can.
 fn mended(altered: [u8; 192], true_one: &[u8; 192]) -> Vec<[u8; 192]> {
-    let mut with_crc = altered;
-    let crc = crc32c::crc32c(&altered[..176]);
-    with_crc[176..180].copy_from_slice(&crc.to_le_bytes());
+    let covered = if altered[104] & 1 == 0 { 112 } else { 176 };
     let guesses = [[0; 16], [0xff; 16], *b"0123456789abcdef"];
     let guessed = guesses.map(|key| {
         let mut hash = SipHasher13::new_with_key(&key);
-        hash.write(&with_crc[..184]);
-        let mut guessed = with_crc;
+        hash.write(&altered[..covered]);
+        let mut guessed = altered;
         guessed[184..].copy_from_slice(&hash.finish().to_le_bytes());
         guessed
     });
-    let mut all = vec![altered, with_crc];
+    let mut all = vec![altered];
     all.extend(guessed);
     all.retain(|bytes| bytes != true_one);
     all
@@ -230,7 +228,7 @@ fn every_field_altered_to_every_kind_of_value_is_refused_and_the_true_one_stays(
         }
         world.is_untouched();
     }
-    assert!(tried > 4_000, "only {tried} were tried");
+    assert!(tried > 3_000, "only {tried} were tried");
     all.iter().for_each(|shared| world.claims(shared));
 }
 
@@ -309,12 +307,9 @@ fn the_device_is_named_when_it_is_another() {
     for shared in &all {
         let mut altered = *shared.as_bytes();
         altered[8] ^= 1;
-        let [_, with_crc, ..] = mended(altered, shared.as_bytes())[..] else {
-            panic!("a carrier can mend the crc32c");
-        };
         let error = world
             .reader
-            .claim(&with_crc, Wait::None, Some(PATIENCE))
+            .claim(&altered, Wait::None, Some(PATIENCE))
             .expect_err("another device");
         let text = error.to_string();
         assert!(
@@ -370,26 +365,12 @@ fn an_altered_descriptor_cancels_nothing() {
     let world = World::open();
     for shared in world.shared() {
         let mut altered = *shared.as_bytes();
-        altered[112] ^= 1;
+        (altered[104], altered[112]) = (1, altered[112] ^ 1);
         for bytes in mended(altered, shared.as_bytes()) {
-            let Ok(descriptor) = Descriptor::decode(&bytes) else {
-                continue;
-            };
+            let descriptor = Descriptor::decode(&bytes).expect("as a producer could write it");
             let refused = world.block.cancel(&descriptor).expect_err("it was altered");
             assert!(matches!(refused, Error::BadDescriptor { .. }), "{refused}");
         }
         world.claims(&shared);
-    }
-}
-
-#[test]
-fn what_is_read_without_a_connection_finds_accidents() {
-    let world = World::open();
-    for shared in world.shared() {
-        for bit in 0..8 * 184 {
-            let mut altered = *shared.as_bytes();
-            altered[bit / 8] ^= 1 << (bit % 8);
-            assert!(Descriptor::decode(&altered).is_err(), "bit {bit}");
-        }
     }
 }

@@ -21,17 +21,16 @@
 //! | 88 | 4 | fence: word; 2^32-1 for no fence, and then the next two are 0 |
 //! | 92 | 4 | fence: counter file of the word |
 //! | 96 | 8 | fence: value, above 0 and below 2^61 |
-//! | 104 | 8 | flags: none is defined, so 0 |
-//! | 112 | 64 | the user's own |
-//! | 176 | 4 | crc32c of the 176 bytes before |
-//! | 180 | 4 | zero |
-//! | 184 | 8 | keyed checksum of the 184 bytes before |
+//! | 104 | 8 | flags: 1 if there are user bytes, else 0 |
+//! | 112 | 64 | the user's own; not all zero if there are any |
+//! | 176 | 8 | zero |
+//! | 184 | 8 | keyed checksum of the 112 bytes before the user's, and of those if there are any |
 //!
 //! All numbers are little-endian. Every field has exactly one legal encoding, so equal descriptors
 //! are equal bytes.
 //!
-//! The crc32c lets all who look at a descriptor find accidents. The keyed checksum is what a
-//! claim goes by: carriers, who have no key, can neither make nor alter a descriptor.
+//! A claim goes by the keyed checksum: a carrier, which has no key, can neither make nor alter a
+//! descriptor.
 
 mod fields;
 mod key;
@@ -49,8 +48,6 @@ use std::fmt;
 
 use gpu_api::{ParticipantId, Result};
 
-use layout::AT_USER;
-
 /// A grant of one block, as plain bytes for any transport.
 ///
 /// Made by sharing a block and given to a claim at the other side. Copies are copies of the same
@@ -64,7 +61,7 @@ impl Descriptor {
 
     /// Reads a descriptor from bytes that somebody sent.
     ///
-    /// Finds what was altered by accident. Good bytes say nothing about the grant: it may be
+    /// Finds bytes that no producer writes. Good bytes say nothing about the grant: it may be
     /// revoked, claimed or of another session, and a carrier can have written anything; the claim
     /// knows.
     ///
@@ -84,9 +81,7 @@ impl Descriptor {
     /// Returns the user's own bytes: shape, type, frame number, whatever both sides agree on. Zero
     /// unless set, by `ShareOptions::user` or `ReceivedBlock::forward_with`.
     pub fn user(&self) -> &[u8; 64] {
-        self.0[AT_USER..]
-            .first_chunk()
-            .expect("64 bytes of the user's lie inside a descriptor")
+        View(&self.0).user()
     }
 
     /// Returns the session that granted it. A process with several participants claims it with the

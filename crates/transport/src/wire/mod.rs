@@ -1,7 +1,6 @@
 //! The bytes between producer and participant: descriptors by any transport, messages by the
 //! socket.
 
-pub mod checksum;
 pub mod descriptor;
 pub mod field;
 pub mod lease_address;

@@ -31,12 +31,13 @@ pub(super) const AT_FENCE_FILE: usize = 92;
 pub(super) const AT_FENCE_VALUE: usize = 96;
 pub(super) const AT_FLAGS: usize = 104;
 pub(super) const AT_USER: usize = 112;
-pub(super) const AT_CRC: usize = 176;
-pub(super) const AT_ZERO: usize = 180;
+pub(super) const AT_ZERO: usize = 176;
 pub(super) const AT_SUM: usize = 184;
 /// The bytes that are the same in all descriptors of one kind to one participant.
 pub(super) const HEAD: usize = AT_FILE;
-const _: () = assert!(AT_USER + 64 == AT_CRC && AT_ZERO + 4 == AT_SUM && AT_SUM + 8 == BYTES);
+/// The flag of a descriptor with user bytes. Without it they are zero, and not hashed.
+pub(super) const HAS_USER: u64 = 1;
+const _: () = assert!(AT_USER + 64 == AT_ZERO && AT_ZERO + 8 == AT_SUM && AT_SUM + 8 == BYTES);
 
 /// Identifies a session: 128 random bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

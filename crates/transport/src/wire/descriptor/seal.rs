@@ -1,8 +1,10 @@
 //! The keyed checksum of descriptors: who has no key can neither make nor alter one.
 //!
-//! It is SipHash-1-3 of the 184 bytes before it, under a key of 128 bits. The first [`HEAD`] bytes
-//! are the same in all descriptors of one kind to one participant, so they are compared rather than
-//! hashed: a [`Sealer`] holds them, and the hash's state behind them.
+//! It is SipHash-1-3 under a key of 128 bits: of the 112 bytes before the user's, and of the user's
+//! 64 when a flag says that there are some. Each byte that it does not cover is zero, or the
+//! descriptor is refused. The first [`HEAD`] bytes are the same in all descriptors of one kind to one
+//! participant, so they are compared rather than hashed: a [`Sealer`] holds them, and the hash's
+//! state behind them.
 //!
 //! | descriptor | key | made by | known to |
 //! |---|---|---|---|
@@ -23,18 +25,16 @@ use super::Descriptor;
 use super::fields::{Fence, Fields, Names};
 use super::key::SealKey;
 use super::layout::{
-    AT_CRC, AT_DEVICE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_GENERATION, AT_LEN, AT_OFFSET,
-    AT_PARTICIPANT, AT_REGION, AT_SESSION, AT_SUM, AT_USER, BYTES, HEAD, MAGIC, NO_FENCE, VERSION,
+    AT_DEVICE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_FLAGS, AT_GENERATION, AT_LEN, AT_OFFSET,
+    AT_PARTICIPANT, AT_REGION, AT_SESSION, AT_SUM, AT_USER, AT_ZERO, BYTES, HAS_USER, HEAD, MAGIC,
+    NO_FENCE, VERSION,
 };
 use super::view::View;
-use crate::wire::checksum;
 
 /// Seals descriptors with one key, and verifies them. A copy is not wiped: [`KeptSealer`] is.
 #[derive(Clone, Copy)]
 pub struct Sealer {
     head: [u8; HEAD],
-    /// The crc32c of the head.
-    crc: u32,
     /// The state of the hash after the head.
     hash: SipHasher13,
 }
@@ -55,11 +55,7 @@ impl Sealer {
         put(AT_PARTICIPANT, &names.participant.0.to_le_bytes());
         let mut hash = SipHasher13::new_with_key(key.as_bytes());
         hash.write(&head);
-        Sealer {
-            crc: crc32c::crc32c(&head),
-            head,
-            hash,
-        }
+        Sealer { head, hash }
     }
 
     /// Writes down a grant. What the head says is the sealer's.
@@ -70,7 +66,7 @@ impl Sealer {
     /// the result.
     #[inline]
     pub fn encode(&self, fields: &Fields, user: &[u8; 64]) -> Descriptor {
-        // Eight bytes at a time, as the checksums read them: what was just stored in smaller parts
+        // Eight bytes at a time, as the checksum reads them: what was just stored in smaller parts
         // is slow to read back.
         let both = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le_bytes();
         let fence = fields.fence.unwrap_or(Fence {
@@ -87,9 +83,10 @@ impl Sealer {
         d.put(AT_LEN, fields.len.to_le_bytes());
         d.put(AT_FENCE_WORD, both(fence.word, fence.file));
         d.put(AT_FENCE_VALUE, fence.value.to_le_bytes());
-        d.put(AT_USER, *user);
-        let crc = checksum::append(self.crc, View(&d.0).added());
-        d.put(AT_CRC, both(crc, 0));
+        if *user != [0; 64] {
+            d.put(AT_FLAGS, HAS_USER.to_le_bytes());
+            d.put(AT_USER, *user);
+        }
         d.put(AT_SUM, self.sum(&d.0));
         debug_assert_eq!(View(&d.0).fields(), *fields, "sealed by another's sealer");
         debug_assert!(
@@ -114,7 +111,10 @@ impl Sealer {
     #[inline(always)]
     fn sum(&self, bytes: &[u8; BYTES]) -> [u8; 8] {
         let mut hash = self.hash;
-        hash.write(&bytes[HEAD..AT_SUM]);
+        hash.write(&bytes[HEAD..AT_USER]);
+        if View(bytes).has_user() {
+            hash.write(&bytes[AT_USER..AT_ZERO]);
+        }
         hash.finish().to_le_bytes()
     }
 }
@@ -280,23 +280,29 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_is_of_all_bytes_before_it() {
-        let sealed = Sealer::new(&key(), &names()).encode(&fields(), &[9; 64]);
-        let (before, sum) = sealed.as_bytes().split_at(AT_SUM);
-        assert_eq!(sum, hash(&key(), before).to_le_bytes());
+    fn the_checksum_is_of_all_bytes_that_are_not_zero() {
+        for (user, covered) in [([9; 64], AT_ZERO), ([0; 64], AT_USER)] {
+            let sealed = Sealer::new(&key(), &names()).encode(&fields(), &user);
+            let (before, sum) = sealed.as_bytes().split_at(AT_SUM);
+            assert_eq!(sum, hash(&key(), &before[..covered]).to_le_bytes());
+            assert!(before[covered..].iter().all(|&byte| byte == 0));
+        }
     }
 
     #[test]
     fn what_was_sealed_opens_and_nothing_else() {
         let sealer = Sealer::new(&key(), &names());
-        let sealed = sealer.encode(&fields(), &[9; 64]);
-        let view = sealer.open(sealed.as_bytes()).expect("its own");
-        assert_eq!(view.fields(), fields());
-        for bit in 0..8 * BYTES {
-            let mut altered = *sealed.as_bytes();
-            altered[bit / 8] ^= 1 << (bit % 8);
-            assert!(sealer.open(&altered).is_none(), "bit {bit}");
+        for user in [[9; 64], [0; 64]] {
+            let sealed = sealer.encode(&fields(), &user);
+            let view = sealer.open(sealed.as_bytes()).expect("its own");
+            assert_eq!(view.fields(), fields());
+            for bit in 0..8 * BYTES {
+                let mut altered = *sealed.as_bytes();
+                altered[bit / 8] ^= 1 << (bit % 8);
+                assert!(sealer.open(&altered).is_none(), "bit {bit}");
+            }
         }
+        let sealed = sealer.encode(&fields(), &[9; 64]);
         let other = SealKey::from_bytes([3; 16]);
         assert!(
             Sealer::new(&other, &names())

@@ -1,6 +1,6 @@
 //! What is encoded is decoded, and nothing else.
 
-use gpu_api::{BackendKind, DeviceUuid, Error, RegionId};
+use gpu_api::{BackendKind, DeviceUuid, RegionId};
 use proptest::prelude::*;
 
 use super::layout::*;
@@ -29,12 +29,6 @@ fn fields() -> Fields {
 
 fn encode(fields: &Fields, user: &[u8; 64]) -> Descriptor {
     Sealer::new(&SealKey::from_bytes([7; 16]), &fields.names()).encode(fields, user)
-}
-
-/// Gives edited bytes a good checksum, as far as a carrier can.
-fn mend(d: &mut Descriptor) {
-    let crc = crc32c::crc32c(&d.0[..AT_CRC]);
-    d.put(AT_CRC, crc.to_le_bytes());
 }
 
 fn any_fields() -> impl Strategy<Value = (Fields, [u8; 64])> {
@@ -96,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn well_sealed_nonsense_is_refused_or_reads_as_it_was_written(
+    fn edited_bytes_are_refused_or_read_as_they_were_written(
         (fields, user) in any_fields(),
         edits in proptest::collection::vec((AT_BACKEND..BYTES, any::<u8>()), 0..40),
     ) {
@@ -104,28 +98,9 @@ proptest! {
         for (at, byte) in edits {
             d.0[at] = byte;
         }
-        mend(&mut d);
         if let Ok(good) = Descriptor::decode(&d.0) {
             let again = encode(&good.fields(), good.user());
             prop_assert_eq!(&again.0[..AT_SUM], &d.0[..AT_SUM]);
-        }
-    }
-}
-
-#[test]
-fn any_altered_byte_is_refused() {
-    let good = *encode(&fields(), &[3; 64]).as_bytes();
-    // An interpreter takes minutes for all of them.
-    let step = if cfg!(miri) { 61 } else { 1 };
-    // Behind lies what the key is for.
-    for at in 0..AT_SUM {
-        for mask in (1..=u8::MAX).step_by(step) {
-            let mut bytes = good;
-            bytes[at] ^= mask;
-            assert!(
-                Descriptor::decode(&bytes).is_err(),
-                "byte {at} altered by {mask:#x} was accepted"
-            );
         }
     }
 }
@@ -144,18 +119,16 @@ fn the_bytes_are_where_the_table_says() {
     }
     expected.extend([6, 0, 0, 0, 5, 0, 0, 0]);
     expected.extend([8, 0, 0, 0, 0, 0, 0, 0]);
-    expected.extend([0; 8]);
+    expected.extend([1, 0, 0, 0, 0, 0, 0, 0]);
     expected.extend([9; 64]);
-    expected.extend(crc32c::crc32c(&expected).to_le_bytes());
-    expected.extend([0; 4]);
+    expected.extend([0; 8]);
     assert_eq!(&d.as_bytes()[..AT_SUM], expected);
 }
 
-/// Edits a good descriptor, seals it again and returns what `decode` says.
+/// Edits a good descriptor and returns what `decode` says.
 fn refusal(at: usize, bytes: &[u8]) -> String {
     let mut d = encode(&fields(), &[0; 64]);
     d.0[at..at + bytes.len()].copy_from_slice(bytes);
-    mend(&mut d);
     Descriptor::decode(&d.0)
         .expect_err("an edit that decode must refuse")
         .to_string()
@@ -164,7 +137,7 @@ fn refusal(at: usize, bytes: &[u8]) -> String {
 #[test]
 fn every_refusal_names_its_field() {
     let max = u64::MAX.to_le_bytes();
-    let cases: [(usize, &[u8], &str); 12] = [
+    let cases: [(usize, &[u8], &str); 14] = [
         (0, b"GOPC", "the magic is 474f5043, but must be 47495043"),
         (
             AT_VERSION,
@@ -211,12 +184,22 @@ fn every_refusal_names_its_field() {
             &[0; 8],
             "the fence's value is 0, but must be above 0 and below 2^61",
         ),
+        (AT_FLAGS, &[2], "the flags is 0x2, but must be 0 or 1"),
         (
             AT_FLAGS,
             &[1],
-            "the flags is 0x1, but must be 0: this version defines none",
+            "the flag of user bytes is 1, but must be 1 with user bytes, and 0 with 64 zeroes",
         ),
-        (AT_ZERO, &[1], "the padding is 01000000, but must be zero"),
+        (
+            AT_USER,
+            &[1],
+            "the flag of user bytes is 0, but must be 1 with user bytes, and 0 with 64 zeroes",
+        ),
+        (
+            AT_ZERO,
+            &[1],
+            "the padding is 0100000000000000, but must be zero",
+        ),
     ];
     for (at, bytes, text) in cases {
         let refusal = refusal(at, bytes);
@@ -225,26 +208,13 @@ fn every_refusal_names_its_field() {
 }
 
 #[test]
-fn a_wrong_length_or_checksum_says_so() {
+fn a_wrong_length_says_so() {
     let d = encode(&fields(), &[0; 64]);
     let short = Descriptor::decode(&d.as_bytes()[..191]).expect_err("one byte too few");
     assert_eq!(
         short.to_string(),
         "not a descriptor: the length is 191 bytes, but must be 192 bytes; \
          pass the bytes of `share` on whole and unchanged"
-    );
-    let mut bytes = *d.as_bytes();
-    bytes[AT_LEN] ^= 1;
-    let altered = Descriptor::decode(&bytes).expect_err("an altered length");
-    assert!(
-        matches!(
-            altered,
-            Error::BadDescriptor {
-                what: "the checksum",
-                ..
-            }
-        ),
-        "{altered}"
     );
 }
 

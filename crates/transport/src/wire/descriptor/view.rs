@@ -4,11 +4,11 @@ use gpu_api::{BackendKind, DeviceUuid, Error, ParticipantId, RegionId, Result};
 
 use super::fields::{Fence, Fields, GrantKind};
 use super::layout::{
-    AT_BACKEND, AT_CRC, AT_DEVICE, AT_FENCE_FILE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_FLAGS,
+    AT_BACKEND, AT_DEVICE, AT_FENCE_FILE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_FLAGS,
     AT_GENERATION, AT_KIND, AT_LEN, AT_OFFSET, AT_PARTICIPANT, AT_REGION, AT_SESSION, AT_SLOT,
-    AT_SUM, AT_VERSION, AT_ZERO, BYTES, HEAD, LIMIT, MAGIC, NO_FENCE, SessionId, VERSION,
+    AT_SUM, AT_USER, AT_VERSION, AT_ZERO, BYTES, HAS_USER, LIMIT, MAGIC, NO_FENCE, SessionId,
+    VERSION,
 };
-use crate::wire::checksum::{self, ADDED};
 
 /// A descriptor's bytes where they lie.
 #[derive(Clone, Copy, Debug)]
@@ -37,14 +37,6 @@ impl<'a> View<'a> {
                 ours: VERSION.to_string(),
                 remedy: "build both sides from one version of gpu-ipc",
             });
-        }
-        let (found, computed) = (d.u32_at(AT_CRC), d.crc());
-        if found != computed {
-            return Err(bad(
-                "the checksum",
-                format!("{found:#010x}"),
-                format!("{computed:#010x} for these bytes"),
-            ));
         }
         d.check_head()?;
         d.check_body()?;
@@ -82,7 +74,7 @@ impl<'a> View<'a> {
         self.0[AT_KIND] == GrantKind::Ticket as u8
     }
 
-    /// Checks what a checksum cannot: a sender with a good checksum may still send nonsense.
+    /// Checks what a checksum cannot: a sender with the key may still send nonsense.
     fn check_head(&self) -> Result<()> {
         if BackendKind::from_byte(self.0[AT_BACKEND]).is_none() {
             return Err(bad(
@@ -153,11 +145,14 @@ impl<'a> View<'a> {
             ));
         }
         let flags = self.u64_at(AT_FLAGS);
-        if flags != 0 {
+        if flags & !HAS_USER != 0 {
+            return Err(bad("the flags", format!("{flags:#x}"), "0 or 1".into()));
+        }
+        if self.has_user() != (*self.user() != [0; 64]) {
             return Err(bad(
-                "the flags",
-                format!("{flags:#x}"),
-                "0: this version defines none".into(),
+                "the flag of user bytes",
+                flags.to_string(),
+                "1 with user bytes, and 0 with 64 zeroes".into(),
             ));
         }
         let zero: [u8; AT_SUM - AT_ZERO] = self.array(AT_ZERO);
@@ -167,16 +162,18 @@ impl<'a> View<'a> {
         Ok(())
     }
 
-    fn crc(&self) -> u32 {
-        checksum::append(crc32c::crc32c(&self.0[..HEAD]), self.added())
+    /// Says whether its flag says that there are user bytes.
+    #[inline(always)]
+    pub(super) fn has_user(&self) -> bool {
+        self.u64_at(AT_FLAGS) & HAS_USER != 0
     }
 
-    /// Returns the bytes between the head and the checksums.
+    /// Returns the user's own bytes.
     #[inline(always)]
-    pub(super) fn added(&self) -> &'a [u8; ADDED] {
-        self.0[HEAD..]
+    pub(super) fn user(&self) -> &'a [u8; 64] {
+        self.0[AT_USER..]
             .first_chunk()
-            .expect("a checksum's bytes lie inside a descriptor")
+            .expect("64 bytes of the user's lie inside a descriptor")
     }
 
     #[inline(always)]
