@@ -1,0 +1,1 @@
+"""Plugs for other projects, each imported only when it is asked for: `gpu_ipc.integrations.ray`."""
