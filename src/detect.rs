@@ -210,11 +210,7 @@ mod compiled {
 
 /// Says whether the kernel shows a GPU of this vendor, whatever its libraries do.
 fn shows_hardware(kind: BackendKind) -> bool {
-    let files: &[&str] = match kind {
-        BackendKind::Cuda => &["/dev/nvidiactl", "/dev/dxg"],
-        BackendKind::Hip => &["/dev/kfd"],
-        _ => &[],
-    };
+    let files = kind.driver_files();
     files.iter().any(|file| Path::new(file).exists())
 }
 
@@ -320,12 +316,7 @@ impl Detected {
             return Err(Error::Unavailable {
                 backend: kind,
                 why: "it has no device".into(),
-                remedy: match kind {
-                    BackendKind::Host => "set GPU_IPC_HOST_DEVICES to 1 or more, or unset it",
-                    BackendKind::Cuda => "check CUDA_VISIBLE_DEVICES",
-                    BackendKind::Hip => "check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
-                    _ => "make one visible to this process",
-                },
+                remedy: kind.no_device_remedy(),
             });
         }
         Gpu::new(backend, DeviceId(0))

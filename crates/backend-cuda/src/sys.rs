@@ -82,162 +82,70 @@ pub(crate) mod pointer {
 }
 
 /// The rows of [`Calls`] and [`Own`] whose names differ in the manual or in the library.
-const NAMES: &[Name] = &[
-    ("device_name", "cuDeviceGetName", "cuDeviceGetName"),
+const NAMES: &[Name] = driver::names! {
+    device_name = cuDeviceGetName;
     // The older function names the whole device where the younger one names its partition (MIG).
-    ("device_uuid", "cuDeviceGetUuid", "cuDeviceGetUuid_v2"),
-    ("uuid_of_whole", "cuDeviceGetUuidOld", "cuDeviceGetUuid"),
-    ("device_total", "cuDeviceTotalMem", "cuDeviceTotalMem_v2"),
-    (
-        "device_attribute",
-        "cuDeviceGetAttribute",
-        "cuDeviceGetAttribute",
-    ),
-    (
-        "device_can_access",
-        "cuDeviceCanAccessPeer",
-        "cuDeviceCanAccessPeer",
-    ),
-    (
-        "exchange_capture_mode",
-        "cuThreadExchangeStreamCaptureMode",
-        "cuThreadExchangeStreamCaptureMode",
-    ),
-    ("mem_info", "cuMemGetInfo", "cuMemGetInfo_v2"),
-    ("malloc", "cuMemAlloc", "cuMemAlloc_v2"),
-    ("free", "cuMemFree", "cuMemFree_v2"),
-    (
-        "address_range",
-        "cuMemGetAddressRange",
-        "cuMemGetAddressRange_v2",
-    ),
-    ("host_alloc", "cuMemHostAlloc", "cuMemHostAlloc"),
-    ("host_free", "cuMemFreeHost", "cuMemFreeHost"),
-    ("host_register", "cuMemHostRegister", "cuMemHostRegister_v2"),
-    (
-        "host_unregister",
-        "cuMemHostUnregister",
-        "cuMemHostUnregister",
-    ),
-    (
-        "host_device_pointer",
-        "cuMemHostGetDevicePointer",
-        "cuMemHostGetDevicePointer_v2",
-    ),
-    ("pool_create", "cuMemPoolCreate", "cuMemPoolCreate"),
-    ("pool_destroy", "cuMemPoolDestroy", "cuMemPoolDestroy"),
-    ("pool_set", "cuMemPoolSetAttribute", "cuMemPoolSetAttribute"),
-    ("pool_get", "cuMemPoolGetAttribute", "cuMemPoolGetAttribute"),
-    ("pool_trim", "cuMemPoolTrimTo", "cuMemPoolTrimTo"),
-    (
-        "pool_alloc",
-        "cuMemAllocFromPoolAsync",
-        "cuMemAllocFromPoolAsync",
-    ),
-    ("pool_free", "cuMemFreeAsync", "cuMemFreeAsync"),
-    (
-        "granularity",
-        "cuMemGetAllocationGranularity",
-        "cuMemGetAllocationGranularity",
-    ),
-    ("memory_create", "cuMemCreate", "cuMemCreate"),
-    ("memory_release", "cuMemRelease", "cuMemRelease"),
-    (
-        "memory_retain",
-        "cuMemRetainAllocationHandle",
-        "cuMemRetainAllocationHandle",
-    ),
-    (
-        "memory_export",
-        "cuMemExportToShareableHandle",
-        "cuMemExportToShareableHandle",
-    ),
-    (
-        "memory_import",
-        "cuMemImportFromShareableHandle",
-        "cuMemImportFromShareableHandle",
-    ),
-    (
-        "range_reserve",
-        "cuMemAddressReserve",
-        "cuMemAddressReserve",
-    ),
-    ("range_free", "cuMemAddressFree", "cuMemAddressFree"),
-    ("range_map", "cuMemMap", "cuMemMap"),
-    ("range_unmap", "cuMemUnmap", "cuMemUnmap"),
-    ("range_access", "cuMemSetAccess", "cuMemSetAccess"),
-    ("handle_get", "cuIpcGetMemHandle", "cuIpcGetMemHandle"),
-    ("handle_open", "cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"),
-    ("handle_close", "cuIpcCloseMemHandle", "cuIpcCloseMemHandle"),
-    (
-        "event_handle_get",
-        "cuIpcGetEventHandle",
-        "cuIpcGetEventHandle",
-    ),
-    (
-        "event_handle_open",
-        "cuIpcOpenEventHandle",
-        "cuIpcOpenEventHandle",
-    ),
-    ("event_create", "cuEventCreate", "cuEventCreate"),
-    ("event_record", "cuEventRecord", "cuEventRecord"),
-    ("event_query", "cuEventQuery", "cuEventQuery"),
-    ("event_destroy", "cuEventDestroy", "cuEventDestroy_v2"),
-    ("stream_create", "cuStreamCreate", "cuStreamCreate"),
-    ("stream_destroy", "cuStreamDestroy", "cuStreamDestroy_v2"),
-    ("stream_query", "cuStreamQuery", "cuStreamQuery"),
-    (
-        "stream_synchronize",
-        "cuStreamSynchronize",
-        "cuStreamSynchronize",
-    ),
-    (
-        "stream_wait_event",
-        "cuStreamWaitEvent",
-        "cuStreamWaitEvent",
-    ),
-    ("stream_id", "cuStreamGetId", "cuStreamGetId"),
-    (
-        "stream_capturing",
-        "cuStreamIsCapturing",
-        "cuStreamIsCapturing",
-    ),
-    ("stream_call", "cuLaunchHostFunc", "cuLaunchHostFunc"),
-    (
-        "copy_to_device",
-        "cuMemcpyHtoDAsync",
-        "cuMemcpyHtoDAsync_v2",
-    ),
-    ("copy_to_host", "cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync_v2"),
-    ("copy", "cuMemcpyDtoDAsync", "cuMemcpyDtoDAsync_v2"),
-    ("fill", "cuMemsetD8Async", "cuMemsetD8Async"),
-    (
-        "cuDevicePrimaryCtxRelease",
-        "cuDevicePrimaryCtxRelease",
-        "cuDevicePrimaryCtxRelease_v2",
-    ),
-    (
-        "cuCtxPushCurrent",
-        "cuCtxPushCurrent",
-        "cuCtxPushCurrent_v2",
-    ),
-    ("cuCtxPopCurrent", "cuCtxPopCurrent", "cuCtxPopCurrent_v2"),
-    (
-        "cuStreamBatchMemOp",
-        "cuStreamBatchMemOp",
-        "cuStreamBatchMemOp_v2",
-    ),
-    (
-        "cuModuleGetGlobal",
-        "cuModuleGetGlobal",
-        "cuModuleGetGlobal_v2",
-    ),
-    (
-        "cuStreamBeginCapture",
-        "cuStreamBeginCapture",
-        "cuStreamBeginCapture_v2",
-    ),
-];
+    device_uuid = cuDeviceGetUuid as cuDeviceGetUuid_v2;
+    uuid_of_whole = cuDeviceGetUuidOld as cuDeviceGetUuid;
+    device_total = cuDeviceTotalMem as cuDeviceTotalMem_v2;
+    device_attribute = cuDeviceGetAttribute;
+    device_can_access = cuDeviceCanAccessPeer;
+    exchange_capture_mode = cuThreadExchangeStreamCaptureMode;
+    mem_info = cuMemGetInfo as cuMemGetInfo_v2;
+    malloc = cuMemAlloc as cuMemAlloc_v2;
+    free = cuMemFree as cuMemFree_v2;
+    address_range = cuMemGetAddressRange as cuMemGetAddressRange_v2;
+    host_alloc = cuMemHostAlloc;
+    host_free = cuMemFreeHost;
+    host_register = cuMemHostRegister as cuMemHostRegister_v2;
+    host_unregister = cuMemHostUnregister;
+    host_device_pointer = cuMemHostGetDevicePointer as cuMemHostGetDevicePointer_v2;
+    pool_create = cuMemPoolCreate;
+    pool_destroy = cuMemPoolDestroy;
+    pool_set = cuMemPoolSetAttribute;
+    pool_get = cuMemPoolGetAttribute;
+    pool_trim = cuMemPoolTrimTo;
+    pool_alloc = cuMemAllocFromPoolAsync;
+    pool_free = cuMemFreeAsync;
+    granularity = cuMemGetAllocationGranularity;
+    memory_create = cuMemCreate;
+    memory_release = cuMemRelease;
+    memory_retain = cuMemRetainAllocationHandle;
+    memory_export = cuMemExportToShareableHandle;
+    memory_import = cuMemImportFromShareableHandle;
+    range_reserve = cuMemAddressReserve;
+    range_free = cuMemAddressFree;
+    range_map = cuMemMap;
+    range_unmap = cuMemUnmap;
+    range_access = cuMemSetAccess;
+    handle_get = cuIpcGetMemHandle;
+    handle_open = cuIpcOpenMemHandle as cuIpcOpenMemHandle_v2;
+    handle_close = cuIpcCloseMemHandle;
+    event_handle_get = cuIpcGetEventHandle;
+    event_handle_open = cuIpcOpenEventHandle;
+    event_create = cuEventCreate;
+    event_record = cuEventRecord;
+    event_query = cuEventQuery;
+    event_destroy = cuEventDestroy as cuEventDestroy_v2;
+    stream_create = cuStreamCreate;
+    stream_destroy = cuStreamDestroy as cuStreamDestroy_v2;
+    stream_query = cuStreamQuery;
+    stream_synchronize = cuStreamSynchronize;
+    stream_wait_event = cuStreamWaitEvent;
+    stream_id = cuStreamGetId;
+    stream_capturing = cuStreamIsCapturing;
+    stream_call = cuLaunchHostFunc;
+    copy_to_device = cuMemcpyHtoDAsync as cuMemcpyHtoDAsync_v2;
+    copy_to_host = cuMemcpyDtoHAsync as cuMemcpyDtoHAsync_v2;
+    copy = cuMemcpyDtoDAsync as cuMemcpyDtoDAsync_v2;
+    fill = cuMemsetD8Async;
+    cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxRelease as cuDevicePrimaryCtxRelease_v2;
+    cuCtxPushCurrent = cuCtxPushCurrent as cuCtxPushCurrent_v2;
+    cuCtxPopCurrent = cuCtxPopCurrent as cuCtxPopCurrent_v2;
+    cuStreamBatchMemOp = cuStreamBatchMemOp as cuStreamBatchMemOp_v2;
+    cuModuleGetGlobal = cuModuleGetGlobal as cuModuleGetGlobal_v2;
+    cuStreamBeginCapture = cuStreamBeginCapture as cuStreamBeginCapture_v2;
+};
 
 driver::symbols! {
     /// CUDA's own functions, by the names of its manual.

@@ -63,146 +63,62 @@ pub(crate) const ATTRIBUTE_VIRTUAL_MEMORY: u32 = 89;
 pub(crate) const ATTRIBUTE_HOST_NUMA_NODE: u32 = 92;
 
 /// The manual's names, which are the library's, of the rows of [`Calls`].
-const NAMES: &[Name] = &[
-    ("device_name", "hipDeviceGetName", "hipDeviceGetName"),
-    ("device_uuid", "hipDeviceGetUuid", "hipDeviceGetUuid"),
-    ("device_total", "hipDeviceTotalMem", "hipDeviceTotalMem"),
-    (
-        "device_attribute",
-        "hipDeviceGetAttribute",
-        "hipDeviceGetAttribute",
-    ),
-    (
-        "device_can_access",
-        "hipDeviceCanAccessPeer",
-        "hipDeviceCanAccessPeer",
-    ),
-    (
-        "exchange_capture_mode",
-        "hipThreadExchangeStreamCaptureMode",
-        "hipThreadExchangeStreamCaptureMode",
-    ),
-    ("mem_info", "hipMemGetInfo", "hipMemGetInfo"),
-    ("malloc", "hipMalloc", "hipMalloc"),
-    ("free", "hipFree", "hipFree"),
-    (
-        "address_range",
-        "hipMemGetAddressRange",
-        "hipMemGetAddressRange",
-    ),
-    ("host_alloc", "hipHostMalloc", "hipHostMalloc"),
-    ("host_free", "hipHostFree", "hipHostFree"),
-    ("host_register", "hipHostRegister", "hipHostRegister"),
-    ("host_unregister", "hipHostUnregister", "hipHostUnregister"),
-    (
-        "host_device_pointer",
-        "hipHostGetDevicePointer",
-        "hipHostGetDevicePointer",
-    ),
-    ("pool_create", "hipMemPoolCreate", "hipMemPoolCreate"),
-    ("pool_destroy", "hipMemPoolDestroy", "hipMemPoolDestroy"),
-    (
-        "pool_set",
-        "hipMemPoolSetAttribute",
-        "hipMemPoolSetAttribute",
-    ),
-    (
-        "pool_get",
-        "hipMemPoolGetAttribute",
-        "hipMemPoolGetAttribute",
-    ),
-    ("pool_trim", "hipMemPoolTrimTo", "hipMemPoolTrimTo"),
-    (
-        "pool_alloc",
-        "hipMallocFromPoolAsync",
-        "hipMallocFromPoolAsync",
-    ),
-    ("pool_free", "hipFreeAsync", "hipFreeAsync"),
-    (
-        "granularity",
-        "hipMemGetAllocationGranularity",
-        "hipMemGetAllocationGranularity",
-    ),
-    ("memory_create", "hipMemCreate", "hipMemCreate"),
-    ("memory_release", "hipMemRelease", "hipMemRelease"),
-    (
-        "memory_retain",
-        "hipMemRetainAllocationHandle",
-        "hipMemRetainAllocationHandle",
-    ),
-    (
-        "memory_export",
-        "hipMemExportToShareableHandle",
-        "hipMemExportToShareableHandle",
-    ),
-    (
-        "memory_import",
-        "hipMemImportFromShareableHandle",
-        "hipMemImportFromShareableHandle",
-    ),
-    (
-        "range_reserve",
-        "hipMemAddressReserve",
-        "hipMemAddressReserve",
-    ),
-    ("range_free", "hipMemAddressFree", "hipMemAddressFree"),
-    ("range_map", "hipMemMap", "hipMemMap"),
-    ("range_unmap", "hipMemUnmap", "hipMemUnmap"),
-    ("range_access", "hipMemSetAccess", "hipMemSetAccess"),
-    ("handle_get", "hipIpcGetMemHandle", "hipIpcGetMemHandle"),
-    ("handle_open", "hipIpcOpenMemHandle", "hipIpcOpenMemHandle"),
-    (
-        "handle_close",
-        "hipIpcCloseMemHandle",
-        "hipIpcCloseMemHandle",
-    ),
-    (
-        "event_handle_get",
-        "hipIpcGetEventHandle",
-        "hipIpcGetEventHandle",
-    ),
-    (
-        "event_handle_open",
-        "hipIpcOpenEventHandle",
-        "hipIpcOpenEventHandle",
-    ),
-    (
-        "event_create",
-        "hipEventCreateWithFlags",
-        "hipEventCreateWithFlags",
-    ),
-    ("event_record", "hipEventRecord", "hipEventRecord"),
-    ("event_query", "hipEventQuery", "hipEventQuery"),
-    ("event_destroy", "hipEventDestroy", "hipEventDestroy"),
-    (
-        "stream_create",
-        "hipStreamCreateWithFlags",
-        "hipStreamCreateWithFlags",
-    ),
-    ("stream_destroy", "hipStreamDestroy", "hipStreamDestroy"),
-    ("stream_query", "hipStreamQuery", "hipStreamQuery"),
-    (
-        "stream_synchronize",
-        "hipStreamSynchronize",
-        "hipStreamSynchronize",
-    ),
-    (
-        "stream_wait_event",
-        "hipStreamWaitEvent",
-        "hipStreamWaitEvent",
-    ),
-    ("stream_id", "hipStreamGetId", "hipStreamGetId"),
-    (
-        "stream_capturing",
-        "hipStreamIsCapturing",
-        "hipStreamIsCapturing",
-    ),
-    ("stream_call", "hipLaunchHostFunc", "hipLaunchHostFunc"),
-    ("copy_to_device", "hipMemcpyHtoDAsync", "hipMemcpyHtoDAsync"),
-    ("copy_to_host", "hipMemcpyDtoHAsync", "hipMemcpyDtoHAsync"),
-    ("copy", "hipMemcpyDtoDAsync", "hipMemcpyDtoDAsync"),
-    ("fill", "hipMemsetD8Async", "hipMemsetD8Async"),
-];
+const NAMES: &[Name] = driver::names! {
+    device_name = hipDeviceGetName;
+    device_uuid = hipDeviceGetUuid;
+    device_total = hipDeviceTotalMem;
+    device_attribute = hipDeviceGetAttribute;
+    device_can_access = hipDeviceCanAccessPeer;
+    exchange_capture_mode = hipThreadExchangeStreamCaptureMode;
+    mem_info = hipMemGetInfo;
+    malloc = hipMalloc;
+    free = hipFree;
+    address_range = hipMemGetAddressRange;
+    host_alloc = hipHostMalloc;
+    host_free = hipHostFree;
+    host_register = hipHostRegister;
+    host_unregister = hipHostUnregister;
+    host_device_pointer = hipHostGetDevicePointer;
+    pool_create = hipMemPoolCreate;
+    pool_destroy = hipMemPoolDestroy;
+    pool_set = hipMemPoolSetAttribute;
+    pool_get = hipMemPoolGetAttribute;
+    pool_trim = hipMemPoolTrimTo;
+    pool_alloc = hipMallocFromPoolAsync;
+    pool_free = hipFreeAsync;
+    granularity = hipMemGetAllocationGranularity;
+    memory_create = hipMemCreate;
+    memory_release = hipMemRelease;
+    memory_retain = hipMemRetainAllocationHandle;
+    memory_export = hipMemExportToShareableHandle;
+    memory_import = hipMemImportFromShareableHandle;
+    range_reserve = hipMemAddressReserve;
+    range_free = hipMemAddressFree;
+    range_map = hipMemMap;
+    range_unmap = hipMemUnmap;
+    range_access = hipMemSetAccess;
+    handle_get = hipIpcGetMemHandle;
+    handle_open = hipIpcOpenMemHandle;
+    handle_close = hipIpcCloseMemHandle;
+    event_handle_get = hipIpcGetEventHandle;
+    event_handle_open = hipIpcOpenEventHandle;
+    event_create = hipEventCreateWithFlags;
+    event_record = hipEventRecord;
+    event_query = hipEventQuery;
+    event_destroy = hipEventDestroy;
+    stream_create = hipStreamCreateWithFlags;
+    stream_destroy = hipStreamDestroy;
+    stream_query = hipStreamQuery;
+    stream_synchronize = hipStreamSynchronize;
+    stream_wait_event = hipStreamWaitEvent;
+    stream_id = hipStreamGetId;
+    stream_capturing = hipStreamIsCapturing;
+    stream_call = hipLaunchHostFunc;
+    copy_to_device = hipMemcpyHtoDAsync;
+    copy_to_host = hipMemcpyDtoHAsync;
+    copy = hipMemcpyDtoDAsync;
+    fill = hipMemsetD8Async;
+};
 
 driver::symbols! {
     /// HIP's own functions, by the names of its manual.

@@ -277,6 +277,16 @@ symbols! {
 /// One row of a vendor's names: the table's, the manual's, and the library's.
 pub type Name = (&'static str, &'static str, &'static str);
 
+/// Lists a vendor's names of rows: the manual's, and the library's where that is another.
+#[macro_export]
+macro_rules! names {
+    ($($row:ident = $manual:ident $(as $library:ident)?;)*) => {
+        &[$((stringify!($row), stringify!($manual), $crate::names!(@last $manual $($library)?))),*]
+    };
+    (@last $manual:ident) => { stringify!($manual) };
+    (@last $manual:ident $library:ident) => { stringify!($library) };
+}
+
 /// Finds the manual's and the library's name of a row; a name that the vendor does not list is its
 /// own.
 pub fn named(names: &[Name], row: &'static str) -> (&'static str, &'static str) {

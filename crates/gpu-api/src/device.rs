@@ -19,24 +19,76 @@ impl BackendKind {
     /// All vendors, in the order in which they are tried.
     pub const ALL: [BackendKind; 3] = [BackendKind::Cuda, BackendKind::Hip, BackendKind::Host];
 
-    /// Reads the byte that descriptors and messages carry; `None` for a byte that names no vendor.
-    pub const fn from_byte(byte: u8) -> Option<BackendKind> {
-        match byte {
-            1 => Some(BackendKind::Host),
-            2 => Some(BackendKind::Cuda),
-            3 => Some(BackendKind::Hip),
-            _ => None,
+    /// Returns what is known of a vendor beside its driver.
+    const fn facts(self) -> &'static Facts {
+        match self {
+            BackendKind::Host => &Facts {
+                name: "host",
+                driver_files: &[],
+                variables: &[],
+                driver: "",
+                no_device: "set GPU_IPC_HOST_DEVICES to 1 or more, or unset it",
+            },
+            BackendKind::Cuda => &Facts {
+                name: "cuda",
+                driver_files: &["/dev/nvidiactl", "/dev/dxg"],
+                variables: &["CUDA_VISIBLE_DEVICES"],
+                driver: "install the NVIDIA driver, or pass the GPU into the container (--gpus all, with the NVIDIA \
+                         Container Toolkit)",
+                no_device: "check CUDA_VISIBLE_DEVICES",
+            },
+            BackendKind::Hip => &Facts {
+                name: "hip",
+                driver_files: &["/dev/kfd"],
+                variables: &["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"],
+                driver: "install the amdgpu driver, or pass the GPU into the container (--device=/dev/kfd \
+                         --device=/dev/dri)",
+                no_device: "check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
+            },
         }
+    }
+
+    /// Reads the byte that descriptors and messages carry; `None` for a byte that names no vendor.
+    pub fn from_byte(byte: u8) -> Option<BackendKind> {
+        BackendKind::ALL
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
     }
 
     /// Returns the name that features, options and messages use: `host`, `cuda` or `hip`.
     pub const fn name(self) -> &'static str {
-        match self {
-            BackendKind::Host => "host",
-            BackendKind::Cuda => "cuda",
-            BackendKind::Hip => "hip",
-        }
+        self.facts().name
     }
+
+    /// Lists the files of which the first is there where the vendor's driver is, and any where the
+    /// kernel shows a GPU of the vendor's; none for host memory.
+    pub const fn driver_files(self) -> &'static [&'static str] {
+        self.facts().driver_files
+    }
+
+    /// Lists the variables that hide devices from a process.
+    pub const fn variables(self) -> &'static [&'static str] {
+        self.facts().variables
+    }
+
+    /// Says what makes the driver's files appear.
+    pub const fn driver_remedy(self) -> &'static str {
+        self.facts().driver
+    }
+
+    /// Says what to do where a driver has no device for this process.
+    pub const fn no_device_remedy(self) -> &'static str {
+        self.facts().no_device
+    }
+}
+
+/// A row of the table of vendors.
+struct Facts {
+    name: &'static str,
+    driver_files: &'static [&'static str],
+    variables: &'static [&'static str],
+    driver: &'static str,
+    no_device: &'static str,
 }
 
 impl fmt::Display for BackendKind {

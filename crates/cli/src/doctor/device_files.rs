@@ -10,35 +10,26 @@ use rustix::io::Errno;
 
 use super::check::{Check, CheckState};
 
-const NVIDIA: (&str, &str, &str) = (
-    "device file",
-    "/dev/nvidiactl",
-    "install the NVIDIA driver, or pass the GPU into the container (--gpus all, with the NVIDIA Container Toolkit)",
-);
-const AMD: (&str, &str, &str) = (
-    "device file",
-    "/dev/kfd",
-    "install the amdgpu driver, or pass the GPU into the container (--device=/dev/kfd --device=/dev/dri)",
-);
+/// The check of a driver's file.
+const FILE: &str = "device file";
 
 /// Looks at what belongs to a vendor.
 pub fn checks(kind: BackendKind) -> Vec<Check> {
-    let ((name, path, remedy), variables): (_, &[&str]) = match kind {
-        BackendKind::Cuda => (NVIDIA, &["CUDA_VISIBLE_DEVICES"]),
-        BackendKind::Hip => (AMD, &["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]),
-        _ => return Vec::new(),
+    let Some(file) = kind.driver_files().first() else {
+        return Vec::new();
     };
-    let visible = variables
+    let visible = kind
+        .variables()
         .iter()
         .filter_map(|variable| judge_visible(variable, env::var_os(variable)));
-    std::iter::once(judge_file(name, Path::new(path), remedy))
+    std::iter::once(judge_file(FILE, Path::new(file), kind.driver_remedy()))
         .chain(visible)
         .collect()
 }
 
 /// Says whether a check means that a driver is installed, so that its failure is no mere absence.
 pub fn shows_driver(check: &Check) -> bool {
-    check.name == NVIDIA.0 && check.state != CheckState::Absent
+    check.name == FILE && check.state != CheckState::Absent
 }
 
 fn judge_file(name: &str, path: &Path, remedy: &str) -> Check {
