@@ -8,10 +8,12 @@
 //!    they lie in.
 //! 3. [`os`]: the socket, the process at its other end, waiting and waking.
 //! 4. [`server`]: the way in, the messages and the proof of death of many processes.
+//! 5. [`client`]: what a process asks its server, until it is answered.
 //!
 //! Sessions and participants (`ipc-rc`) are built on this crate. It knows no blocks, regions or
 //! vendors. Its items are for the crates of this workspace: users depend on `gpu-ipc`.
 
+pub mod client;
 pub mod os;
 pub mod server;
 pub mod shared;

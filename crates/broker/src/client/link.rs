@@ -64,8 +64,7 @@ impl LinkState {
         for &identity in self.leases.keys() {
             let selector = Selector::Identity(identity);
             let ask = |request| ToBroker::Open { request, selector };
-            let request = self.questions.begin(ask, Vec::new(), Waiter::Nobody, false);
-            self.questions.send(request);
+            self.questions.begin(ask, Vec::new(), Waiter::Nobody, false);
         }
     }
 }
@@ -181,7 +180,6 @@ impl Link {
         self.check_fork()?;
         let mut state = self.shared.state();
         let request = state.questions.begin(message, fds, Waiter::Asker, survives);
-        state.questions.send(request);
         self.shared.waker.wake();
         loop {
             if let Some(answer) = state.questions.take(request) {
@@ -210,10 +208,9 @@ impl Link {
             return;
         }
         let mut state = self.shared.state();
-        let request = state
+        state
             .questions
             .begin(message, Vec::new(), Waiter::Nobody, false);
-        state.questions.send(request);
         self.shared.waker.wake();
     }
 
@@ -317,8 +314,7 @@ impl Thread {
                             let ask = |request| ToBroker::Commit { request, identity };
                             if state.questions.connection.is_some() {
                                 let waiter = Waiter::Commit(cell, identity);
-                                let request = state.questions.begin(ask, Vec::new(), waiter, false);
-                                state.questions.send(request);
+                                state.questions.begin(ask, Vec::new(), waiter, false);
                                 transport::trace_point!("commit.asked");
                             } else {
                                 cell.set(Err(ObjectError::WriterLost { identity }));
@@ -340,10 +336,10 @@ impl Thread {
                     return;
                 }
                 let now = Instant::now();
-                state.questions.repeat(now);
+                state.questions.send_due(now);
                 let mut timeout = state
                     .questions
-                    .due()
+                    .next_due()
                     .map(|due| due.saturating_duration_since(now));
                 let mut at_most = |time: Duration| {
                     timeout = Some(timeout.map_or(time, |timeout| timeout.min(time)))

@@ -2,7 +2,7 @@
 //!
 //! | state | means | goes to |
 //! |---|---|---|
-//! | asked | sent, or to be sent; repeated after 100, 200, 400, 800, 1,000, 1,000 ... ms | answered, lost |
+//! | asked | sent, or to be sent; repeated as [`transport::client::Questions`] does | answered, lost |
 //! | answered | the answer waits for the asker | taken |
 //! | lost | the broker went, and the question was about what went with it | taken |
 //!
@@ -11,13 +11,13 @@
 //! one; one about an object that is being filled is lost with the broker, for its memory is. A
 //! commit that was asked for turns into the question for its outcome.
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gpu_api::Error;
-use transport::os::socket;
+use transport::client::{self, Unsent};
+use transport::os::socket::{self, SendOutcome};
 use transport::wire::table::{self, Message};
 
 use super::commit::CommitCell;
@@ -25,9 +25,6 @@ use super::connection::{Connection, nonsense};
 use crate::error::{ObjectError, Result};
 use crate::object::identity::Identity;
 use crate::wire::{MOST_BYTES, RefusalCode, Standing, ToBroker, ToClient};
-
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) type Answer = (ToClient, Vec<OwnedFd>);
 
@@ -48,27 +45,29 @@ struct Row {
     /// May be put to another broker.
     survives: bool,
     answer: Option<Result<Answer>>,
-    due: Instant,
-    pause: Duration,
+}
+
+impl client::Row for Row {
+    fn is_asked(&self) -> bool {
+        self.answer.is_none()
+    }
 }
 
 /// All of them, and the broker that they are put to.
 pub(super) struct Questions {
     pub connection: Option<Arc<Connection>>,
-    rows: BTreeMap<u64, Row>,
-    next_request: u64,
+    table: client::Questions<u64, Row>,
 }
 
 impl Questions {
     pub(super) fn new(connection: Connection) -> Questions {
         Questions {
             connection: Some(Arc::new(connection)),
-            rows: BTreeMap::new(),
-            next_request: 1,
+            table: client::Questions::default(),
         }
     }
 
-    /// Notes a question. One that goes with this broker is lost at once where there is none.
+    /// Asks a question. One that goes with this broker is lost at once where there is none.
     pub(super) fn begin(
         &mut self,
         message: impl FnOnce(u64) -> ToBroker,
@@ -76,50 +75,40 @@ impl Questions {
         waiter: Waiter,
         survives: bool,
     ) -> u64 {
-        let request = self.next_request;
-        self.next_request += 1;
-        let (due, pause) = (Instant::now() + FIRST_PAUSE, FIRST_PAUSE);
+        let request = self.table.number();
         let mut row = Row {
             message: message(request),
             fds,
             waiter,
             survives,
             answer: None,
-            due,
-            pause,
         };
         if self.connection.is_none() && !survives {
             row.answer = Some(Err(lost(&row.message)));
         }
-        self.rows.insert(request, row);
+        let now = Instant::now();
+        self.table.begin(request, request, row, now);
+        self.send_due(now);
         request
     }
 
-    /// Sends a question, if there is a broker.
-    pub(super) fn send(&self, request: u64) {
-        let (Some(connection), Some(row)) = (&self.connection, self.rows.get(&request)) else {
+    /// Sends the questions that are due, if there is a broker.
+    pub(super) fn send_due(&mut self, now: Instant) {
+        let Some(connection) = &self.connection else {
             return;
         };
-        let mut bytes = [0; MOST_BYTES];
-        let fds: Vec<BorrowedFd<'_>> = row.fds.iter().map(AsFd::as_fd).collect();
-        let len = table::encode(&row.message, &mut bytes, connection.version);
-        // What does not fit is repeated; a hang-up is found by the thread.
-        let _ = socket::send(&connection.socket, &bytes[..len], &fds);
-    }
-
-    /// Repeats questions that were not answered in time.
-    pub(super) fn repeat(&mut self, now: Instant) {
-        let due: Vec<u64> = self
-            .rows
-            .iter()
-            .filter(|(_, row)| row.answer.is_none() && row.due <= now)
-            .map(|(id, _)| *id)
-            .collect();
-        for request in due {
-            self.send(request);
-            if let Some(row) = self.rows.get_mut(&request) {
-                row.pause = (row.pause * 2).min(LONGEST_PAUSE);
-                row.due = now + row.pause;
+        while let Some((request, row)) = self.table.first_due(now) {
+            let mut bytes = [0; MOST_BYTES];
+            let fds: Vec<BorrowedFd<'_>> = row.fds.iter().map(AsFd::as_fd).collect();
+            let len = table::encode(&row.message, &mut bytes, connection.version);
+            // A hang-up is found by the thread.
+            let sent = match socket::send(&connection.socket, &bytes[..len], &fds) {
+                Ok(SendOutcome::Sent) => Ok(()),
+                Ok(SendOutcome::Full | SendOutcome::HungUp) | Err(_) => Err(Unsent),
+            };
+            self.table.note_sent(request, sent, now);
+            if sent.is_err() {
+                break;
             }
         }
     }
@@ -127,15 +116,18 @@ impl Questions {
     /// Takes an answer.
     pub(super) fn hear(&mut self, message: ToClient, fds: Vec<OwnedFd>) {
         let request = message.request();
-        let Some(row) = self.rows.get_mut(&request) else {
+        let Some(row) = self.table.get_mut(request) else {
             return;
         };
         if row.answer.is_some() {
             return;
         }
         match &row.waiter {
-            Waiter::Asker => row.answer = Some(Ok((message, fds))),
-            Waiter::Nobody => drop(self.rows.remove(&request)),
+            Waiter::Asker => {
+                row.answer = Some(Ok((message, fds)));
+                self.table.plan(request);
+            }
+            Waiter::Nobody => drop(self.table.remove(request)),
             Waiter::Commit(cell, identity) => {
                 let done = match message {
                     ToClient::Committed { epoch, .. } => Ok(epoch),
@@ -160,63 +152,60 @@ impl Questions {
                     _ => Err(nonsense()),
                 };
                 cell.set(done);
-                self.rows.remove(&request);
+                self.table.remove(request);
             }
         }
     }
 
     /// Takes the answer to a question, which is over then.
     pub(super) fn take(&mut self, request: u64) -> Option<Result<Answer>> {
-        let answer = self.rows.get_mut(&request)?.answer.take()?;
-        let row = self.rows.remove(&request)?;
+        let answer = self.table.get_mut(request)?.answer.take()?;
+        let row = self.table.remove(request)?;
         Some(answer.and_then(|answer| refused(answer, &row.message)))
     }
 
     /// Takes a question back.
     pub(super) fn withdraw(&mut self, request: u64) {
-        self.rows.remove(&request);
+        self.table.remove(request);
     }
 
     /// Says when the next question is repeated.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.rows
-            .values()
-            .filter(|row| row.answer.is_none())
-            .map(|row| row.due)
-            .min()
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.connection.as_ref().and(self.table.next_due())
     }
 
     /// Says whether a commit waits for its answer.
     pub(super) fn has_commits(&self) -> bool {
-        self.rows
-            .values()
-            .any(|row| matches!(row.waiter, Waiter::Commit(..)))
+        self.table
+            .iter()
+            .any(|(_, row)| matches!(row.waiter, Waiter::Commit(..)))
     }
 
     /// Loses the broker: what went with it is told, and the rest is asked of the next one.
     pub(super) fn lose(&mut self) {
         self.connection = None;
         let mut outcomes = Vec::new();
-        let mut forgotten = Vec::new();
-        for (&request, row) in &mut self.rows {
+        let requests: Vec<u64> = self.table.iter().map(|(request, _)| request).collect();
+        for request in requests {
+            let Some(row) = self.table.get_mut(request) else {
+                continue;
+            };
             match &row.waiter {
                 Waiter::Commit(cell, identity)
                     if matches!(row.message, ToBroker::Commit { .. }) =>
                 {
                     outcomes.push((cell.clone(), *identity));
-                    forgotten.push(request);
+                    self.table.remove(request);
                 }
                 // What it was about has gone with the broker.
-                Waiter::Nobody => forgotten.push(request),
+                Waiter::Nobody => drop(self.table.remove(request)),
                 _ if !row.survives && row.answer.is_none() => {
-                    row.answer = Some(Err(lost(&row.message)))
+                    row.answer = Some(Err(lost(&row.message)));
+                    self.table.plan(request);
                 }
                 _ => {}
             }
         }
-        forgotten
-            .iter()
-            .for_each(|request| drop(self.rows.remove(request)));
         for (cell, identity) in outcomes {
             let ask = |request| ToBroker::AskOutcome { request, identity };
             self.begin(ask, Vec::new(), Waiter::Commit(cell, identity), true);
@@ -227,8 +216,8 @@ impl Questions {
     pub(super) fn welcome(&mut self, connection: Connection) {
         self.connection = Some(Arc::new(connection));
         let now = Instant::now();
-        self.rows.values_mut().for_each(|row| row.due = now);
-        self.repeat(now);
+        self.table.ask_all(now);
+        self.send_due(now);
     }
 }
 

@@ -8,8 +8,9 @@ use gpu_api::{BackendKind, DeviceUuid, Error, Holder, Result};
 use rustix::event::PollFlags;
 
 use crate::consumer::connection::question::{Answer, Key, No, Question};
-use crate::consumer::connection::questions::{Interest, Look, Questions, Unsent};
+use crate::consumer::connection::questions::{Interest, Look, Questions};
 use crate::producer::report::Stats;
+use transport::client::Unsent;
 use transport::os::process;
 use transport::os::socket::{self, ReceiveOutcome, SendOutcome};
 use transport::shared::snapshot_file;

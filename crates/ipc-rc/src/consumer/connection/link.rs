@@ -15,9 +15,10 @@ use gpu_api::{Access, BackendKind, ForkGuard, Gpu, ParticipantId, RegionId, Resu
 
 use crate::consumer::connection::files::Files;
 use crate::consumer::connection::question::{Key, Question};
-use crate::consumer::connection::questions::{Questions, Unsent};
+use crate::consumer::connection::questions::Questions;
 use crate::consumer::notice::Notice;
 use crate::notices::Notices;
+use transport::client::Unsent;
 use transport::os::poller::Poller;
 use transport::os::socket::{self, SendOutcome};
 use transport::os::waker::Waker;

@@ -60,20 +60,17 @@
 //! with every message lost, delayed, repeated or refused; `ci/mutants.d/question-*.patch` weaken
 //! this file, and each fails it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use gpu_api::RegionId;
 
 use crate::consumer::connection::question::{Answer, Key, No, Question};
+use transport::client::{self, Entry, Unsent};
 use transport::wire::lease_address::LeaseAddress;
 use transport::wire::message::{MOST_TICKETS, Outcome, ToProducer};
 
-/// The time after which a question is repeated first, and the longest between two repeats.
-const REPEAT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// How long to wait when the socket has no room, or the producer has none for a ticket's fence.
-const SOON: Duration = Duration::from_millis(10);
 /// How long a question is kept for a claim that would have had to wait.
 pub(crate) const KEPT: Duration = Duration::from_secs(30);
 
@@ -151,10 +148,6 @@ impl Interest {
     }
 }
 
-/// A message that could not be sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Unsent;
-
 #[derive(Debug)]
 enum AskState {
     Asked,
@@ -165,44 +158,37 @@ enum AskState {
 
 #[derive(Debug)]
 struct Row {
-    born: u64,
     question: Question,
     state: AskState,
     /// How many claims wait for it.
     waiting: u32,
     /// Kept until then without a waiting claim.
     kept: Option<Instant>,
-    /// When to send it again.
-    repeat: Instant,
-    /// How long to wait after that.
-    pause: Duration,
-    /// Where it stands in the schedule.
-    due: Option<Due>,
 }
 
-/// A time, and the number of the row.
-type Due = (Instant, u64);
+impl client::Row for Row {
+    fn is_asked(&self) -> bool {
+        matches!(self.state, AskState::Asked)
+    }
+
+    fn expires(&self) -> Option<Instant> {
+        self.kept.filter(|_| self.waiting == 0)
+    }
+}
 
 /// What a participant has asked.
 #[derive(Debug, Default)]
 pub(crate) struct Questions {
-    rows: HashMap<Key, Row>,
-    schedule: BTreeMap<Due, Key>,
-    last: u64,
+    table: client::Questions<Key, Row>,
     /// Regions that are mapped for ever, because the driver did not unmap them.
     leaked: HashSet<RegionId>,
     ended: bool,
 }
 
 impl Questions {
-    fn number(&mut self) -> u64 {
-        self.last += 1;
-        self.last
-    }
-
     /// Returns a number for a wish to forward.
     pub fn forward_key(&mut self) -> Key {
-        Key::Forward(self.number())
+        Key::Forward(self.table.number())
     }
 
     /// Waits for an answer, together with all other waiters for it; returns the row's number.
@@ -210,7 +196,7 @@ impl Questions {
         let row = self.join(key, question, now);
         row.waiting += 1;
         let born = row.born;
-        self.plan(key);
+        self.table.plan(key);
         born
     }
 
@@ -227,7 +213,7 @@ impl Questions {
     /// Asks ahead, for a claim to come.
     pub fn ask_ahead(&mut self, key: Key, question: Question, now: Instant) {
         self.join(key, question, now).kept = Some(now + KEPT);
-        self.plan(key);
+        self.table.plan(key);
     }
 
     /// Asks the producer to note that the participant goes.
@@ -236,8 +222,8 @@ impl Questions {
     }
 
     /// Finds the row of a question, or makes it.
-    fn join(&mut self, key: Key, question: Question, now: Instant) -> &mut Row {
-        let joins = self.rows.get(&key).is_some_and(|row| match row.state {
+    fn join(&mut self, key: Key, question: Question, now: Instant) -> &mut Entry<Row> {
+        let joins = self.table.get(key).is_some_and(|row| match row.state {
             // Two questions of one key: the later one replaces the other.
             AskState::Asked => row.question.undoes() == question.undoes(),
             AskState::Answered(_) | AskState::Acting => true,
@@ -246,60 +232,29 @@ impl Questions {
         if !joins {
             self.begin(key, question, AskState::Asked, now);
         }
-        self.rows
-            .get_mut(&key)
+        self.table
+            .get_mut(key)
             .expect("it was there, or was just made")
     }
 
     /// Replaces the row there.
     fn begin(&mut self, key: Key, question: Question, state: AskState, now: Instant) {
-        self.remove(key);
         let born = if let Key::Forward(number) = key {
             number
         } else {
-            self.number()
+            self.table.number()
         };
         let row = Row {
-            born,
             question,
             state,
             waiting: 0,
             kept: None,
-            repeat: now,
-            pause: REPEAT.0,
-            due: None,
         };
-        self.rows.insert(key, row);
-        self.plan(key);
+        self.table.begin(key, born, row, now);
     }
 
-    fn remove(&mut self, key: Key) -> Option<Row> {
-        let row = self.rows.remove(&key)?;
-        row.due.map(|due| self.schedule.remove(&due));
-        Some(row)
-    }
-
-    /// Brings the schedule up to date with a row.
-    fn plan(&mut self, key: Key) {
-        let Some(row) = self.rows.get_mut(&key) else {
-            return;
-        };
-        let repeat = matches!(row.state, AskState::Asked).then_some(row.repeat);
-        let withdrawal = row.kept.filter(|_| row.waiting == 0);
-        let due = [repeat, withdrawal]
-            .into_iter()
-            .flatten()
-            .min()
-            .map(|at| (at, row.born));
-        if row.due != due {
-            row.due.take().map(|due| self.schedule.remove(&due));
-            row.due = due;
-            due.map(|due| self.schedule.insert(due, key));
-        }
-    }
-
-    fn row(&mut self, key: Key, born: u64) -> Option<&mut Row> {
-        self.rows.get_mut(&key).filter(|row| row.born == born)
+    fn row(&mut self, key: Key, born: u64) -> Option<&mut Entry<Row>> {
+        self.table.get_mut(key).filter(|row| row.born == born)
     }
 
     /// Says what became of a question that the caller asked and has not left.
@@ -318,9 +273,9 @@ impl Questions {
                 // A region's answer is acted on. Any other is the end of its question.
                 let state = match key {
                     Key::Region(_) => Some(std::mem::replace(&mut row.state, AskState::Acting)),
-                    _ => self.remove(key).map(|row| row.state),
+                    _ => self.table.remove(key).map(|row| row.state),
                 };
-                self.plan(key);
+                self.table.plan(key);
                 if let Some(AskState::Answered(answer)) = state {
                     Look::Take(answer)
                 } else {
@@ -343,7 +298,7 @@ impl Questions {
         if row.waiting == 0 && row.kept.is_none() {
             self.withdraw(key, now);
         }
-        self.plan(key);
+        self.table.plan(key);
     }
 
     /// Gives a claim up: an answer that was kept for another try is withdrawn, and the producer
@@ -351,48 +306,48 @@ impl Questions {
     pub fn abandon(&mut self, key: Key, now: Instant) {
         self.withdraw_kept(key, now);
         let is_ticket = matches!(key, Key::Ticket(_));
-        let stays = |row: &Row| row.waiting > 0 || row.question == Question::GiveBack;
-        if is_ticket && !self.ended && !self.rows.get(&key).is_some_and(stays) {
+        let stays = |row: &Entry<Row>| row.waiting > 0 || row.question == Question::GiveBack;
+        if is_ticket && !self.ended && !self.table.get(key).is_some_and(stays) {
             self.begin(key, Question::GiveBack, AskState::Asked, now);
         }
     }
 
     /// Withdraws an answer that was kept for another try.
     fn withdraw_kept(&mut self, key: Key, now: Instant) {
-        let Some(row) = self.rows.get_mut(&key) else {
+        let Some(row) = self.table.get_mut(key) else {
             return;
         };
         if row.kept.take().is_some() && row.waiting == 0 {
             self.withdraw(key, now);
         }
-        self.plan(key);
+        self.table.plan(key);
     }
 
     /// Withdraws all kept answers: no further try comes.
     pub fn abandon_all(&mut self, now: Instant) {
-        let kept = self.rows.iter().filter(|(_, row)| row.kept.is_some());
-        for key in kept.map(|(key, _)| *key).collect::<Vec<_>>() {
+        let kept = self.table.iter().filter(|(_, row)| row.kept.is_some());
+        for key in kept.map(|(key, _)| key).collect::<Vec<_>>() {
             self.withdraw_kept(key, now);
         }
     }
 
     /// Ends a question that nobody waits for.
     fn withdraw(&mut self, key: Key, now: Instant) {
-        let Some(row) = self.rows.get(&key) else {
+        let Some(row) = self.table.get(key) else {
             return;
         };
         match (key, &row.state, &row.question) {
             (Key::Region(_), AskState::Acting, _)
             | (_, _, Question::Unmapped | Question::GiveBack | Question::Goodbye) => {}
             (Key::Region(region), ..) => self.unmapped(region, now),
-            _ => drop(self.remove(key)),
+            _ => drop(self.table.remove(key)),
         }
     }
 
     /// Says that the caller acts on a region, unless another does or asks for it.
     #[must_use]
     pub fn begin_unmap(&mut self, region: RegionId, now: Instant) -> bool {
-        let free = !self.rows.contains_key(&Key::Region(region));
+        let free = self.table.get(Key::Region(region)).is_none();
         if free {
             self.begin(
                 Key::Region(region),
@@ -406,19 +361,19 @@ impl Questions {
 
     /// Ends a row: the region is mapped, and stays so until its unmapping is reported.
     pub fn mapped(&mut self, region: RegionId) {
-        self.remove(Key::Region(region));
+        self.table.remove(Key::Region(region));
     }
 
     /// Ends a row of which a mapping stays for ever: the producer is never told that there is none.
     pub fn leaked(&mut self, region: RegionId) {
         self.leaked.insert(region);
-        self.remove(Key::Region(region));
+        self.table.remove(Key::Region(region));
     }
 
     /// Has the producer note that a region is not mapped.
     pub fn unmapped(&mut self, region: RegionId, now: Instant) {
         if self.ended || self.leaked.contains(&region) {
-            self.remove(Key::Region(region));
+            self.table.remove(Key::Region(region));
         } else {
             self.begin(
                 Key::Region(region),
@@ -438,8 +393,8 @@ impl Questions {
         now: Instant,
     ) -> Option<Result<Answer, No>> {
         let Some(row) = self
-            .rows
-            .get_mut(&key)
+            .table
+            .get_mut(key)
             .filter(|row| matches!(row.state, AskState::Asked))
         else {
             self.give_back_unasked(key, &said, now);
@@ -454,9 +409,9 @@ impl Questions {
             return Some(said);
         }
         match said {
-            Ok(Answer::Ticket(Outcome::Later)) => row.repeat = now + SOON,
+            Ok(Answer::Ticket(Outcome::Later)) => row.repeat_soon(now),
             Ok(Answer::Done) => {
-                self.remove(key);
+                self.table.remove(key);
                 return None;
             }
             Ok(answer) => row.state = AskState::Answered(answer),
@@ -465,7 +420,7 @@ impl Questions {
         if row.waiting == 0 && row.kept.is_none() && !matches!(row.state, AskState::Asked) {
             self.withdraw(key, now);
         }
-        self.plan(key);
+        self.table.plan(key);
         None
     }
 
@@ -477,17 +432,17 @@ impl Questions {
             said,
             Ok(Answer::Ticket(Outcome::Granted(granted))) if granted.again
         );
-        if granted && !self.ended && !self.rows.contains_key(&key) {
+        if granted && !self.ended && self.table.get(key).is_none() {
             self.begin(key, Question::GiveBack, AskState::Asked, now);
         }
     }
 
     /// Finds the question that a message without a key answers.
     pub fn key_of(&self, request: u64) -> Option<Key> {
-        self.rows
+        self.table
             .iter()
             .find(|(_, row)| row.born == request)
-            .map(|(key, _)| *key)
+            .map(|(key, _)| key)
     }
 
     /// Sends the messages that are due, and withdraws answers that were kept long enough.
@@ -496,33 +451,22 @@ impl Questions {
         now: Instant,
         mut send: impl FnMut(&ToProducer) -> Result<(), Unsent>,
     ) {
-        while let Some((&(at, born), &key)) = self.schedule.first_key_value()
-            && at <= now
-        {
-            let row = &self.rows[&key];
+        while let Some((key, row)) = self.table.first_due(now) {
+            let born = row.born;
             if row.waiting == 0 && row.kept.is_some_and(|kept| kept <= now) {
-                self.rows.get_mut(&key).expect("it was just there").kept = None;
-                self.withdraw(key, now);
-                self.plan(key);
+                self.withdraw_kept(key, now);
                 continue;
             }
-            let sent = match (key, &row.question) {
+            let together = match (key, &row.question) {
                 (_, Question::Ticket) => self.tickets_due(now),
                 _ => ArrayVec::from_iter([key]),
             };
-            let message = self.message(key, born, &sent);
-            let unsent = send(&message).is_err();
-            for key in sent {
-                let row = self.rows.get_mut(&key).expect("it is due");
-                if unsent {
-                    row.repeat = now + SOON;
-                } else {
-                    row.repeat = now + row.pause;
-                    row.pause = (row.pause * 2).min(REPEAT.1);
-                }
-                self.plan(key);
+            let message = self.message(key, born, &together);
+            let sent = send(&message);
+            for key in together {
+                self.table.note_sent(key, sent, now);
             }
-            if unsent {
+            if sent.is_err() {
                 break;
             }
         }
@@ -530,21 +474,14 @@ impl Questions {
 
     /// Lists tickets that are due, as many as a message takes.
     fn tickets_due(&self, now: Instant) -> ArrayVec<Key, MOST_TICKETS> {
-        let due = self
-            .schedule
-            .iter()
-            .take_while(|((at, _), _)| *at <= now)
-            .map(|(_, &key)| key);
-        due.filter(|key| {
-            let row = &self.rows[key];
+        let due = self.table.due(now).filter(|(_, row)| {
             row.question == Question::Ticket && matches!(row.state, AskState::Asked)
-        })
-        .take(MOST_TICKETS)
-        .collect()
+        });
+        due.map(|(key, _)| key).take(MOST_TICKETS).collect()
     }
 
     fn message(&mut self, key: Key, born: u64, together: &[Key]) -> ToProducer {
-        let question = &self.rows[&key].question;
+        let question = &self.table.get(key).expect("it is due").question;
         match (key, question) {
             (Key::Region(region), &Question::Map { access, lease }) => ToProducer::MapRegion {
                 request: born,
@@ -597,7 +534,7 @@ impl Questions {
                 });
                 let tickets = tickets.collect();
                 ToProducer::ClaimTickets {
-                    request: self.number(),
+                    request: self.table.number(),
                     tickets,
                 }
             }
@@ -606,56 +543,59 @@ impl Questions {
 
     /// Returns the number below which no wish to forward waits for its answer.
     fn settled(&self) -> u64 {
-        let open = self.rows.keys().filter_map(|key| {
+        let open = self.table.iter().filter_map(|(key, _)| {
             if let Key::Forward(number) = key {
-                Some(*number)
+                Some(number)
             } else {
                 None
             }
         });
-        open.min().unwrap_or(self.last + 1)
+        open.min().unwrap_or(self.table.last() + 1)
     }
 
     /// Says when [`send_due`](Questions::send_due) has something to do.
     pub fn next_due(&self) -> Option<Instant> {
-        self.schedule.first_key_value().map(|(&(at, _), _)| at)
+        self.table.next_due()
     }
 
     /// Says whether nothing is asked about regions, and none is being mapped or unmapped.
     pub fn is_at_rest(&self) -> bool {
-        !self.rows.keys().any(|key| matches!(key, Key::Region(_)))
+        !self
+            .table
+            .iter()
+            .any(|(key, _)| matches!(key, Key::Region(_)))
     }
 
     /// Lists the regions that claims ask how to map, or were told of and have yet to map.
     pub fn asked_regions(&self) -> impl Iterator<Item = RegionId> + '_ {
-        self.rows
+        self.table
             .iter()
             .filter_map(|(key, row)| match (key, &row.question, &row.state) {
                 (
                     Key::Region(region),
                     Question::Map { .. },
                     AskState::Asked | AskState::Answered(_),
-                ) => Some(*region),
+                ) => Some(region),
                 _ => None,
             })
     }
 
     /// Says whether a thread maps or unmaps a region.
     pub fn is_anybody_acting(&self) -> bool {
-        self.rows
-            .values()
-            .any(|row| matches!(row.state, AskState::Acting))
+        self.table
+            .iter()
+            .any(|(_, row)| matches!(row.state, AskState::Acting))
     }
 
     /// Ends every question: the producer is gone, and answers nothing any more.
     pub fn end(&mut self) {
         self.ended = true;
         let rows = self
-            .rows
+            .table
             .iter()
             .filter(|(_, row)| !matches!(row.state, AskState::Acting));
-        for key in rows.map(|(key, _)| *key).collect::<Vec<_>>() {
-            self.remove(key);
+        for key in rows.map(|(key, _)| key).collect::<Vec<_>>() {
+            self.table.remove(key);
         }
     }
 }

@@ -827,7 +827,7 @@ impl World {
         self.mend();
         assert!(self.farewell, "nobody hears the goodbye");
         assert!(
-            self.questions.rows.is_empty() && self.questions.schedule.is_empty(),
+            self.questions.table.is_empty(),
             "left: {:?}",
             self.questions
         );
