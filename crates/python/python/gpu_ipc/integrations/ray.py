@@ -20,6 +20,8 @@ import gpu_ipc
 NAME = "GPU_IPC"
 # Seconds after which a pending claim looks whether Ray has aborted its transfer.
 _ABORT_POLL = 0.5
+# Ray makes it at first use, without a lock: of two threads each would wait for what the other's has.
+_ = ray._private.worker.global_worker.rdt_manager
 
 
 @dataclasses.dataclass
