@@ -71,7 +71,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("gpu-ipc-gateway-plan", &[]),
     ("gpu-ipc-gateway", &["gpu-ipc", "gpu-ipc-gateway-plan"]),
     ("gpu-ipc-gateway-simulation", &["gpu-ipc-gateway-plan"]),
-    ("gpu-ipc-gateway-hosts", &["gpu-ipc", "gpu-ipc-gateway"]),
+    (
+        "gpu-ipc-gateway-hosts",
+        &["gpu-ipc", "gpu-ipc-gateway", "gpu-ipc-harness"],
+    ),
 ];
 
 /// Lists the packages of a workspace.

@@ -283,7 +283,7 @@ impl Life {
                 std::mem::forget(stream);
                 Ok(Done::Nothing)
             }
-            Command::Fork => Ok(Done::Number(fork_that_lives_on().unsigned_abs().into())),
+            Command::Fork => Ok(Done::Number(fork_that_lives_on().into())),
             Command::ForkAndCall { children } => {
                 child::call_in_children(self.belongings()?, children)
                     .map_err(|why| Refusal::from(why.as_str()))?;
@@ -388,20 +388,24 @@ impl Life {
 }
 
 /// Forks a child that does nothing until it is killed, and returns its number.
-fn fork_that_lives_on() -> i32 {
+fn fork_that_lives_on() -> u32 {
     // SAFETY: `fork` asks that the child of a process with threads calls only async-signal-safe
-    // functions: it calls `pause` alone.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        for standard in 0..3 {
-            // The test reads these to their end, which must not wait for the child. SAFETY: `close`
-            // asks for a descriptor that nobody uses afterwards: the child uses none.
-            unsafe { libc::close(standard) };
-        }
-        loop {
-            // SAFETY: `pause` has no conditions.
-            unsafe { libc::pause() };
-        }
-    }
+    // functions: it calls `close` and `pause` alone.
+    let child = unsafe { harness::fork(stand_still) }.expect("room for a process");
+    let pid = child.pid();
+    child.leave();
     pid
+}
+
+/// Stands still without the standard descriptors: the test reads these to their end, which must not
+/// wait for the child.
+fn stand_still() -> i32 {
+    for standard in 0..3 {
+        // SAFETY: `close` asks for a descriptor that is not used afterwards: the child uses none.
+        unsafe { libc::close(standard) };
+    }
+    loop {
+        // SAFETY: `pause` has no conditions.
+        unsafe { libc::pause() };
+    }
 }

@@ -15,9 +15,7 @@ use gpu_ipc::{
     After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ReceivedBlock, Result,
     SentBlock, Session, Stream, To, Wait, detect,
 };
-use harness::WATCHDOG;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
+use harness::{Forked, WATCHDOG};
 
 /// One of each, of a process that forks.
 pub struct Belongings {
@@ -253,45 +251,38 @@ fn keep_busy(with: &Prepared) {
 fn call_in_a_child(prepared: &Prepared) -> Result<(), String> {
     let (progress, mut told) = std::io::pipe().map_err(|error| error.to_string())?;
     let calls = calls(prepared);
-    // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: it
-    // allocates with the C library's allocator, which glibc keeps usable in a child, makes the
-    // calls that are under test, and leaves with `_exit`.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
+    let call_all = || {
         for (number, (_, is_refused)) in calls.iter().enumerate() {
             let _ = told.write_all(&[number as u8]);
             if !is_refused() {
-                // SAFETY: `_exit` has no conditions.
-                unsafe { libc::_exit(1) };
+                return 1;
             }
         }
         let _ = told.write_all(&[calls.len() as u8]);
         // SAFETY: `read` asks for a valid value: `prepared` is one. Both are dropped in one process
         // each: the parent's stays as it is, since a child's memory is its own.
         drop(unsafe { std::ptr::read(prepared) });
-        // SAFETY: `_exit` has no conditions.
-        unsafe { libc::_exit(0) };
-    }
+        0
+    };
+    // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: it
+    // allocates with the C library's allocator, which glibc keeps usable in a child, and makes the
+    // calls that are under test.
+    let child = unsafe { harness::fork(call_all) }.map_err(|error| error.to_string())?;
     drop(told);
     let names: Vec<&str> = calls.iter().map(|(name, _)| *name).collect();
-    ends_well(pid, progress, &names)
+    ends_well(child, progress, &names)
 }
 
 /// Waits for a child under the watchdog, and names the call that it did not get through.
-fn ends_well(pid: i32, mut progress: PipeReader, names: &[&str]) -> Result<(), String> {
-    let pid = Pid::from_raw(pid).ok_or("fork failed")?;
-    let text = |error: rustix::io::Errno| error.to_string();
-    let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(text)?;
-    let time = Timespec {
-        tv_sec: WATCHDOG.as_secs().cast_signed() / 4,
-        tv_nsec: 0,
+fn ends_well(child: Forked, mut progress: PipeReader, names: &[&str]) -> Result<(), String> {
+    let ended = child.ends_within(WATCHDOG / 4);
+    // One that hangs is killed, so that its pipe ends.
+    let code = if ended {
+        child.code()
+    } else {
+        drop(child);
+        None
     };
-    let ended = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&time)).map_err(text)? == 1;
-    if !ended {
-        kill_process(pid, Signal::KILL).map_err(text)?;
-    }
-    let status = waitpid(Some(pid), WaitOptions::empty()).map_err(text)?;
-    let status = status.map(|(_, status)| status.as_raw());
     let mut passed = Vec::new();
     progress
         .read_to_end(&mut passed)
@@ -302,10 +293,10 @@ fn ends_well(pid: i32, mut progress: PipeReader, names: &[&str]) -> Result<(), S
             .copied()
             .unwrap_or("the drops")
     });
-    match (ended, status) {
+    match (ended, code) {
         (true, Some(0)) => Ok(()),
-        (true, Some(256)) => Err(format!("a child was not refused {last}")),
-        (true, status) => Err(format!("a child died of {last}: {status:?}")),
+        (true, Some(1)) => Err(format!("a child was not refused {last}")),
+        (true, code) => Err(format!("a child died of {last}: {code:?}")),
         (false, _) => Err(format!("a child hung in {last}")),
     }
 }

@@ -4,10 +4,11 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpu_ipc::{Descriptor, Gpu};
+use harness::Lines;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -185,20 +186,16 @@ pub fn hear(socket: &OwnedFd) -> Option<Heard> {
 /// A process that does nothing, until it is dropped, and a pidfd of it.
 #[derive(Debug)]
 pub struct Idler {
-    child: Child,
+    process: Lines,
     pub pidfd: OwnedFd,
 }
 
 impl Idler {
     pub fn new() -> Idler {
-        let mut command = Command::new("cat");
-        let child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("a process can be started");
-        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).expect("it lives");
-        Idler { child, pidfd }
+        let process = Lines::start(&mut Command::new("cat"));
+        let pid = Pid::from_raw(process.pid().cast_signed()).expect("a process has a number");
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("it lives");
+        Idler { process, pidfd }
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -206,14 +203,6 @@ impl Idler {
     }
 
     pub fn kill(&mut self) {
-        self.child.kill().expect("it is a child of ours");
-        self.child.wait().expect("it is a child of ours");
-    }
-}
-
-impl Drop for Idler {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
     }
 }

@@ -4,17 +4,16 @@
 //! there): `python3`, or the program that `GPU_IPC_PYTHON` names. Everything shows as ignored
 //! without one; with `REQUIRE_TORCH=1` that is a failure.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Output, Stdio};
-use std::sync::mpsc;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use gpu_ipc::backend::DeviceUuid;
 use gpu_ipc::torch::{
     CounterFile, CounterName, Dtype, Fields, Layout, Released, SLOTS, TensorMessage,
 };
-use harness::program::{example, run_to_end};
+use harness::Lines;
+use harness::program::{ends_well, example, run_to_end};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const CASES: &[(&str, fn())] = &[
@@ -45,16 +44,12 @@ const CASES: &[(&str, fn())] = &[
 const WATCHDOG: Duration = Duration::from_secs(600);
 
 fn main() {
-    let found = Command::new(python())
-        .args([
-            "-W",
-            "ignore",
-            "-c",
-            "import torch; torch.UntypedStorage._release_ipc_counter_cuda",
-        ])
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success());
+    let found = ends_well(Command::new(python()).args([
+        "-W",
+        "ignore",
+        "-c",
+        "import torch; torch.UntypedStorage._release_ipc_counter_cuda",
+    ]));
     let required = std::env::var_os("REQUIRE_TORCH").is_some();
     let trial = |&(name, run): &(&str, fn())| {
         Trial::test(name, move || {
@@ -76,51 +71,23 @@ fn folder() -> PathBuf {
 }
 
 /// A Python that does with PyTorch what each line says.
-struct Torch {
-    child: Child,
-    to: ChildStdin,
-    from: mpsc::Receiver<String>,
-}
+struct Torch(Lines);
 
 impl Torch {
     fn start() -> Torch {
-        let mut child = Command::new(python())
-            .arg(folder().join("counters.py"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let (to, out) = (
-            child.stdin.take().expect("piped"),
-            child.stdout.take().expect("piped"),
-        );
-        let (lines, from) = mpsc::channel();
-        std::thread::spawn(move || {
-            BufReader::new(out)
-                .lines()
-                .map_while(Result::ok)
-                .try_for_each(|line| lines.send(line))
-        });
-        let torch = Torch { child, to, from };
+        let mut python = Command::new(python());
+        let mut torch = Torch(Lines::start(python.arg(folder().join("counters.py"))));
         println!("PyTorch {}", torch.answer());
         torch
     }
 
-    fn answer(&self) -> String {
-        self.from.recv_timeout(WATCHDOG).expect("an answer in time")
+    fn answer(&mut self) -> String {
+        self.0.line().expect("PyTorch is there")
     }
 
     fn ask(&mut self, line: &str) -> String {
-        writeln!(self.to, "{line}").expect("it listens");
+        self.0.tell(line);
         self.answer()
-    }
-}
-
-impl Drop for Torch {
-    fn drop(&mut self) {
-        // It ends by itself when its input does; one that failed is dead already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

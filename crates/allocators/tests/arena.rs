@@ -322,20 +322,15 @@ fn a_forked_child_leaves_the_driver_alone() {
     let piece = take(&arena, 1);
     arena.give_back(piece.clone());
     // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal
-    // handler: the calls return before they lock or allocate anything, and `_exit` follows.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let refused = matches!(arena.trim(), Err(Error::Forked { .. }))
-            && matches!(arena.take(1, 1), Err(Error::Forked { .. }));
-        arena.give_back(piece);
-        // SAFETY: `_exit` has no conditions.
-        unsafe { libc::_exit(i32::from(!refused)) };
+    // handler: the calls return before they lock or allocate anything.
+    unsafe {
+        harness::holds_in_a_fork(|| {
+            let refused = matches!(arena.trim(), Err(Error::Forked { .. }))
+                && matches!(arena.take(1, 1), Err(Error::Forked { .. }));
+            arena.give_back(piece);
+            refused
+        });
     }
-    assert!(pid > 0, "fork: {}", std::io::Error::last_os_error());
-    let mut status = 0;
-    // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!(status, 0);
     assert_eq!(arena.trim().expect("trim"), REGION);
 }
 

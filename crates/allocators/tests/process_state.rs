@@ -495,20 +495,14 @@ fn a_forked_child_leaves_everything_alone() {
         let device = state.allocator(FIRST, on_device()).expect("made");
         let placed = device.alloc(Request::new(1)).expect("room");
         // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal
-        // handler: the calls return before they lock or allocate anything, and `_exit` follows.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            let refused = matches!(device.alloc(Request::new(1)), Err(Error::Forked { .. }))
-                && matches!(device.free(placed.address), Err(Error::Forked { .. }))
-                && matches!(device.trim(), Err(Error::Forked { .. }));
-            // SAFETY: `_exit` has no conditions.
-            unsafe { libc::_exit(i32::from(!refused)) };
+        // handler: the calls return before they lock or allocate anything.
+        unsafe {
+            harness::holds_in_a_fork(|| {
+                matches!(device.alloc(Request::new(1)), Err(Error::Forked { .. }))
+                    && matches!(device.free(placed.address), Err(Error::Forked { .. }))
+                    && matches!(device.trim(), Err(Error::Forked { .. }))
+            });
         }
-        assert!(pid > 0, "fork: {}", std::io::Error::last_os_error());
-        let mut status = 0;
-        // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
-        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-        assert_eq!(status, 0);
         device.free(placed.address).expect("in use");
         assert!(fake.live_bytes() > 0);
     }

@@ -4,14 +4,13 @@
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
+use harness::WATCHDOG;
+use harness::program::run_to_end;
 use serde_json::Value;
 
 fn bench(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_gpu-ipc"))
-        .arg("bench")
-        .args(args)
-        .output()
-        .expect("the program was built")
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+    run_to_end(command.arg("bench").args(args), 5 * WATCHDOG)
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -6,8 +6,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
+use harness::program::{Running, ends_well, output};
 use harness::surroundings::{contain, has_namespaces};
 use harness::wait_until;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -45,12 +46,7 @@ fn main() {
 }
 
 fn has_systemd() -> bool {
-    let asked = Command::new("systemd-analyze")
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    asked.is_ok_and(|status| status.success())
+    ends_well(Command::new("systemd-analyze").arg("--version"))
 }
 
 fn systemd_takes_the_unit() {
@@ -59,11 +55,9 @@ fn systemd_takes_the_unit() {
     let verify = |unit: &str| -> String {
         let path = dir.path().join("gpu-ipc-broker.service");
         fs::write(&path, unit).expect("written");
-        let output = Command::new("systemd-analyze")
-            .args(["verify", "--man=no"])
-            .arg(&path)
-            .output();
-        let said = String::from_utf8(output.expect("it was found").stderr).expect("text");
+        let mut command = Command::new("systemd-analyze");
+        let verified = output(command.args(["verify", "--man=no"]).arg(&path));
+        let said = String::from_utf8(verified.stderr).expect("text");
         said.lines()
             .filter(|line| line.contains("gpu-ipc-broker.service"))
             .collect()
@@ -111,7 +105,7 @@ fn brokers(dir: &Path) -> Vec<i32> {
 /// What systemd does with the unit: starts its main process, sees its end, stops it.
 struct Service {
     runtime: tempfile::TempDir,
-    main: Option<std::process::Child>,
+    main: Option<Running>,
 }
 
 impl Service {
@@ -123,11 +117,8 @@ impl Service {
         let line = setting("ExecStart", self.runtime.path());
         let mut words = line.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
-        command
-            .args(words)
-            .env("GPU_IPC_HOST_BYTES", "1073741824")
-            .stdout(Stdio::null());
-        self.main = Some(command.spawn().expect("it starts"));
+        command.args(words).env("GPU_IPC_HOST_BYTES", "1073741824");
+        self.main = Some(Running::start(&mut command));
     }
 
     /// Runs the program in the unit's directory.
@@ -138,7 +129,7 @@ impl Service {
             .arg("--dir")
             .arg(self.dir())
             .env("GPU_IPC_HOST_BYTES", "1073741824");
-        command.output().expect("the program")
+        output(&mut command)
     }
 
     /// Waits for a broker whose keeper has everything, and returns its process.
@@ -155,10 +146,7 @@ impl Service {
     }
 
     fn kill_main(&mut self) {
-        if let Some(mut main) = self.main.take() {
-            let _ = main.kill();
-            let _ = main.wait();
-        }
+        self.main = None;
     }
 }
 
@@ -231,15 +219,12 @@ fn the_units_lines_start_restart_and_stop() {
         .and_then(|line| line.strip_suffix('\''))
         .expect("a shell's");
     let main = service.main.as_mut().expect("it runs");
-    let stopped = Command::new("/bin/sh")
-        .args(["-c", script])
-        .env("MAINPID", main.id().to_string())
-        .output();
-    assert!(
-        stopped.as_ref().is_ok_and(|output| output.status.success()),
-        "{stopped:?}"
-    );
-    main.wait().expect("the keeper ends");
+    let mut stop = Command::new("/bin/sh");
+    stop.args(["-c", script])
+        .env("MAINPID", main.pid().to_string());
+    let stopped = output(&mut stop);
+    assert!(stopped.status.success(), "{stopped:?}");
+    main.wait();
     wait_until("nobody is left", || brokers(&service.dir()).is_empty());
 }
 
@@ -256,16 +241,6 @@ fn command_of_the_pod() -> Vec<String> {
         .collect();
     assert_eq!(commands.next(), None, "one container has a command");
     command
-}
-
-/// A container that is killed with everything in it.
-struct Container(std::process::Child);
-
-impl Drop for Container {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Returns the only child of a process.
@@ -302,11 +277,9 @@ fn pods_share_a_directory_alone() {
         "/run/objects" => "/mnt",
         word => word,
     });
-    let pod = contain(node.path(), program)
-        .args(words)
-        .env("GPU_IPC_HOST_BYTES", "1073741824")
-        .spawn();
-    let pod = Container(pod.expect("it starts"));
+    // A container that is killed with everything in it.
+    let mut pod = contain(node.path(), program);
+    let pod = Running::start(pod.args(words).env("GPU_IPC_HOST_BYTES", "1073741824"));
     let env = "env: [{name: NVIDIA_DRA_LOCAL_IPC_DIR, value: /run/objects}]";
     assert!(
         PODS.contains(env),
@@ -318,7 +291,7 @@ fn pods_share_a_directory_alone() {
             .args(args)
             .env("NVIDIA_DRA_LOCAL_IPC_DIR", "/mnt")
             .env("GPU_IPC_HOST_BYTES", "1073741824");
-        engine.output().expect("it starts")
+        output(&mut engine)
     };
     wait_until("the broker answers", || {
         engine(&["objects"]).status.success()
@@ -333,7 +306,7 @@ fn pods_share_a_directory_alone() {
         "another engine, in namespaces of its own, has every byte"
     );
     // unshare, the keeper, the broker.
-    let broker = || child_of(child_of(pod.0.id())?);
+    let broker = || child_of(child_of(pod.pid())?);
     let first = broker().expect("a broker");
     kill_process(
         Pid::from_raw(first as i32).expect("a process"),

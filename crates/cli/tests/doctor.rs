@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use harness::program::output;
 use serde_json::Value;
 
 fn doctor(args: &[&str]) -> Command {
@@ -12,7 +13,7 @@ fn doctor(args: &[&str]) -> Command {
 }
 
 fn run(command: &mut Command) -> Output {
-    command.output().expect("the program was built")
+    output(command)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -258,12 +259,13 @@ fn fake_driver(directory: &Path, start: &str) {
     let source = directory.join("driver.c");
     let program = format!("#include <unistd.h>\nint cuInit(unsigned flags) {{ {start} }}\n");
     std::fs::write(&source, program).expect("a file");
-    let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-o"])
-        .args([&directory.join("libcuda.so.1"), &source])
-        .status()
-        .expect("a C compiler: rustc links with it");
-    assert!(built.success());
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"])
+        .args([&directory.join("libcuda.so.1"), &source]);
+    assert!(
+        harness::program::ends_well(&mut cc),
+        "a C compiler: rustc links with it"
+    );
 }
 
 #[cfg(feature = "cuda")]

@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use harness::program::output;
+
 /// Puts a program there that says where it lies and what it was given, and ends with 7.
 fn put_gateway(folder: &Path) {
     fs::create_dir_all(folder).expect("a folder");
@@ -30,13 +32,8 @@ fn it_is_found_beside_the_program_then_on_the_path_and_else_named_with_how_to_bu
     let program = own.join("gpu-ipc");
     fs::copy(env!("CARGO_BIN_EXE_gpu-ipc"), &program).expect("the program was built");
     let path = format!("{}:/usr/bin:/bin", other.display());
-    let run = |args: &[&str]| -> Output {
-        Command::new(&program)
-            .args(args)
-            .env("PATH", &path)
-            .output()
-            .expect("the program starts")
-    };
+    let run =
+        |args: &[&str]| -> Output { output(Command::new(&program).args(args).env("PATH", &path)) };
     let said = |output: &Output| {
         let text = String::from_utf8(output.stdout.clone()).expect("text");
         text.lines().map(str::to_owned).collect::<Vec<_>>()

@@ -5,9 +5,10 @@ mod open_metrics;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use gpu_ipc::{BackendKind, Session, detect};
+use harness::program::{Running, output};
 use harness::wait_until;
 use open_metrics::{Sample, parse};
 use rustix::process::Signal;
@@ -23,7 +24,7 @@ fn program(dir: &Path, args: &[&str]) -> Command {
 }
 
 fn run(dir: &Path, args: &[&str]) -> Output {
-    program(dir, args).output().expect("the program")
+    output(&mut program(dir, args))
 }
 
 fn text(output: &Output) -> String {
@@ -33,7 +34,7 @@ fn text(output: &Output) -> String {
 
 /// A keeper with its broker; the broker is killed with it, since it would live on.
 struct Keeper {
-    child: Child,
+    process: Running,
     dir: tempfile::TempDir,
 }
 
@@ -42,14 +43,12 @@ impl Keeper {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().to_str().expect("a plain name");
         let exe = env!("CARGO_BIN_EXE_gpu-ipc");
-        let child = Command::new(exe)
-            .args([
-                "keep", "--dir", path, "--", exe, "broker", "--device", "host:0", "--dir", path,
-            ])
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("the program");
-        let keeper = Keeper { child, dir };
+        let mut keep = Command::new(exe);
+        keep.args([
+            "keep", "--dir", path, "--", exe, "broker", "--device", "host:0", "--dir", path,
+        ]);
+        let process = Running::start(&mut keep);
+        let keeper = Keeper { process, dir };
         wait_until("the broker answers", || {
             run(keeper.dir.path(), &["objects"]).status.success()
         });
@@ -73,8 +72,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
         self.kill_broker();
     }
 }
@@ -103,7 +101,7 @@ fn files_go_in_and_bytes_come_out_also_after_the_broker_was_killed() {
     told.args(get)
         .env("NVIDIA_DRA_LOCAL_IPC_DIR", dir)
         .env("GPU_IPC_HOST_BYTES", "1073741824");
-    assert!(told.output().expect("the program").stdout == contents);
+    assert!(output(&mut told).stdout == contents);
     let first = keeper.broker();
     keeper.kill_broker();
     wait_until("another broker", || {
@@ -190,7 +188,7 @@ fn metrics(runtime: &Path, broker: &Path, args: &[&str]) -> Vec<Sample> {
         .args(args)
         .env("GPU_IPC_RUNTIME_DIR", runtime)
         .env("NVIDIA_DRA_LOCAL_IPC_DIR", broker);
-    let text = text(&command.output().expect("the program"));
+    let text = text(&output(&mut command));
     parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"))
 }
 
@@ -310,7 +308,7 @@ fn ls(runtime: &Path, broker: &Path, args: &[&str]) -> String {
         .args(args)
         .env("GPU_IPC_RUNTIME_DIR", runtime)
         .env("NVIDIA_DRA_LOCAL_IPC_DIR", broker);
-    String::from_utf8(command.output().expect("the program").stdout).expect("text")
+    String::from_utf8(output(&mut command).stdout).expect("text")
 }
 
 #[test]

@@ -1,15 +1,13 @@
 //! The program, as somebody at a terminal or a script meets it.
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
+use harness::program::{ends_well, output, output_into};
 use harness::wait_until;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 fn run(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_gpu-ipc"))
-        .args(args)
-        .output()
-        .expect("the program was built")
+    output(Command::new(env!("CARGO_BIN_EXE_gpu-ipc")).args(args))
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -223,13 +221,7 @@ fn a_verdict_that_nobody_read_is_not_good() {
                 == 1
         });
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
-        let output = command
-            .args(args)
-            .stdout(writer)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program was built");
-        let output = output.wait_with_output().expect("it ends");
+        let output = output_into(command.args(args), writer);
         assert_eq!(output.status.code(), Some(status), "{args:?}");
         assert_eq!(text(&output.stderr), "", "{args:?}");
     }
@@ -253,12 +245,7 @@ fn a_full_disk_is_an_error() {
         "8",
         "--json",
     ]);
-    let output = demo
-        .stdout(full)
-        .stderr(Stdio::piped())
-        .spawn()
-        .and_then(|demo| demo.wait_with_output());
-    let output = output.expect("it ends");
+    let output = output_into(demo, full);
     assert_eq!(output.status.code(), Some(1));
     assert!(
         text(&output.stderr).starts_with("standard output: "),
@@ -279,19 +266,14 @@ fn no_driver_is_opened_that_was_not_asked_for() {
     )
     .expect("a file");
     let mut cc = Command::new("cc");
-    let built = cc
-        .args(["-shared", "-fPIC", "-o"])
-        .args([&directory.path().join("libcuda.so.1"), &source])
-        .status();
-    assert!(built.expect("a C compiler: rustc links with it").success());
+    cc.args(["-shared", "-fPIC", "-o"])
+        .args([&directory.path().join("libcuda.so.1"), &source]);
+    assert!(ends_well(&mut cc), "a C compiler: rustc links with it");
     let demo = |backend: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
         command.args(["demo", "--blocks", "4", "--size", "8", "--backend", backend]);
-        command
-            .env("LD_LIBRARY_PATH", directory.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        command.status().expect("the program was built").code()
+        let demo = output(command.env("LD_LIBRARY_PATH", directory.path()));
+        demo.status.code()
     };
     assert_eq!(demo("host"), Some(0));
     assert_eq!(
@@ -414,11 +396,10 @@ fn a_wrong_runtime_directory_is_named() {
     ] {
         let path = dir.path().join(name);
         let mut program = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
-        let output = program
+        program
             .args([command, "--json"])
-            .env("GPU_IPC_RUNTIME_DIR", &path)
-            .output()
-            .expect("it was built");
+            .env("GPU_IPC_RUNTIME_DIR", &path);
+        let output = output(&mut program);
         assert_eq!(
             output.status.code(),
             Some(if command == "ls" { 3 } else { 1 }),
@@ -444,16 +425,10 @@ fn top_refuses_a_terminal_that_cannot_be_drawn_on() {
         .write(true)
         .open(other.to_str().expect("a plain name"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
-    command
-        .arg("top")
-        .env("TERM", "dumb")
-        .stdin(Stdio::null())
-        .stdout(other.expect("it opens"))
-        .stderr(Stdio::piped());
-    let output = command
-        .spawn()
-        .and_then(|top| top.wait_with_output())
-        .expect("it ends");
+    let output = output_into(
+        command.arg("top").env("TERM", "dumb"),
+        other.expect("it opens"),
+    );
     assert_eq!(output.status.code(), Some(3));
     let why = text(&output.stderr);
     assert!(why.contains("dumb") && why.contains("gpu-ipc ls"), "{why}");

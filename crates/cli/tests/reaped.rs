@@ -1,7 +1,8 @@
 //! Nobody is left over. Alone in its file: it looks at every child of its process.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use harness::program::ends_well;
 use rustix::io::Errno;
 use rustix::process::{WaitOptions, getpid, set_child_subreaper, waitpid};
 
@@ -21,11 +22,7 @@ fn the_demo_leaves_no_process_behind() {
         "--size",
         "4KiB",
     ]);
-    let status = demo
-        .stdout(Stdio::null())
-        .status()
-        .expect("the program was built");
-    assert!(status.success());
+    assert!(ends_well(&mut demo));
     match waitpid(None, WaitOptions::NOHANG) {
         Err(Errno::CHILD) => {}
         left => panic!("somebody is left over: {left:?}"),

@@ -6,12 +6,10 @@ use std::sync::Arc;
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
 use gpu_ipc::backend::{Piece, RegionSource, SourceUsage};
 use gpu_ipc::{After, BackendKind, Participant, Session, To, Wait, detect};
+use harness::program::output;
 
 fn run(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_gpu-ipc"))
-        .args(args)
-        .output()
-        .expect("the program was built")
+    output(Command::new(env!("CARGO_BIN_EXE_gpu-ipc")).args(args))
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -4,8 +4,8 @@
 //! The test program starts itself as the origin: it registers memory, and does what it is told on
 //! its standard input.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::io::BufRead;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use gateway::transport::nixl::Nixl;
 use gateway::transport::{
     Pair, Peer, Place, Progress, Registration, RemoteSpan, Span, Transfer, Transport,
 };
+use harness::Lines;
+use harness::program::this_program;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const MIB: u64 = 1 << 20;
@@ -169,11 +171,7 @@ fn origin() {
     }
 }
 
-struct Origin {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
+struct Origin(Lines);
 
 /// Memory of an origin, and its metadata when it was registered.
 struct Offer {
@@ -183,26 +181,12 @@ struct Offer {
 
 impl Origin {
     fn start() -> Self {
-        let program = std::env::current_exe().expect("this program");
-        let mut child = Command::new(program)
-            .env(ORIGIN, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the origin starts");
-        let input = child.stdin.take().expect("a pipe");
-        let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self {
-            child,
-            input,
-            output,
-        }
+        Self(Lines::start(this_program().env(ORIGIN, "1")))
     }
 
     fn ask(&mut self, command: &str) -> Offer {
-        writeln!(self.input, "{command}").expect("it listens");
-        let mut line = String::new();
-        self.output.read_line(&mut line).expect("it answers");
+        self.0.tell(command);
+        let line = self.0.line().expect("it answers");
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |index: usize| words[index].parse::<u64>().expect("a number");
         let hex = words[2].as_bytes().chunks_exact(2);
@@ -220,30 +204,6 @@ impl Origin {
             },
             metadata,
         }
-    }
-
-    fn signal(&self, signal: libc::c_int) {
-        let pid = libc::pid_t::try_from(self.child.id()).expect("it fits");
-        // SAFETY: `kill` takes any numbers; the child is not waited for yet, so the number is its
-        // own.
-        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
-        if signal == libc::SIGSTOP {
-            let stat = format!("/proc/{pid}/stat");
-            watch("the origin stops", || {
-                std::fs::read_to_string(&stat)
-                    .expect("it is there")
-                    .rsplit(") ")
-                    .next()
-                    .is_some_and(|s| s.starts_with('T'))
-            });
-        }
-    }
-}
-
-impl Drop for Origin {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
     }
 }
 
@@ -462,9 +422,9 @@ fn a_killed_origin_ends_the_transfer_and_another_serves() {
     let _registration = register(&nixl, to);
     let peer = nixl.load_peer(&offer.metadata).expect("it is one");
     // Stopped, so that it cannot have answered all before it is killed.
-    origin.signal(libc::SIGSTOP);
+    origin.0.stop();
     let mut transfer = start(&*peer, &offer.from, to).expect("it begins");
-    origin.signal(libc::SIGKILL);
+    origin.0.kill();
     let error = end(&mut *transfer).expect_err("the origin is dead");
     assert!(matches!(error, Error::Transfer { .. }), "{error}");
     let error = transfer.poll().expect_err("it says so again");
@@ -485,13 +445,13 @@ fn a_stopped_origin_keeps_the_transfer_running() {
     let to = memory(16 * MIB);
     let _registration = register(&nixl, to);
     let peer = nixl.load_peer(&offer.metadata).expect("it is one");
-    origin.signal(libc::SIGSTOP);
+    origin.0.stop();
     let mut transfer = start(&*peer, &offer.from, to).expect("it begins");
     for _ in 0..1000 {
         let progress = transfer.poll().expect("nothing is known of the origin");
         assert_eq!(progress, Progress::Running { bytes: 0 });
     }
-    origin.signal(libc::SIGCONT);
+    origin.0.signal(rustix::process::Signal::CONT);
     end(&mut *transfer).expect("it ends well");
     check(to, 1);
 }
@@ -504,14 +464,14 @@ fn a_dropped_transfer_still_writes_so_its_memory_is_kept() {
     let to = memory(MIB);
     let registration = register(&nixl, to);
     let peer = nixl.load_peer(&offer.metadata).expect("it is one");
-    origin.signal(libc::SIGSTOP);
+    origin.0.stop();
     let transfer = start(&*peer, &offer.from, to).expect("it begins");
     drop((transfer, peer, registration, nixl));
     let first = to.as_ptr();
     // SAFETY: `read_volatile`: leaked memory, which UCX may write to meanwhile, as the case is
     // about.
     assert_eq!(unsafe { first.read_volatile() }, 0);
-    origin.signal(libc::SIGCONT);
+    origin.0.signal(rustix::process::Signal::CONT);
     // All were dropped, and yet the bytes come: had the request been released, or the memory been
     // given to others, they would come there.
     watch("the bytes arrive", || {

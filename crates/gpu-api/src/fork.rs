@@ -169,20 +169,9 @@ mod tests {
     fn exit_code_of_child(in_child: impl FnOnce() -> i32) -> i32 {
         // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal
         // handler, or to use glibc's allocator and threads, which it keeps usable there: the
-        // closures here do no more, and `_exit` follows.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            let code = in_child();
-            // SAFETY: `_exit` has no conditions.
-            unsafe { libc::_exit(code) };
-        }
-        assert!(pid > 0, "fork: {}", io::Error::last_os_error());
-        let mut status = 0;
-        // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
-        let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
-        assert_eq!(waited, pid, "waitpid: {}", io::Error::last_os_error());
-        assert!(libc::WIFEXITED(status), "status {status:#x}");
-        libc::WEXITSTATUS(status)
+        // closures here do no more.
+        let child = unsafe { harness::fork(in_child) }.expect("room for a process");
+        child.code().expect("no signal")
     }
 
     #[test]

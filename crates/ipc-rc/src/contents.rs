@@ -595,21 +595,16 @@ mod tests {
         let block = pair.session.alloc(16).expect("room");
         let received = received(&pair, &block);
         // SAFETY: `fork` asks that the child of a process with threads does only what is safe
-        // there: it frees memory with the C library, compares numbers, and leaves with `_exit`.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let refused = |done: Result<()>| matches!(done, Err(Error::Forked { .. }));
-            let sent = refused(stream.fill(&block, 1)) && refused(stream.write(&block, &[1]));
-            let is_refused = sent
-                && refused(stream.fill(&received, 1))
-                && refused(stream.read(&received, &mut [0]));
-            // SAFETY: `_exit` has no conditions.
-            unsafe { libc::_exit(i32::from(!is_refused)) };
+        // there: it frees memory with the C library and compares numbers.
+        unsafe {
+            harness::holds_in_a_fork(|| {
+                let refused = |done: Result<()>| matches!(done, Err(Error::Forked { .. }));
+                refused(stream.fill(&block, 1))
+                    && refused(stream.write(&block, &[1]))
+                    && refused(stream.fill(&received, 1))
+                    && refused(stream.read(&received, &mut [0]))
+            });
         }
-        let mut status = 0;
-        // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!((waited, status), (child, 0), "the child called the driver");
     }
 
     #[test]

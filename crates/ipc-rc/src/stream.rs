@@ -448,23 +448,15 @@ mod tests {
         // Asked of the host backend itself: the device's own would refuse the child.
         // SAFETY: `capture_status`: alive, or refused by the host backend's table.
         let lives = || unsafe { backend.capture_status(raw) }.is_ok();
+        let leaves_it = || {
+            // SAFETY: `read` asks for a valid value: `stream` is one, and is dropped once in each
+            // process, whose memory is its own.
+            drop(unsafe { std::ptr::read(&raw const stream) });
+            lives()
+        };
         // SAFETY: `fork` asks that the child of a process with threads does only what is safe
-        // there: it frees memory with the C library, asks a backend that no other thread has, and
-        // leaves with `_exit`.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            drop(stream);
-            // SAFETY: `_exit` has no conditions.
-            unsafe { libc::_exit(i32::from(!lives())) };
-        }
-        let mut status = 0;
-        // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!(
-            (waited, status),
-            (child, 0),
-            "the child destroyed its parent's stream"
-        );
+        // there: it frees memory with the C library, and asks a backend that no other thread has.
+        unsafe { harness::holds_in_a_fork(leaves_it) };
         assert!(lives());
         drop(stream);
         assert!(!lives(), "the last clone of its own process destroys it");

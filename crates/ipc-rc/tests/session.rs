@@ -224,30 +224,18 @@ fn a_forked_child_hangs_in_no_call_whatever_locks_its_parent_held() {
         }
         for _ in 0..200 {
             // SAFETY: `fork` asks that the child of a process with threads does only what is safe
-            // there: what is called here promises to touch no lock there, and it leaves with
-            // `_exit`.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                // SAFETY: `alarm` has no conditions: a child that hangs is ended by it.
-                unsafe { libc::alarm(60) };
-                let forked = matches!(block.used_on(&stream), Err(Error::Forked { .. }))
-                    && !session.shutdown(Duration::from_secs(3600)).clean
-                    && session.stats().live_blocks == 0
-                    && session
-                        .reclaim()
-                        .upgrade()
-                        .is_some_and(|it| it.holders().is_empty() && it.lent(1).is_empty());
-                // SAFETY: `_exit` has no conditions.
-                unsafe { libc::_exit(i32::from(!forked)) };
+            // there: what is called here promises to touch no lock there.
+            unsafe {
+                harness::holds_in_a_fork(|| {
+                    matches!(block.used_on(&stream), Err(Error::Forked { .. }))
+                        && !session.shutdown(Duration::from_secs(3600)).clean
+                        && session.stats().live_blocks == 0
+                        && session
+                            .reclaim()
+                            .upgrade()
+                            .is_some_and(|it| it.holders().is_empty() && it.lent(1).is_empty())
+                });
             }
-            let mut status = 0;
-            // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
-            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-            assert_eq!(
-                (waited, status),
-                (child, 0),
-                "a call in the child hung, or did not say so"
-            );
         }
         stop.store(true, Ordering::Relaxed);
     });

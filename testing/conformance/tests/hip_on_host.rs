@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use gpu_ipc::hip::{LIBRARY, PROOF, Proof, Step, Version};
+use harness::WATCHDOG;
+use harness::program::run_to_end;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 #[path = "conformance.rs"]
@@ -43,7 +45,8 @@ fn main() -> ExitCode {
 fn run(&(name, version, steps): &Runtime) -> Result<(), Failed> {
     let program = env::current_exe()?;
     let library: PathBuf = program.with_file_name("libhip_on_cuda.so");
-    let output = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .arg("hip:")
         .env(RUN, "1")
         .env(LIBRARY, library)
@@ -63,8 +66,8 @@ fn run(&(name, version, steps): &Runtime) -> Result<(), Failed> {
         )
         .env("GPU_IPC_SHIM_VERSION", version.to_string())
         .env("REQUIRE_GPU", "1")
-        .env("REQUIRE_BACKEND", "hip")
-        .output()?;
+        .env("REQUIRE_BACKEND", "hip");
+    let output = run_to_end(&mut command, 5 * WATCHDOG);
     let (out, err) = (
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),

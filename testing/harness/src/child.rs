@@ -1,17 +1,14 @@
-//! A process, as the test that started it sees it.
+//! This program in another role, as the test that started it sees it.
 
-use std::io::{BufRead, BufReader, Write};
 use std::marker::PhantomData;
-use std::process::{ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::{Command, ExitStatus};
 
 use rustix::process::Signal;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::WATCHDOG;
-use crate::process::Process;
-use crate::program::{Text, this_program};
+use crate::lines::Lines;
+use crate::program::this_program;
 use crate::role::{ROLE, TESTS, decode, encode};
 
 /// A process that is told values of `T` and says values of `A`. Killed when dropped.
@@ -20,10 +17,7 @@ use crate::role::{ROLE, TESTS, decode, encode};
 /// ends in any way.
 #[derive(Debug)]
 pub struct Child<T, A> {
-    process: Process,
-    to: Option<ChildStdin>,
-    from: Receiver<String>,
-    complaint: Option<Text>,
+    lines: Lines,
     speaks: PhantomData<fn(T) -> A>,
 }
 
@@ -45,21 +39,8 @@ impl<T: Serialize, A: DeserializeOwned> Child<T, A> {
         command
             .env(ROLE, encode(role))
             .env(TESTS, std::process::id().to_string());
-        let mut process = Process::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
-        let to = process.0.stdin.take();
-        let lines = BufReader::new(process.0.stdout.take().expect("piped")).lines();
-        let (sender, from) = channel();
-        std::thread::spawn(move || {
-            lines
-                .map_while(Result::ok)
-                .try_for_each(|line| sender.send(line))
-        });
-        let complaint = process.0.stderr.take().map(Text::of);
         Child {
-            process,
-            to,
-            from,
-            complaint,
+            lines: Lines::start(&mut command),
             speaks: PhantomData,
         }
     }
@@ -67,27 +48,19 @@ impl<T: Serialize, A: DeserializeOwned> Child<T, A> {
     /// Tells it something. One that has died hears nothing, which some tests want:
     /// [`answer`](Child::answer) says so.
     pub fn tell(&mut self, told: &T) {
-        if let Some(to) = &mut self.to {
-            let _ = writeln!(to, "{}", encode(told));
-        }
+        self.lines.tell(&encode(told));
     }
 
     /// Waits for what it says next; `None` when it died instead.
     ///
     /// # Panics
     ///
-    /// When it does neither within the [`WATCHDOG`], or says something that is unknown here.
+    /// When it does neither within the [`WATCHDOG`](crate::WATCHDOG), or says something that is
+    /// unknown here.
     #[track_caller]
     pub fn answer(&mut self) -> Option<A> {
-        match self.from.recv_timeout(WATCHDOG) {
-            Ok(line) => Some(
-                decode(&line).unwrap_or_else(|error| panic!("no answer to this program: {error}")),
-            ),
-            Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => {
-                panic!("process {} neither answers nor dies", self.pid())
-            }
-        }
+        let line = self.lines.line()?;
+        Some(decode(&line).unwrap_or_else(|error| panic!("no answer to this program: {error}")))
     }
 
     /// Tells it something and waits for its answer.
@@ -104,47 +77,44 @@ impl<T: Serialize, A: DeserializeOwned> Child<T, A> {
 
     /// Returns its number.
     pub fn pid(&self) -> u32 {
-        self.process.pid()
+        self.lines.pid()
     }
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        self.process.signal(signal);
+        self.lines.signal(signal);
     }
 
     /// Stops it, and waits until all of its threads stand still; [`Signal::CONT`] lets it go on.
     #[track_caller]
     pub fn stop(&self) {
-        self.process.stop();
+        self.lines.stop();
     }
 
     /// Kills it at once, and waits until it is gone.
     #[track_caller]
     pub fn kill(&mut self) {
-        self.process.0.kill().expect("it is a child of ours");
-        self.wait();
+        self.lines.kill();
     }
 
     /// Lets it go: it hears that nothing more comes. Returns how it ends.
     #[track_caller]
     pub fn end(&mut self) -> ExitStatus {
-        self.to = None;
-        self.wait()
+        self.lines.end()
     }
 
     /// Waits until it is gone.
     ///
     /// # Panics
     ///
-    /// When it does not go within the [`WATCHDOG`].
+    /// When it does not go within the [`WATCHDOG`](crate::WATCHDOG).
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
-        self.process.wait(WATCHDOG)
+        self.lines.wait()
     }
 
     /// Returns what it wrote to its standard error, if that was a pipe, once it is gone.
     pub fn complaint(&mut self) -> String {
-        let text = self.complaint.take().map(|text| text.end(WATCHDOG));
-        String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
+        self.lines.complaint()
     }
 }

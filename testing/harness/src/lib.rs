@@ -8,6 +8,8 @@
 //! | file | what |
 //! |---|---|
 //! | [`child`](Child) | starts, tells, hears, stops and kills a process; what is left of it goes with the test |
+//! | [`lines`](Lines) | any other program that reads and writes lines |
+//! | [`fork`](fork()) | a child that runs a function of this process |
 //! | [`role`] | that process' own side |
 //! | [`surroundings`] | namespaces, small file systems, other users, inherited descriptors |
 //! | [`step`] | deaths at a named step of a block's life |
@@ -17,6 +19,8 @@
 //! | [`watchdog`](WATCHDOG) | waits for a condition, and for no time |
 
 mod child;
+mod fork;
+mod lines;
 mod process;
 mod role;
 mod watchdog;
@@ -28,5 +32,7 @@ pub mod surroundings;
 pub mod vitals;
 
 pub use child::Child;
+pub use fork::{Forked, fork, holds_in_a_fork};
+pub use lines::Lines;
 pub use role::{die_with_the_tests, next, obey, play, role, say};
 pub use watchdog::{WATCHDOG, comes, wait_until};

@@ -8,7 +8,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid,
 };
 
-use crate::wait_until;
+use crate::{WATCHDOG, wait_until};
 
 /// A process. Killed when dropped.
 #[derive(Debug)]
@@ -70,25 +70,33 @@ impl Process {
             return status;
         }
         assert!(
-            self.goes_within(watchdog),
+            goes_within(Pid::from_child(&self.0), watchdog),
             "process {} does not end",
             self.pid()
         );
         self.0.wait().expect("it is a child of ours")
     }
 
-    fn goes_within(&self, time: Duration) -> bool {
-        let pidfd = pidfd_open(Pid::from_child(&self.0), PidfdFlags::empty())
-            .expect("it is a child of ours");
-        let time = Timespec {
-            tv_sec: time.as_secs().cast_signed(),
-            tv_nsec: 0,
-        };
-        loop {
-            match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&time)) {
-                Err(rustix::io::Errno::INTR) => {}
-                polled => return polled.is_ok_and(|ready| ready > 0),
-            }
+    /// Kills it at once, and waits until it is gone.
+    #[track_caller]
+    pub fn kill(&mut self) {
+        self.0.kill().expect("it is a child of ours");
+        self.wait(WATCHDOG);
+    }
+}
+
+/// Waits for the end of a child of this process, and says whether it came in time.
+#[track_caller]
+pub(crate) fn goes_within(pid: Pid, time: Duration) -> bool {
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("it is a child of ours");
+    let time = Timespec {
+        tv_sec: time.as_secs().cast_signed(),
+        tv_nsec: 0,
+    };
+    loop {
+        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&time)) {
+            Err(rustix::io::Errno::INTR) => {}
+            polled => return polled.is_ok_and(|ready| ready > 0),
         }
     }
 }

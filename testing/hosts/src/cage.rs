@@ -14,6 +14,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use harness::program::start_unwatched;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{Signal, getgid, getpid, getuid, set_parent_process_death_signal};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -57,8 +58,8 @@ pub fn run(inner: impl FnOnce(&Path) -> ExitCode) -> Result<ExitCode, String> {
     // SAFETY: `pre_exec` asks that nothing is done after the fork that is not safe in a signal
     // handler: one system call is.
     unsafe { command.pre_exec(die_with_parent) };
-    let status = command
-        .status()
+    let status = start_unwatched(&mut command)?
+        .wait()
         .map_err(|e| format!("a process in its own namespace: {e}"))?;
     if let Some(signal) = status.signal() {
         return Err(format!("the run was ended by signal {signal}"));

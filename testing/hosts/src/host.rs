@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::SystemTime;
 
+use harness::program::{start_unwatched, try_output};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -364,11 +365,7 @@ impl Host {
             .arg(&self.dir)
             .arg(name)
             .arg(&file);
-        let out = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .output()
-            .map_err(|e| e.to_string())?;
+        let out = try_output(&mut command).map_err(|e| e.to_string())?;
         let _ = std::fs::remove_file(&file);
         let said = String::from_utf8_lossy(&out.stdout);
         let why = || {
@@ -392,10 +389,7 @@ impl Host {
             .args(["get", "--backend", "host", "--dir"])
             .arg(&self.dir);
         command.args([name, "--part", "weights", "--epoch", &epoch.to_string()]);
-        let out = command
-            .stdout(Stdio::piped())
-            .output()
-            .map_err(|e| e.to_string())?;
+        let out = try_output(&mut command).map_err(|e| e.to_string())?;
         Ok(out.status.success().then_some(out.stdout))
     }
 
@@ -406,14 +400,8 @@ impl Host {
     /// What `gpu-ipc rm` says.
     pub fn remove(&self, name: &str) -> Result<(), String> {
         let mut command = self.command(&self.programs.broker)?;
-        let out = command
-            .arg("rm")
-            .arg("--dir")
-            .arg(&self.dir)
-            .arg(name)
-            .stderr(Stdio::piped())
-            .output();
-        let out = out.map_err(|e| e.to_string())?;
+        command.arg("rm").arg("--dir").arg(&self.dir).arg(name);
+        let out = try_output(&mut command).map_err(|e| e.to_string())?;
         let why = || {
             format!(
                 "rm {name} on {}: {}",
@@ -427,13 +415,8 @@ impl Host {
     /// Lists what the broker has; nothing if none answers.
     pub fn list(&self) -> Option<Value> {
         let mut command = self.command(&self.programs.broker).ok()?;
-        let out = command
-            .args(["objects", "--json", "--dir"])
-            .arg(&self.dir)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .output()
-            .ok()?;
+        command.args(["objects", "--json", "--dir"]).arg(&self.dir);
+        let out = try_output(&mut command).ok()?;
         serde_json::from_slice(&out.stdout)
             .ok()
             .filter(|list: &Value| list["objects"].is_array())
@@ -442,13 +425,10 @@ impl Host {
     /// What its gateways say of themselves.
     pub fn status(&self) -> Option<Value> {
         let mut command = self.command(&self.programs.gateway).ok()?;
-        let out = command
+        command
             .args(["status", "--json", "--broker"])
-            .arg(&self.dir)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .output()
-            .ok()?;
+            .arg(&self.dir);
+        let out = try_output(&mut command).ok()?;
         serde_json::from_slice(&out.stdout).ok()
     }
 
@@ -474,10 +454,7 @@ impl Host {
             incarnation,
         ]);
         command.args(["--times", &times.to_string(), &question.to_string()]);
-        let out = command
-            .stdout(Stdio::piped())
-            .output()
-            .map_err(|e| e.to_string())?;
+        let out = try_output(&mut command).map_err(|e| e.to_string())?;
         let said = String::from_utf8_lossy(&out.stdout);
         let answers: Vec<Value> = said
             .lines()
@@ -656,8 +633,5 @@ fn spawn(command: &mut Command) -> Result<Process, String> {
     if command.get_program().is_empty() {
         return Err("no program".into());
     }
-    command
-        .spawn()
-        .map(|child| Process(RefCell::new(child)))
-        .map_err(|e| format!("{command:?}: {e}"))
+    Ok(Process(RefCell::new(start_unwatched(command)?)))
 }

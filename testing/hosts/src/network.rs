@@ -13,6 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
 
+use harness::program::try_output;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use crate::watch::until;
@@ -155,7 +156,7 @@ impl Network {
         until(&format!("the carrier of {}", self.outside), || {
             let mut show = Command::new("ip");
             show.args(["-oneline", "link", "show", "dev", "eth0"]);
-            let out = self.enter(&mut show).output().ok()?;
+            let out = try_output(self.enter(&mut show)).ok()?;
             String::from_utf8_lossy(&out.stdout)
                 .contains("state UP")
                 .then_some(())
@@ -180,9 +181,7 @@ fn ip(line: &[&str]) -> Result<(), String> {
 }
 
 fn call(command: &mut Command) -> Result<(), String> {
-    let out = command
-        .output()
-        .map_err(|e| format!("{command:?}: {e}; install iproute2"))?;
+    let out = try_output(command).map_err(|e| format!("{command:?}: {e}; install iproute2"))?;
     if out.status.success() {
         return Ok(());
     }

@@ -11,18 +11,18 @@ pub fn child(lives: Duration, memory: &[(*mut u8, usize)]) -> Result<bool, Strin
     let rounds = lives.as_millis() + 1;
     // SAFETY: `fork` asks that the child of a process with threads calls only async-signal-safe
     // functions: `live` does.
-    match unsafe { libc::fork() } {
-        -1 => match std::io::Error::last_os_error() {
-            error if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
-            error => Err(format!("fork: {error}")),
-        },
-        0 => live(rounds, memory),
-        _ => Ok(true),
+    match unsafe { harness::fork(|| live(rounds, memory)) } {
+        Ok(child) => {
+            child.leave();
+            Ok(true)
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) => Err(format!("fork: {error}")),
     }
 }
 
 /// Writes and waits for a millisecond, for this many rounds, then ends.
-fn live(rounds: u128, memory: &[(*mut u8, usize)]) -> ! {
+fn live(rounds: u128, memory: &[(*mut u8, usize)]) -> i32 {
     let millisecond = libc::timespec {
         tv_sec: 0,
         tv_nsec: 1_000_000,
@@ -37,6 +37,5 @@ fn live(rounds: u128, memory: &[(*mut u8, usize)]) -> ! {
         // SAFETY: `nanosleep` asks for a valid time; the rest may be null.
         unsafe { libc::nanosleep(&raw const millisecond, std::ptr::null_mut()) };
     }
-    // SAFETY: `_exit` has no conditions.
-    unsafe { libc::_exit(0) }
+    0
 }

@@ -4,6 +4,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use harness::program::{ends_well, start_unwatched};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::shared_stats::{Board, MOST_MEMBERS, Member};
@@ -58,11 +59,7 @@ impl Process {
         member.beat.store(0, Ordering::Relaxed);
         member.forked.store(0, Ordering::Relaxed);
         member.ending.store(0, Ordering::Release);
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .map_err(|e| format!("a process cannot be started: {e}; raise RLIMIT_NPROC"))?;
+        let child = start_unwatched(command.stdin(Stdio::null()).stdout(Stdio::null()))?;
         // It is waited for by number, with the orphans that others leave behind.
         let pid = Pid::from_child(&child);
         let seen = (0, Instant::now());
@@ -148,9 +145,5 @@ pub fn can_be_contained() -> bool {
         "--mount-proc",
         "true",
     ]);
-    let quiet = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    quiet.status().is_ok_and(|status| status.success())
+    ends_well(&mut command)
 }

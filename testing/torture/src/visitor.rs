@@ -344,7 +344,7 @@ impl Visitor {
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::CommandExt;
-    use std::process::{Command, Stdio};
+    use std::process::Command;
 
     use gpu_ipc::Session;
     use gpu_ipc::backend::DeviceId;
@@ -420,15 +420,14 @@ mod tests {
             .expect("it is free");
         let listener = kept.try_clone().expect("a descriptor");
         let mut producer = Command::new("cat");
-        producer.stdin(Stdio::piped());
         // SAFETY: `pre_exec` asks for async-signal-safe calls: `listen` is one.
         unsafe { producer.pre_exec(move || Ok(rustix::net::listen(&listener, 16)?)) };
-        let mut producer = producer.spawn().expect("cat is there");
+        let mut producer = harness::Lines::start(&mut producer);
         assert!(!goes(&path, Duration::ZERO), "it lives");
-        producer.kill().expect("it lives");
+        producer.signal(rustix::process::Signal::KILL);
         // A zombie is dead, too.
         assert!(goes(&path, PATIENCE), "it is dead");
-        producer.wait().expect("it is a child");
+        producer.wait();
         assert!(is_there(&path), "its socket takes connections");
         assert!(goes(&path, Duration::ZERO), "it is gone");
     }

@@ -3,18 +3,15 @@
 use std::path::Path;
 use std::process::Command;
 
-use harness::program::Running;
+use harness::program::{Running, output, run_to_end};
 use harness::{WATCHDOG, wait_until};
 use serde_json::Value;
 
 /// Runs it, and returns its exit status and what it said.
 fn torture(args: &[&str]) -> (Option<i32>, Value, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc-torture"));
-    let output = command
-        .args(["--backend", "host", "--json"])
-        .args(args)
-        .output()
-        .expect("it was built");
+    command.args(["--backend", "host", "--json"]).args(args);
+    let output = run_to_end(&mut command, 5 * WATCHDOG);
     let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
     let value =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {complaints}"));
@@ -300,10 +297,7 @@ fn an_option_out_of_its_range_is_wrong_usage() {
         (&["--seconds", "0"], "0 is not in 1..=604800"),
         (&["--consumers", "-3"], "-3 is not in 1..=256"),
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_gpu-ipc-torture"))
-            .args(args)
-            .output()
-            .expect("it was built");
+        let output = output(Command::new(env!("CARGO_BIN_EXE_gpu-ipc-torture")).args(args));
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(complaint.contains(why), "{args:?}: {complaint}");

@@ -1,5 +1,6 @@
 //! Starting the driver, and what is said where it does not start.
 
+use harness::holds_in_a_fork;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -143,28 +144,15 @@ fn a_forked_child_gives_nothing_back_and_waits_for_nobody() {
     };
     for _ in 0..200 {
         fake::clear_trace();
-        // SAFETY: `fork` asks that the child of a process with threads does only what is safe
-        // there: it drops the backend, which is to do nothing but free memory with the C library,
-        // and leaves with `_exit`.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: `alarm` has no conditions: it ends a child that waits for a lock.
-            unsafe { libc::alarm(30) };
-            // SAFETY: `drop_in_place` asks for a value that nobody uses afterwards: the child has
+        let calls_nothing = || {
+            // SAFETY: `drop_in_place` asks for a value that is not used afterwards: the child has
             // no other thread.
             unsafe { std::ptr::drop_in_place(Arc::as_ptr(&cuda).cast_mut()) };
-            let code = i32::from(!fake::trace().is_empty());
-            // SAFETY: `_exit` has no conditions.
-            unsafe { libc::_exit(code) };
-        }
-        let mut status = 0;
-        // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!(
-            (waited, status),
-            (child, 0),
-            "the child hung, or called the driver"
-        );
+            fake::trace().is_empty()
+        };
+        // SAFETY: `fork` asks that the child of a process with threads does only what is safe
+        // there: it drops the backend, which is to do nothing but free memory with the C library.
+        unsafe { holds_in_a_fork(calls_nothing) };
     }
     stop.store(true, Ordering::Relaxed);
     asks.join().expect("it asks on");

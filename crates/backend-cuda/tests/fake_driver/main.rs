@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
+use harness::program::{passes, this_program, try_output};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Names the case that a child process is to run.
@@ -64,14 +65,13 @@ impl Library {
             Library::Whole => &[],
         };
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_driver/libcuda.c");
-        let output = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1"])
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-O1"])
             .args(define)
             .arg("-o")
             .arg(directory.join("libcuda.so.1"))
-            .arg(source)
-            .output()
-            .map_err(|error| format!("cc: {error}"))?;
+            .arg(source);
+        let output = try_output(&mut cc).map_err(|error| format!("cc: {error}"))?;
         // The loader tries the name without a number first, and a toolkit's stub has that name.
         fs::hard_link(directory.join("libcuda.so.1"), directory.join("libcuda.so"))
             .map_err(|error| format!("{error}; {}", String::from_utf8_lossy(&output.stderr)))
@@ -125,19 +125,11 @@ fn main() -> ExitCode {
 }
 
 fn in_child(case: &Case, root: &Path) -> Result<(), Failed> {
-    let program = env::current_exe()?;
-    let output = Command::new(program)
+    let mut command = this_program();
+    command
         .env(CASE, case.name)
         .env("LD_LIBRARY_PATH", case.library.directory(root))
         .env("CUDA_MPS_PIPE_DIRECTORY", root.join("no-daemon"))
-        .envs(case.environment.iter().copied())
-        .output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    Err(format!("{}\n{out}{err}", output.status).into())
+        .envs(case.environment.iter().copied());
+    Ok(passes(&mut command)?)
 }

@@ -16,6 +16,7 @@ use std::{env, thread as threads};
 use backend_cuda::CudaBackend;
 use backend_cuda::launch::{Application, Kernel};
 use gpu_api::{DeviceId, Result};
+use harness::program::{passes, this_program};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Names the case that a child process is to run.
@@ -79,17 +80,7 @@ fn main() -> ExitCode {
 }
 
 fn in_child(case: &Case) -> std::result::Result<(), Failed> {
-    let output = Command::new(env::current_exe()?)
-        .env(CASE, case.name)
-        .output()?;
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(format!("{}\n{out}{err}", output.status).into())
+    Ok(passes(this_program().env(CASE, case.name))?)
 }
 
 /// Ends a process that hangs: a stream that never completes takes every call of the driver with it.

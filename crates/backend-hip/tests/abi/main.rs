@@ -12,6 +12,7 @@ use std::process::Command;
 
 use backend_hip::Version;
 use backend_hip::oracle::{layout, memory_type, room};
+use harness::program::{ends_well, output, passes};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const HEADER: &str = "hip/hip_runtime_api.h";
@@ -27,10 +28,7 @@ fn main() {
         .into_iter()
         .filter(|directory| directory.join(HEADER).exists());
     let places: Vec<PathBuf> = named.chain(usual).collect();
-    let compiler = Command::new("cc")
-        .arg("--version")
-        .output()
-        .is_ok_and(|output| output.status.success());
+    let compiler = ends_well(Command::new("cc").arg("--version"));
     let mut trials = Vec::new();
     for place in &places {
         let place = place.clone();
@@ -53,19 +51,16 @@ fn print(place: &Path) -> Result<BTreeMap<String, u64>, Failed> {
     let directory = tempfile::tempdir()?;
     let program = directory.path().join("layout");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/abi/layout.c");
-    let built = Command::new("cc")
-        .args(["-std=gnu11", "-D__HIP_PLATFORM_AMD__", "-w", "-isystem"])
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-D__HIP_PLATFORM_AMD__", "-w", "-isystem"])
         .arg(place)
         .arg("-o")
         .arg(&program)
         .arg(source)
         // The functions are looked at, never called.
-        .arg("-Wl,--unresolved-symbols=ignore-all")
-        .output()?;
-    if !built.status.success() {
-        return Err(String::from_utf8_lossy(&built.stderr).into_owned().into());
-    }
-    let output = Command::new(program).output()?;
+        .arg("-Wl,--unresolved-symbols=ignore-all");
+    passes(&mut cc)?;
+    let output = output(&mut Command::new(program));
     let text = String::from_utf8(output.stdout)?;
     let lines = text.lines().map(|line| {
         let (name, number) = line.split_once('\t').ok_or("a name and a number")?;

@@ -15,11 +15,12 @@ mod rules;
 mod server;
 
 use std::env;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use backend_hip::{Hip, HipBackend, Proof, Step, Version};
 use gpu_api::DeviceId;
+use harness::program::{passes, this_program};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Names the case that a child process is to run.
@@ -97,28 +98,19 @@ fn main() -> ExitCode {
 
 fn in_child(case: &Case) -> Result<(), Failed> {
     let directory = tempfile::tempdir()?;
-    let mut command = Command::new(env::current_exe()?);
+    let mut command = this_program();
     match library::provide(case.library, directory.path())? {
         Some(library) => command.env(backend_hip::LIBRARY, library),
         None => command
             .env_remove(backend_hip::LIBRARY)
             .env("LD_LIBRARY_PATH", directory.path()),
     };
-    let output = command
+    command
         .env(CASE, case.name)
         .env("GPU_IPC_SHIM", "host")
         .env_remove(backend_hip::PROOF)
-        .envs(case.environment.iter().copied())
-        .stdin(Stdio::null())
-        .output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    Err(format!("{}\n{out}{err}", output.status).into())
+        .envs(case.environment.iter().copied());
+    Ok(passes(&mut command)?)
 }
 
 /// The version whose rules the library keeps.

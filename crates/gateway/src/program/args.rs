@@ -16,6 +16,7 @@ use crate::transport::Transport;
 use crate::transport::nixl::Nixl;
 use crate::transport::path::staging::shape;
 use crate::transport::path::{Land, Way};
+#[cfg(feature = "faults")]
 use crate::transport::tcp::{Faults, Tcp};
 
 /// Replicas of gpu-ipc's objects on other hosts
@@ -76,9 +77,11 @@ pub struct Net {
     #[arg(long, value_enum, default_value_t = Carrier::Nixl, hide = true)]
     pub transport: Carrier,
     /// Neither end nor fail after this number of bytes
+    #[cfg(feature = "faults")]
     #[arg(long, hide = true)]
     pub stall_after: Option<u64>,
     /// Bytes of one request of NIXL's, so that a read of few bytes has a middle
+    #[cfg(feature = "faults")]
     #[arg(long, hide = true)]
     pub piece_bytes: Option<u64>,
     /// Read by an agent with a progress thread, to compare
@@ -92,6 +95,7 @@ pub enum Carrier {
     /// NIXL.
     Nixl,
     /// Plain TCP, for tests.
+    #[cfg(feature = "faults")]
     Tcp,
 }
 
@@ -319,23 +323,35 @@ impl Net {
     /// # Errors
     ///
     /// [`Error::Unavailable`] without its library.
+    #[cfg_attr(
+        not(feature = "faults"),
+        expect(unused_variables, reason = "plain TCP alone listens there")
+    )]
     pub fn carrier(&self, address: IpAddr, reads: bool) -> Result<Arc<dyn Transport>> {
-        let faults = Faults {
-            stall_after: self.stall_after,
-            fail_after: None,
-        };
         match self.transport {
-            Carrier::Tcp => Ok(Arc::new(Tcp::listen(address, faults)?)),
+            #[cfg(feature = "faults")]
+            Carrier::Tcp => {
+                let faults = Faults {
+                    stall_after: self.stall_after,
+                    fail_after: None,
+                };
+                Ok(Arc::new(Tcp::listen(address, faults)?))
+            }
             Carrier::Nixl => {
                 let start = if reads && !self.progress_thread {
                     Nixl::start_reader
                 } else {
                     Nixl::start
                 };
-                let mut nixl = start(&format!("gateway-{}", Incarnation::random()?), None)?;
-                if let Some(bytes) = self.piece_bytes {
-                    nixl.set_pieces(bytes, 4);
-                }
+                let nixl = start(&format!("gateway-{}", Incarnation::random()?), None)?;
+                #[cfg(feature = "faults")]
+                let nixl = {
+                    let mut nixl = nixl;
+                    if let Some(bytes) = self.piece_bytes {
+                        nixl.set_pieces(bytes, 4);
+                    }
+                    nixl
+                };
                 Ok(Arc::new(nixl))
             }
         }

@@ -6,7 +6,9 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use zenoh::Wait;
 
-use super::args::{Carrier, Net, Place, PullOptions};
+#[cfg(feature = "faults")]
+use super::args::Carrier;
+use super::args::{Net, Place, PullOptions};
 use super::state;
 use crate::error::{Error, Result};
 use crate::host::fetch::Fetch;
@@ -44,10 +46,10 @@ pub fn network_of(place: &Place, net: &Net) -> Result<(Network, Net)> {
         .chain(&state.peers)
         .filter_map(address)
         .collect();
-    let transport = if state.transport == "tcp" {
-        Carrier::Tcp
-    } else {
-        net.transport
+    let transport = match state.transport.as_str() {
+        #[cfg(feature = "faults")]
+        "tcp" => Carrier::Tcp,
+        _ => net.transport,
     };
     let net = Net {
         peers,

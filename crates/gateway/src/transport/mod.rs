@@ -29,10 +29,11 @@
 //!
 //! 1. [`nixl`]: NIXL, by its C library, loaded at run time.
 //! 2. [`path`]: whether bytes go directly or through staging buffers, chosen by measuring.
-//! 3. `tcp`: plain TCP, for tests.
+//! 3. `tcp`: plain TCP, for tests: with the feature `faults`.
 
 pub mod nixl;
 pub mod path;
+#[cfg(feature = "faults")]
 #[doc(hidden)]
 pub mod tcp;
 

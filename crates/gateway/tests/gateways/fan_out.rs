@@ -2,11 +2,12 @@
 //! process.
 
 use std::collections::BTreeMap;
-use std::process::{Output, Stdio};
+use std::process::Output;
 
+use harness::program::Running;
 use serde_json::Value;
 
-use crate::host::{Host, Service, contents, json, watch};
+use crate::host::{Host, Service, WATCHDOG, contents, json, watch};
 
 const HOSTS: usize = 9;
 const BYTES: usize = 4 << 20;
@@ -23,19 +24,9 @@ pub fn eight_pulls_cost_the_origin_two_reads() {
 
     let pulls: Vec<_> = hosts[1..]
         .iter()
-        .map(|host| {
-            let mut command = host.command("pull");
-            command
-                .args(["--json", "model"])
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
-            command.spawn().expect("it starts")
-        })
+        .map(|host| Running::start(host.command("pull").args(["--json", "model"])))
         .collect();
-    let ended: Vec<Output> = pulls
-        .into_iter()
-        .map(|pull| pull.wait_with_output().expect("it ends"))
-        .collect();
+    let ended: Vec<Output> = pulls.into_iter().map(|pull| pull.end(WATCHDOG)).collect();
     let mut served: BTreeMap<String, u32> = BTreeMap::new();
     for output in &ended {
         assert!(output.status.success(), "{output:?}");

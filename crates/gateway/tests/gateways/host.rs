@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use gpu_ipc::Gpu;
 use gpu_ipc::broker::{
     Broker, Client, GroupWriter, Layout, Limits, Options, PartSpec, Roll, Selector,
 };
+use harness::program::{Running, run_to_end, this_program};
 use serde_json::Value;
 
 /// Ends a case that waits for what does not come. Nothing is expected to be fast.
@@ -43,7 +44,7 @@ fn gpu() -> Gpu {
 }
 
 /// A process that ends with the test.
-pub struct Service(Child);
+pub struct Service(Running);
 
 impl Service {
     fn start(command: &mut Command) -> Service {
@@ -55,20 +56,14 @@ impl Service {
         // SAFETY: `pre_exec`: between fork and exec the closure does one system call, and allocates
         // nothing.
         let command = unsafe { command.pre_exec(die) };
-        Service(
-            command
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .spawn()
-                .expect("it starts"),
-        )
+        Service(Running::start(command.stdin(Stdio::null())))
     }
 }
 
 impl Service {
     /// Lists the TCP ports where it listens.
     pub fn listens(&self) -> Vec<SocketAddr> {
-        let process = format!("/proc/{}", self.0.id());
+        let process = format!("/proc/{}", self.0.pid());
         let open = std::fs::read_dir(format!("{process}/fd")).expect("it runs");
         let links = open
             .flatten()
@@ -94,28 +89,20 @@ impl Service {
 impl Service {
     /// Says whether it has died.
     pub fn has_ended(&mut self) -> bool {
-        self.0.try_wait().expect("it is a child").is_some()
+        !self.0.is_running()
     }
 
     /// Says whether it is stopped.
     pub fn is_stopped(&self) -> bool {
         let stat =
-            std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).expect("it is a child");
+            std::fs::read_to_string(format!("/proc/{}/stat", self.0.pid())).expect("it is a child");
         stat.rsplit_once(") ")
             .is_some_and(|(_, rest)| rest.starts_with('T'))
     }
 
     /// Lets it go on.
     pub fn go_on(&self) {
-        let pid = rustix::process::Pid::from_raw(self.0.id() as i32).expect("a process");
-        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("it is a child");
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
+        self.0.signal(rustix::process::Signal::CONT);
     }
 }
 
@@ -150,8 +137,7 @@ impl Host {
     }
 
     fn broker(&self) -> Service {
-        let program = std::env::current_exe().expect("this program");
-        Service::start(Command::new(program).env(BROKER, self.dir.path()))
+        Service::start(this_program().env(BROKER, self.dir.path()))
     }
 
     /// Starts a gateway that is told of another address, and waits until it runs.
@@ -178,10 +164,7 @@ impl Host {
         let mut gateway =
             Service::start(command.args(["--transport", "tcp", "--link-gbit", "0.001"]));
         watch("a gateway runs", || {
-            assert!(
-                gateway.0.try_wait().expect("it is a child").is_none(),
-                "the gateway at {listen} ended"
-            );
+            assert!(!gateway.has_ended(), "the gateway at {listen} ended");
             self.gateways() > before
         });
         gateway
@@ -255,13 +238,8 @@ impl Host {
 
     /// Runs a command that prints JSON.
     pub fn json(&self, name: &str, args: &[&str]) -> Value {
-        let output = self
-            .command(name)
-            .args(args)
-            .arg("--json")
-            .output()
-            .expect("it starts");
-        json(&output)
+        let mut command = self.command(name);
+        json(&run_to_end(command.args(args).arg("--json"), WATCHDOG))
     }
 
     /// Connects to the broker as a gateway does.

@@ -1,6 +1,5 @@
 //! A gateway whose transport takes as long as it is told to register an object.
 
-use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -15,6 +14,7 @@ use gateway::net::key::Gateway;
 use gateway::net::session::{Address, Network, Trust};
 use gateway::transport::tcp::{Faults, Tcp};
 use gateway::transport::{Peer, Registration, Span, Transport};
+use harness::program::Running;
 
 use crate::host::{Host, WATCHDOG, contents, json, watch};
 
@@ -250,16 +250,12 @@ pub fn a_pull_waits_for_a_long_registration() {
         &patience,
     ])
     .args(network);
-    let pull = pull
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
+    let pull = Running::start(&mut pull);
     watch("the pull is told twice that it goes on", || {
         serving.told.load(Ordering::Relaxed) >= 2
     });
     serving.slow.let_go();
-    let report = json(&pull.wait_with_output().expect("it ends"));
+    let report = json(&pull.end(WATCHDOG));
     assert_eq!(
         (&report["bytes"], &report["retries"]),
         (&bytes.len().into(), &0.into()),

@@ -1,12 +1,12 @@
 //! Reads through a ring, with slots so small that each is filled many times.
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
 
 use gateway::host::step::RING_STEPS;
+use harness::program::{Running, run_to_end};
 use serde_json::Value;
 
-use crate::host::{Host, Service, contents, json, watch};
+use crate::host::{Host, Service, WATCHDOG, contents, json, watch};
 
 /// 64 pieces, eight times as many as a ring has slots, and some bytes more.
 const BYTES: usize = (1 << 20) + 256;
@@ -109,7 +109,7 @@ pub fn a_panic_in_the_middle_of_a_read_ends_the_process() {
         let mut pull = hosts[1].command("pull");
         pull.args(["model", "--json", "--way", way])
             .env("GPU_IPC_GATEWAY_STEP", "panic:pull.half_read");
-        let ended = pull.output().expect("it starts");
+        let ended = run_to_end(&mut pull, WATCHDOG);
         assert_eq!(ended.status.signal(), Some(6), "{way}: {ended:?}");
     }
     watch("the object can be pulled", || {
@@ -156,12 +156,7 @@ pub fn killed_at_each_step_of_a_ring() {
         if !at_origin {
             pull.env("GPU_IPC_GATEWAY_STEP", &told);
         }
-        let ended = pull
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .and_then(|pull| pull.wait_with_output());
-        let ended = ended.expect("it ends");
+        let ended = run_to_end(&mut pull, WATCHDOG);
         if at_origin {
             assert_eq!(json(&ended)["ok"], false, "{step}: {ended:?}");
             watch("the origin's death", || origin.has_ended());
@@ -199,15 +194,13 @@ pub fn stopped_at_a_fill_beyond_the_leases_end() {
         "pinned-ring",
         "--attempts",
         "100",
-    ])
-    .stdout(Stdio::piped())
-    .stderr(Stdio::piped());
-    let pull = pull.spawn().expect("it starts");
+    ]);
+    let pull = Running::start(&mut pull);
     watch("the origin stops", || origin.is_stopped());
     // Its lease lives a second.
     std::thread::sleep(std::time::Duration::from_millis(1_200));
     origin.go_on();
-    let report = json(&pull.wait_with_output().expect("it ends"));
+    let report = json(&pull.end(WATCHDOG));
     assert_eq!(report["bytes"], BYTES, "{report}");
     assert!(
         report["retries"].as_u64() >= Some(1),

@@ -4,9 +4,10 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
 
+use harness::program::run_to_end;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
 
-use crate::host::{Host, address, contents, json};
+use crate::host::{Host, WATCHDOG, address, contents, json};
 
 /// An authority, and the certificate that it gave to an address: the arguments of `--tls`.
 fn certificates(folder: &Path, name: &str, address: &str) -> Vec<String> {
@@ -49,11 +50,10 @@ pub fn a_certificate_of_another_authority_and_none_are_not_let_in() {
     host.hears_of("model");
     let seen_with = |trust: &[String]| {
         let mut command = host.command("objects");
-        let output = command
+        command
             .args(["--all-hosts", "--json", "--peer", &host.address])
-            .args(trust)
-            .output();
-        json(&output.expect("it starts"))
+            .args(trust);
+        json(&run_to_end(&mut command, WATCHDOG))
             .as_array()
             .expect("a list")
             .len()

@@ -387,30 +387,18 @@ impl Life {
     /// In a forked child every call says so, and every drop does nothing.
     fn open_in_a_child(&mut self, message: &[u8]) -> Answer {
         // SAFETY: `fork` asks that the child of a process with threads calls only what is safe
-        // there: it allocates with the C library's allocator, which glibc keeps usable in a child,
-        // and leaves with `_exit`.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            let message =
-                TensorMessage::decode(message).and_then(|message| message.fields.decode());
-            let opened = message.and_then(|storage| self.receiver.open(&storage, Wait::None, None));
-            self.held.clear();
-            let code = if matches!(opened, Err(Error::Forked { .. })) {
-                0
-            } else {
-                1
-            };
-            // SAFETY: `_exit` has no conditions.
-            unsafe { libc::_exit(code) };
-        }
-        let child = rustix::process::Pid::from_raw(pid);
-        let status = rustix::process::waitpid(child, rustix::process::WaitOptions::empty());
-        Answer::ChildEnded(
-            status
-                .ok()
-                .flatten()
-                .and_then(|(_, status)| status.exit_status()),
-        )
+        // there: it allocates with the C library's allocator, which glibc keeps usable in a child.
+        let child = unsafe {
+            harness::fork(|| {
+                let message =
+                    TensorMessage::decode(message).and_then(|message| message.fields.decode());
+                let opened =
+                    message.and_then(|storage| self.receiver.open(&storage, Wait::None, None));
+                self.held.clear();
+                i32::from(!matches!(opened, Err(Error::Forked { .. })))
+            })
+        };
+        Answer::ChildEnded(child.ok().and_then(|child| child.code()))
     }
 
     fn settled(&self) -> Answer {

@@ -17,6 +17,7 @@ use crate::directory::Dir;
 use crate::options::{Control, PATIENCE, TortureOptions};
 use gpu_ipc_cli::output;
 use gpu_ipc_cli::owner::Owner;
+use harness::program::start_unwatched;
 use harness::rng::{Dice, chosen_seed};
 
 const WRITERS: usize = 2;
@@ -168,9 +169,7 @@ impl Torment<'_> {
             .arg::<&OsStr>(self.dir.as_ref())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        let child = command
-            .spawn()
-            .map_err(|e| format!("a process cannot be started: {e}; raise RLIMIT_NPROC"))?;
+        let child = start_unwatched(&mut command)?;
         let seen = (self.tally.beats(slot), Instant::now());
         self.members.push(Member {
             child,
