@@ -1,92 +1,94 @@
-//! An event loop of tokio: a producer and a consumer on single-threaded runtimes, whose tasks never
-//! block their thread on the other side.
+//! An event loop of tokio: a producer and a consumer as two tasks of a single-threaded runtime,
+//! neither of which blocks the thread on the other.
 //!
 //! ```text
 //! cargo run --example tokio -- [--backend host|cuda|hip] [--rounds 1000]
 //! ```
 //!
-//! The producer is this process, the consumer another. In each, one task waits for the descriptor
-//! of the session or participant and reads its notices; the others wait for what the notices tell.
-//! Grants go to the consumer through a pipe, as bytes; the numbers that it found in the blocks come
-//! back.
+//! One task waits for the descriptor of the session and reads its notices, another for that of the
+//! participant; the two others wait for what the notices say. A real program has one side; this one
+//! has both, so that it is whole.
+
+mod shared;
 
 use std::error::Error;
-use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_ipc::participant::Notice;
 use gpu_ipc::session::SessionNotice;
 use gpu_ipc::{
-    After, BackendKind, ClaimError, Claims, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock,
-    Session, Stream, To, Wait, detect,
+    After, ClaimError, Claims, Descriptor, Participant, ReceivedBlock, SentBlock, Session, Stream,
+    To, Wait,
 };
+use shared::{Options, check, end, open, pool, shut_down, words};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
-use tokio::net::unix::pipe;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
-/// Bytes of a block.
+/// Bytes of a block, each word of which is its number.
 const BLOCK: usize = 64 << 10;
 /// Blocks of the producer's pool.
 const POOL: usize = 8;
-/// A side that waits longer hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build();
-    let done = match (
-        runtime,
-        &args.iter().map(String::as_str).collect::<Vec<_>>()[..],
-    ) {
-        (Err(error), _) => Err(error.into()),
-        // This program starts itself in this role.
-        (Ok(runtime), ["consumer", backend, socket]) => runtime.block_on(consumer(backend, socket)),
-        (Ok(runtime), _) => {
-            Options::parse(&args).and_then(|options| runtime.block_on(producer(&options)))
-        }
+    let run = |options: &Options| {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_io().build()?.block_on(run(options))
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("tokio: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let done = Options::parse("tokio", 1000).and_then(|options| run(&options));
+    end("tokio", done)
 }
 
-struct Options {
-    backend: String,
-    rounds: u64,
-}
+async fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let gpu = open(&options.backend)?;
+    let stream = Stream::create(&gpu)?;
+    let session = Session::builder(gpu.clone()).open()?;
+    // A connection waits for the producer's welcome: that of the whole process, at its start.
+    let participant = Participant::builder(gpu).connect(session.socket_path())?;
+    let pool = pool(&session, POOL, BLOCK)?;
 
-impl Options {
-    fn parse(args: &[String]) -> Result<Options, Box<dyn Error>> {
-        let mut options = Options {
-            backend: "host".into(),
-            rounds: 1000,
-        };
-        for pair in args.chunks(2) {
-            match pair {
-                [name, value] if name == "--backend" => options.backend.clone_from(value),
-                [name, value] if name == "--rounds" => options.rounds = value.parse()?,
-                _ => return Err("usage: tokio [--backend host|cuda|hip] [--rounds N]".into()),
+    let (freed, again) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (session_says, tell) = (session.clone(), freed.clone());
+    tokio::spawn(listen(watch(&session)?, move || {
+        while let Some(notice) = session_says.next_notice() {
+            if notice == SessionNotice::TryAgain {
+                tell.notify_one();
             }
         }
-        Ok(options)
-    }
-}
+    }));
+    let (participant_says, tell) = (participant.clone(), again.clone());
+    tokio::spawn(listen(watch(&participant)?, move || {
+        while let Some(notice) = participant_says.next_notice() {
+            if matches!(notice, Notice::TryAgain | Notice::ProducerGone) {
+                tell.notify_one();
+            }
+        }
+    }));
 
-fn open(backend: &str) -> Result<Gpu, Box<dyn Error>> {
-    let kind = BackendKind::ALL
-        .into_iter()
-        .find(|kind| kind.name() == backend);
-    Ok(detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?)
+    let (to, mut from) = mpsc::channel(POOL);
+    let (rounds, producer) = (options.rounds, stream.clone());
+    let producing = tokio::spawn(async move {
+        // The error of another task must be one that can be sent here.
+        produce(&pool, &producer, rounds, to, &freed)
+            .await
+            .map_err(|error| error.to_string())
+    });
+    let mut claimed = 0;
+    while let Some(descriptor) = from.recv().await {
+        let block = claim(&participant, &again, &descriptor).await?;
+        // A short copy, so the task waits for it; longer work belongs on a thread that may block.
+        check(&stream, &block, claimed)?;
+        claimed += 1;
+    }
+    producing.await??;
+    drop(participant);
+    // Nothing else is left to do on this thread, so it may wait.
+    shut_down(&session)?;
+    println!("tokio: {claimed} blocks of 64 KiB from a pool of {POOL}");
+    Ok(())
 }
 
 /// Reads notices whenever there are some.
@@ -108,145 +110,25 @@ fn watch(fd: impl AsFd) -> std::io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(fd.as_fd().try_clone_to_owned()?, Interest::READABLE)
 }
 
-// The producer.
-
-async fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
-    let gpu = open(&options.backend)?;
-    let stream = Stream::create(&gpu)?;
-    let session = Session::builder(gpu).open()?;
-    let pool = (0..POOL)
-        .map(|_| session.alloc(BLOCK as u64))
-        .collect::<Result<Vec<_>, _>>()?;
-    let mut child = Command::new(std::env::current_exe()?)
-        .args(["consumer", &options.backend])
-        .arg(session.socket_path())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let to = pipe::Sender::from_owned_fd(
-        child
-            .stdin
-            .take()
-            .ok_or("the consumer has no input")?
-            .into(),
-    )?;
-    let mut from = pipe::Receiver::from_owned_fd(
-        child
-            .stdout
-            .take()
-            .ok_or("the consumer has no output")?
-            .into(),
-    )?;
-
-    let freed = Arc::new(Notify::new());
-    let (told, tell) = (session.clone(), freed.clone());
-    tokio::spawn(listen(watch(&session)?, move || {
-        while let Some(notice) = told.next_notice() {
-            if notice == SessionNotice::TryAgain {
-                tell.notify_one();
-            }
-        }
-    }));
-    let rounds = options.rounds;
-    let producing = tokio::spawn(async move {
-        // The error of another task must be one that can be sent here.
-        produce_all(&pool, &stream, rounds, to, &freed)
-            .await
-            .map_err(|error| error.to_string())
-    });
-
-    let mut heard = 0;
-    let mut answer = [0; 8];
-    while read(&mut from, &mut answer).await? {
-        if u64::from_le_bytes(answer) != heard {
-            return Err(format!("block {heard} contains {}", u64::from_le_bytes(answer)).into());
-        }
-        heard += 1;
-    }
-    let status = child.wait()?;
-    if !status.success() || heard != options.rounds {
-        return Err(format!("the consumer ended with {status} after {heard} blocks").into());
-    }
-    producing.await??;
-    // Nothing else is left to do on this thread, so it may wait.
-    let report = session.shutdown(PATIENCE);
-    if !report.clean {
-        return Err(format!("still held: {report:?}").into());
-    }
-    println!(
-        "tokio: {heard} blocks of {} KiB from a pool of {POOL}",
-        BLOCK >> 10
-    );
-    Ok(())
-}
-
-async fn produce_all(
+async fn produce(
     pool: &[SentBlock],
     stream: &Stream,
     rounds: u64,
-    mut to: pipe::Sender,
+    to: mpsc::Sender<Descriptor>,
     freed: &Notify,
 ) -> Result<(), Box<dyn Error>> {
     for number in 0..rounds {
         let block = loop {
-            // A block is filled again when nobody holds it. When none is free the session tells of
-            // the next.
-            match pool
-                .iter()
-                .find(|block| block.wait_released(Some(Duration::ZERO)).is_ok())
-            {
+            // When none is free, the session has a notice when the next one is.
+            let free = |block: &&SentBlock| block.wait_released(Some(Duration::ZERO)).is_ok();
+            match pool.iter().find(free) {
                 Some(block) => break block,
                 None => freed.notified().await,
             }
         };
-        fill(stream, block, number)?;
+        stream.write(block, &words(number, BLOCK))?;
         let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(stream))?;
-        to.write_all(descriptor.as_bytes()).await?;
-    }
-    Ok(())
-}
-
-/// Fills a block with its number.
-fn fill(stream: &Stream, block: &SentBlock, number: u64) -> Result<(), Box<dyn Error>> {
-    let contents = number.to_le_bytes().repeat(BLOCK / 8);
-    Ok(stream.write(block, &contents)?)
-}
-
-/// Reads as many bytes as fit; `false` at the end.
-async fn read(pipe: &mut pipe::Receiver, bytes: &mut [u8]) -> Result<bool, std::io::Error> {
-    match pipe.read_exact(bytes).await {
-        Ok(_) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-// The consumer.
-
-async fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
-    let gpu = open(backend)?;
-    let stream = Stream::create(&gpu)?;
-    // A connection waits for the producer's welcome: that of the whole process, at its start.
-    let participant = Participant::builder(gpu).connect(socket)?;
-    let mut input = pipe::Receiver::from_owned_fd(std::io::stdin().as_fd().try_clone_to_owned()?)?;
-    let mut out = pipe::Sender::from_owned_fd(std::io::stdout().as_fd().try_clone_to_owned()?)?;
-
-    let again = Arc::new(Notify::new());
-    let (told, tell) = (participant.clone(), again.clone());
-    tokio::spawn(listen(watch(&participant)?, move || {
-        while let Some(notice) = told.next_notice() {
-            if matches!(notice, Notice::TryAgain | Notice::ProducerGone) {
-                tell.notify_one();
-            }
-        }
-    }));
-
-    let mut descriptor = [0; Descriptor::BYTES];
-    while read(&mut input, &mut descriptor).await? {
-        let block = claim(&participant, &again, &descriptor).await?;
-        // A short copy, so the task waits for it; longer work belongs on a thread that may block.
-        out.write_all(&contents(&stream, &block)?.to_le_bytes())
-            .await?;
+        to.send(descriptor).await?;
     }
     Ok(())
 }
@@ -256,28 +138,13 @@ async fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
 async fn claim(
     participant: &Participant,
     again: &Notify,
-    bytes: &[u8],
+    descriptor: &Descriptor,
 ) -> Result<ReceivedBlock, ClaimError> {
     loop {
-        match participant.try_claim(bytes, Wait::Host) {
+        match participant.try_claim(descriptor.as_bytes(), Wait::Host) {
             // The answer that it needs was asked for. If it came already, the notice is there too.
             Err(ClaimError::WouldBlock) => again.notified().await,
             done => return done,
         }
     }
-}
-
-/// Reads the number of which a block is full.
-fn contents(stream: &Stream, block: &ReceivedBlock) -> Result<u64, Box<dyn Error>> {
-    let mut bytes = vec![0; BLOCK];
-    if block.len() != bytes.len() as u64 {
-        return Err(format!("a block has {} bytes", block.len()).into());
-    }
-    stream.read(block, &mut bytes)?;
-    let mut number = [0; 8];
-    number.copy_from_slice(&bytes[..8]);
-    if bytes != number.repeat(BLOCK / 8) {
-        return Err("a block contains several numbers".into());
-    }
-    Ok(u64::from_le_bytes(number))
 }

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::Duration;
 
-use harness::program::{example, run_to_end};
+use harness::program::{Running, example, run_to_end};
 use harness::wait_until;
 
 /// Programs that start their other processes themselves.
@@ -60,12 +60,9 @@ fn weights_are_swapped_100_times_in_flat_memory() {
 #[test]
 fn kv_is_handed_off_by_100_engines_that_are_killed() {
     let (text, left) = report("kv_handoff", "100");
-    let expected = "kv_handoff: 100 engines killed; 600 sequences of 64 KiB decoded, 100 poisoned and asked for again; ";
-    assert!(text.starts_with(expected), "{text}");
-    assert!(
-        number_before(&text, " KiB with it") > number_before(&text, " KiB before and after each"),
-        "{text}"
-    );
+    let expected = "kv_handoff: 100 engines killed; 600 sequences of 64 KiB decoded, 100 poisoned and asked \
+                    for again; nothing is mapped\n";
+    assert_eq!(text, expected);
     // The last engine's: each of the others was removed by its successor.
     assert_eq!(left, 1, "sockets were left behind");
 }
@@ -78,6 +75,7 @@ fn a_camera_tears_no_frame_and_waits_for_nobody() {
         number_before(&text, " dropped rather"),
     );
     assert_eq!(frames + dropped, 100 * 24, "{text}");
+    assert!(dropped > 0, "{text}");
     assert!(text.contains(" from a pool of 6, none torn; "), "{text}");
     assert!(
         text.ends_with("; 10 subscribers killed and replaced\n"),
@@ -249,26 +247,21 @@ fn every_example_is_run_here() {
 fn the_consumer_prints_what_the_producer_shares() {
     let dir = tempfile::tempdir().expect("a directory");
     let socket = dir.path().join("numbers");
-    let mut producer = Command::new(example("producer"))
-        .arg(&socket)
-        .arg("50")
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the producer starts");
+    let (descriptors, out) = std::io::pipe().expect("a pipe");
+    let mut command = Command::new(example("producer"));
+    let mut producer = Running::start_into(command.arg(&socket).arg("50"), out);
+    // It has the pipe's end that is written.
+    drop(command);
     wait_until("the producer to listen", || socket.exists());
-    let descriptors = producer.stdout.take().expect("piped");
-    let consumer = Command::new(example("consumer"))
-        .arg(&socket)
-        .stdin(Stdio::from(descriptors))
-        .output()
-        .expect("the consumer runs");
+    let mut command = Command::new(example("consumer"));
+    let consumer = Running::start(command.arg(&socket).stdin(descriptors)).end(WATCHDOG);
     assert!(
         consumer.status.success(),
         "{}",
         String::from_utf8_lossy(&consumer.stderr)
     );
     assert!(
-        producer.wait().expect("a child").success(),
+        producer.wait().success(),
         "the producer was left with held blocks"
     );
     let expected: String = (0..50).map(|number| format!("{number}\n")).collect();

@@ -12,99 +12,74 @@
 mod shared;
 
 use std::error::Error;
-use std::io::BufRead;
-use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use gpu_ipc::Stream;
+use harness::{Child, say};
+use serde::{Deserialize, Serialize};
 use shared::engine::Engine;
-use shared::options::{Options, open, shown};
-use shared::process::{Owner, Process, connect, die_with_parent, end, own, say};
+use shared::options::{Options, shown};
+use shared::process::{Owner, Place, run, start};
 use shared::weights;
 
 /// What the weights are filled with.
 const STAMP: u8 = 77;
 
-fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let done = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        // This program starts itself in these roles.
-        [role @ ("keeper" | "broker"), dir, backend] => own(role, dir, backend).unwrap_or(Ok(())),
-        ["loader", dir, backend, bytes, parts] => load(dir, backend, bytes, parts),
-        ["engine", dir, backend] => engine(dir, backend),
-        _ => Options::parse("crash_and_return", &args).and_then(|options| play(&options)),
-    };
-    end("crash_and_return", done)
+#[derive(Serialize, Deserialize)]
+enum Role {
+    /// Puts weights of so many bytes and parts, says their epoch and ends.
+    Loader(Place, u64, u64),
+    /// Says its times once it has answered, and answers until it is killed.
+    Engine(Place),
 }
 
-fn play(options: &Options) -> Result<(), Box<dyn Error>> {
-    let Options {
-        backend,
-        bytes,
-        parts,
-        ..
-    } = options;
-    let owner = Owner::start(backend)?;
-    let mut loader = Process::start(
-        "loader",
-        owner.dir(),
-        backend,
-        &[bytes.to_string(), parts.to_string()],
-    )?;
-    loader.expect("committed")?;
-    loader.end()?;
-    let mut first = Process::start("engine", owner.dir(), backend, &[])?;
-    first.expect("answered")?;
+/// How long an engine took: until it had device and broker, to open, to capture and to answer.
+type Times = [Duration; 3];
+
+fn main() -> ExitCode {
+    run("crash_and_return", demonstrate, |role| match role {
+        Role::Loader(place, bytes, parts) => load(&place, (bytes, parts)),
+        Role::Engine(place) => serve(&place),
+    })
+}
+
+fn demonstrate(options: &Options) -> Result<(), Box<dyn Error>> {
+    let (bytes, parts) = (options.bytes, options.parts);
+    let owner = Owner::start(&options.backend)?;
+    let mut loader: Child<(), u64> = start(Role::Loader(owner.place(), bytes, parts));
+    loader.answer().ok_or("the loader put nothing")?;
+    loader.wait();
+    let mut first: Child<(), Times> = start(Role::Engine(owner.place()));
+    first.answer().ok_or("the engine does not answer")?;
     // It answers on and on; wherever it is, it ends here.
-    first.kill()?;
-    let mut second = Process::start("engine", owner.dir(), backend, &[])?;
-    let numbers = second.expect("answered")?;
-    let whole = second.since.elapsed();
-    let [device, opened, answered] = numbers[..] else {
-        return Err("an engine says three times".into());
-    };
-    second.kill()?;
-    let ms = |nanos: u64| nanos as f64 / 1e6;
+    first.kill();
+    let began = Instant::now();
+    let mut second: Child<(), Times> = start(Role::Engine(owner.place()));
+    let times = second.answer().ok_or("the successor does not answer")?;
+    let whole = began.elapsed().as_secs_f64() * 1e3;
+    let [device, opened, answered] = times.map(|time| time.as_secs_f64() * 1e3);
     println!(
-        "crash_and_return: an engine with {} in {parts} parts was killed; its successor answered right {:.1} ms after \
-         its start: {:.1} ms until it had device and broker, {:.3} ms to open, {:.1} ms to capture and to look at \
-         every byte",
-        shown(*bytes),
-        whole.as_secs_f64() * 1e3,
-        ms(device),
-        ms(opened),
-        ms(answered),
+        "crash_and_return: an engine with {} in {parts} parts was killed; its successor answered right {whole:.1} ms \
+         after its start: {device:.1} ms until it had device and broker, {opened:.3} ms to open, {answered:.1} ms to \
+         capture and to look at every byte",
+        shown(bytes),
     );
     Ok(())
 }
 
-fn load(dir: &str, backend: &str, bytes: &str, parts: &str) -> Result<(), Box<dyn Error>> {
-    die_with_parent()?;
-    let client = connect(&open(backend)?, Path::new(dir), "loader")?;
-    let epoch = weights::put(&client, (bytes.parse()?, parts.parse()?), STAMP)?;
-    say(&format!("committed {epoch}"))?;
-    std::io::stdin().lock().lines().next();
+fn load(place: &Place, size: (u64, u64)) -> Result<(), Box<dyn Error>> {
+    say(&weights::put(&place.connect("loader")?, size, STAMP)?.0);
     Ok(())
 }
 
-fn engine(dir: &str, backend: &str) -> Result<(), Box<dyn Error>> {
-    die_with_parent()?;
+fn serve(place: &Place) -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
-    let gpu = open(backend)?;
-    // The first stream makes the driver's context.
-    drop(Stream::create(&gpu)?);
-    let client = connect(&gpu, Path::new(dir), "engine")?;
+    let client = place.connect("engine")?;
     let device = start.elapsed();
     let (mut engine, opened) = Engine::open(&client)?;
     engine.answer_right()?;
     let answered = start.elapsed() - device - opened;
-    say(&format!(
-        "answered {} {} {}",
-        device.as_nanos(),
-        opened.as_nanos(),
-        answered.as_nanos()
-    ))?;
+    say(&[device, opened, answered]);
     loop {
         engine.answer_right()?;
     }

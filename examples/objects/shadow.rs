@@ -12,15 +12,15 @@
 mod shared;
 
 use std::error::Error;
-use std::io::BufRead;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use gpu_ipc::{BackendKind, Stream};
+use gpu_ipc::BackendKind;
+use harness::{Child, next, say};
+use serde::{Deserialize, Serialize};
 use shared::engine::{Engine, memory_taken};
-use shared::options::{Options, open, shown};
-use shared::process::{Owner, Process, connect, die_with_parent, end, own, say};
+use shared::options::{Options, shown};
+use shared::process::{Owner, Place, run, start};
 use shared::weights;
 
 /// What the weights are filled with.
@@ -28,109 +28,85 @@ const STAMP: u8 = 33;
 /// What a shadow may take beyond its context: page tables, the captured graph, and its answer.
 const MOST: u64 = 64 << 20;
 
-fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let done = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        // This program starts itself in these roles.
-        [role @ ("keeper" | "broker"), dir, backend] => own(role, dir, backend).unwrap_or(Ok(())),
-        ["loader", dir, backend, bytes, parts] => load(dir, backend, bytes, parts),
-        ["engine", dir, backend] => engine(dir, backend),
-        _ => Options::parse("shadow", &args).and_then(|options| play(&options)),
-    };
-    end("shadow", done)
+#[derive(Serialize, Deserialize)]
+enum Role {
+    /// Puts weights of so many bytes and parts, says their epoch and ends.
+    Loader(Place, u64, u64),
+    /// Does what it is told, and says a number.
+    Engine(Place),
 }
 
-fn play(options: &Options) -> Result<(), Box<dyn Error>> {
-    let Options {
-        backend,
-        bytes,
-        parts,
-        ..
-    } = options;
-    let is_host = options.gpu()?.kind() == BackendKind::Host;
-    let owner = Owner::start(backend)?;
-    let mut loader = Process::start(
-        "loader",
-        owner.dir(),
-        backend,
-        &[bytes.to_string(), parts.to_string()],
-    )?;
-    loader.expect("committed")?;
-    loader.end()?;
-    let mut first = Process::start("engine", owner.dir(), backend, &[])?;
-    first.expect("ready")?;
-    ask(&mut first, "open")?;
-    let mut shadow = Process::start("engine", owner.dir(), backend, &[])?;
-    shadow.expect("ready")?;
+#[derive(Serialize, Deserialize)]
+enum Told {
+    Open,
+    Answer,
+    /// Says how much memory is taken.
+    Memory,
+}
+
+fn main() -> ExitCode {
+    run("shadow", demonstrate, |role| match role {
+        Role::Loader(place, bytes, parts) => load(&place, (bytes, parts)),
+        Role::Engine(place) => serve(&place),
+    })
+}
+
+fn demonstrate(options: &Options) -> Result<(), Box<dyn Error>> {
+    let (bytes, parts) = (options.bytes, options.parts);
+    let owner = Owner::start(&options.backend)?;
+    let mut loader: Child<(), u64> = start(Role::Loader(owner.place(), bytes, parts));
+    loader.answer().ok_or("the loader put nothing")?;
+    let engine = || -> Child<Told, u64> { start(Role::Engine(owner.place())) };
+    let (mut first, mut shadow) = (engine(), engine());
+    first.ask(&Told::Open);
     // Without a GPU each process knows its own part alone, and shared pages are counted in parts.
-    let taken = |first: &mut Process, shadow: &mut Process| {
-        let own = if is_host { ask(shadow, "memory")? } else { 0 };
-        Ok::<u64, Box<dyn Error>>(ask(first, "memory")? + own)
+    let is_host = options.backend == BackendKind::Host.name();
+    let mut taken = |shadow: &mut Child<Told, u64>| {
+        let own = shadow.ask(&Told::Memory);
+        first.ask(&Told::Memory) + if is_host { own } else { 0 }
     };
-    let before = taken(&mut first, &mut shadow)?;
-    ask(&mut shadow, "open")?;
-    let after = taken(&mut first, &mut shadow)?;
-    let more = after.saturating_sub(before);
+    let before = taken(&mut shadow);
+    shadow.ask(&Told::Open);
+    let more = taken(&mut shadow).saturating_sub(before);
     if more > MOST || more > bytes / 2 {
-        return Err(
-            format!("the shadow took {more} bytes more: {before} before it opened the weights, {after} after").into()
-        );
+        return Err(format!("the shadow took {more} bytes more for the weights").into());
     }
     let killed = Instant::now();
-    first.kill()?;
-    ask(&mut shadow, "answer")?;
-    let over = killed.elapsed();
-    shadow.end()?;
+    first.kill();
+    shadow.ask(&Told::Answer);
     println!(
         "shadow: {} in {parts} parts, mapped by two engines; the second took {:.1} MiB more for them; when the first \
          was killed it answered right within {:.1} ms",
-        shown(*bytes),
+        shown(bytes),
         more as f64 / f64::from(1 << 20),
-        over.as_secs_f64() * 1e3,
+        killed.elapsed().as_secs_f64() * 1e3,
     );
     Ok(())
 }
 
-fn ask(engine: &mut Process, what: &str) -> Result<u64, Box<dyn Error>> {
-    engine.tell(what)?;
-    let numbers = engine.expect("done")?;
-    numbers
-        .first()
-        .copied()
-        .ok_or_else(|| "an answer without a number".into())
-}
-
-fn load(dir: &str, backend: &str, bytes: &str, parts: &str) -> Result<(), Box<dyn Error>> {
-    die_with_parent()?;
-    let client = connect(&open(backend)?, Path::new(dir), "loader")?;
-    let epoch = weights::put(&client, (bytes.parse()?, parts.parse()?), STAMP)?;
-    say(&format!("committed {epoch}"))?;
-    std::io::stdin().lock().lines().next();
+fn load(place: &Place, size: (u64, u64)) -> Result<(), Box<dyn Error>> {
+    say(&weights::put(&place.connect("loader")?, size, STAMP)?.0);
     Ok(())
 }
 
-fn engine(dir: &str, backend: &str) -> Result<(), Box<dyn Error>> {
-    die_with_parent()?;
-    let gpu = open(backend)?;
+fn serve(place: &Place) -> Result<(), Box<dyn Error>> {
+    let client = place.connect("engine")?;
     // The first stream makes the driver's context.
-    drop(Stream::create(&gpu)?);
-    let client = connect(&gpu, Path::new(dir), "engine")?;
+    drop(gpu_ipc::Stream::create(client.gpu())?);
     let mut engine = None;
-    say("ready")?;
-    for line in std::io::stdin().lock().lines() {
-        let number = match line?.as_str() {
-            "open" => {
+    while let Some(told) = next() {
+        let number = match told {
+            Told::Open => {
                 engine.insert(Engine::open(&client)?.0).answer_right()?;
                 0
             }
-            "answer" => {
+            Told::Answer => {
                 engine.as_mut().ok_or("nothing is open")?.answer_right()?;
                 0
             }
-            "memory" => memory_taken(&gpu)?,
-            _ => break,
+            Told::Memory => memory_taken(client.gpu())?,
         };
-        say(&format!("done {number}"))?;
+        say(&number);
     }
     Ok(())
 }

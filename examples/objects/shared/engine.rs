@@ -1,9 +1,10 @@
 //! An engine: weights that are mapped, and a question that needs every byte of them.
 
 use std::error::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gpu_ipc::broker::{Client, Reader};
+use gpu_ipc::broker::{Client, Epoch, Reader};
 use gpu_ipc::{BackendKind, Gpu, Stream};
 
 use super::NAME;
@@ -116,6 +117,22 @@ impl Engine {
             .first()
             .ok_or("weights without a stamp")?)
     }
+}
+
+/// Returns the newest epoch, which a thread waits for as long as the process lives.
+pub fn follow(client: &Client, mapped: u64) -> &'static AtomicU64 {
+    static NEWEST: AtomicU64 = AtomicU64::new(0);
+    NEWEST.store(mapped, Ordering::Relaxed);
+    let client = client.clone();
+    std::thread::spawn(move || {
+        loop {
+            let seen = Epoch(NEWEST.load(Ordering::Relaxed));
+            if let Ok(Some((epoch, _))) = client.watch(NAME, seen, Duration::from_secs(3_600)) {
+                NEWEST.store(epoch.0, Ordering::Relaxed);
+            }
+        }
+    });
+    &NEWEST
 }
 
 /// Takes the ends of what some looks found.

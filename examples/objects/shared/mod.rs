@@ -1,7 +1,7 @@
 //! What the examples of objects share: their processes, the weights, and what stands for inference.
 //!
 //! 1. `options`: what they are told.
-//! 2. `process`: this program in other processes, and a keeper with its broker.
+//! 2. `process`: their roles, and a keeper with its broker.
 //! 3. `weights`: an object of many parts, and who fills it.
 //! 4. `engine`: who reads it; on an NVIDIA GPU by the captured graph of `graph`.
 
@@ -10,6 +10,8 @@
     reason = "each example is a program of its own and uses a part of this"
 )]
 
+#[path = "../../shared/mod.rs"]
+mod common;
 pub mod engine;
 mod graph;
 pub mod options;

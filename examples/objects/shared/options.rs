@@ -2,8 +2,7 @@
 
 use std::error::Error;
 
-use gpu_ipc::backend::detect_only;
-use gpu_ipc::{BackendKind, Gpu};
+use gpu_ipc::BackendKind;
 
 /// Sizes and times of an example.
 #[derive(Clone, Debug)]
@@ -22,7 +21,7 @@ pub struct Options {
 
 impl Options {
     /// Reads the arguments of `example`.
-    pub fn parse(example: &str, args: &[String]) -> Result<Options, Box<dyn Error>> {
+    pub fn parse(example: &str) -> Result<Options, Box<dyn Error>> {
         let mut options = Options {
             backend: "host".into(),
             bytes: 16 << 20,
@@ -30,7 +29,7 @@ impl Options {
             rounds: 6,
             every: 1_000,
         };
-        for pair in args.chunks(2) {
+        for pair in std::env::args().skip(1).collect::<Vec<_>>().chunks(2) {
             match pair {
                 [name, value] if name == "--backend" => options.backend.clone_from(value),
                 [name, value] if name == "--bytes" => options.bytes = bytes(value)?,
@@ -57,20 +56,6 @@ impl Options {
         }
         Ok(options)
     }
-
-    /// Opens the first device of the backend.
-    pub fn gpu(&self) -> Result<Gpu, Box<dyn Error>> {
-        open(&self.backend)
-    }
-}
-
-/// Opens the first device of a backend.
-pub fn open(backend: &str) -> Result<Gpu, Box<dyn Error>> {
-    let kind = BackendKind::ALL
-        .into_iter()
-        .find(|kind| kind.name() == backend);
-    let kind = kind.ok_or_else(|| format!("no backend is named {backend}"))?;
-    Ok(detect_only(kind)?.first(kind)?)
 }
 
 /// Reads a number of bytes, with KiB, MiB or GiB behind it.

@@ -1,207 +1,127 @@
-//! This program in other processes: lines in, lines out. And two of them that own memory: a keeper
-//! and its broker.
+//! The processes of an example: this program in another role, and two that own memory: a keeper and
+//! its broker.
 
 use std::error::Error;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::path::PathBuf;
+use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use gpu_ipc::Gpu;
 use gpu_ipc::broker::keeper::process::Keeper;
 use gpu_ipc::broker::{Broker, Client, Limits, Options as BrokerOptions};
+use harness::program::this_program;
+use harness::{Child, die_with_the_tests, play, role, wait_until};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
-use super::options::open;
+use super::common::{end, open};
+use super::options::Options;
 
-/// A process that takes longer counts as hung.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Ends the program of this name, in any role, and says why if it failed.
-pub fn end(name: &str, done: Result<(), Box<dyn Error>>) -> ExitCode {
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{name}: {error}");
-            ExitCode::FAILURE
-        }
-    }
+/// What a process is.
+#[derive(Serialize, Deserialize)]
+enum Role<R> {
+    Keeper(Place),
+    Broker(Place),
+    Own(R),
 }
 
-/// This program in another role. Killed when dropped.
-pub struct Process {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
-    /// When it was started.
-    pub since: Instant,
+/// Where a broker is, and on which backend.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Place {
+    dir: PathBuf,
+    backend: String,
 }
 
-impl Process {
-    /// Starts this program in a role, for a broker's directory, with more to tell it.
-    pub fn start(
-        role: &str,
-        dir: &Path,
-        backend: &str,
-        more: &[String],
-    ) -> Result<Process, Box<dyn Error>> {
-        let since = Instant::now();
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg(role)
-            .arg(dir)
-            .arg(backend)
-            .args(more)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let to = child.stdin.take().ok_or("a process has no input")?;
-        let from = BufReader::new(child.stdout.take().ok_or("a process has no output")?);
-        Ok(Process {
-            child,
-            to,
-            from,
-            since,
-        })
+/// Runs the example of this name, or one of its processes in its role.
+pub fn run<R: DeserializeOwned>(
+    name: &str,
+    demonstrate: impl FnOnce(&Options) -> Result<(), Box<dyn Error>>,
+    live: impl FnOnce(R) -> Result<(), Box<dyn Error>>,
+) -> ExitCode {
+    let role = role::<Role<R>>();
+    if role.is_some() {
+        die_with_the_tests();
     }
-
-    /// Tells it something.
-    pub fn tell(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
-        writeln!(self.to, "{line}")
-            .map_err(|e| format!("process {} is gone: {e}", self.child.id()).into())
-    }
-
-    /// Waits for a line that begins with a word, and returns the numbers behind it.
-    pub fn expect(&mut self, word: &str) -> Result<Vec<u64>, Box<dyn Error>> {
-        let mut line = String::new();
-        self.from.read_line(&mut line)?;
-        let mut words = line.split_whitespace();
-        if words.next() != Some(word) {
-            return Err(format!("process {} said {line:?}, not {word}", self.child.id()).into());
-        }
-        Ok(words.map(str::parse).collect::<Result<_, _>>()?)
-    }
-
-    /// Kills it.
-    pub fn kill(&mut self) -> Result<(), Box<dyn Error>> {
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
-    }
-
-    /// Closes its input, hears it out, and waits for its end.
-    pub fn end(mut self) -> Result<Vec<String>, Box<dyn Error>> {
-        self.tell("end")?;
-        let lines = self.from.by_ref().lines().collect::<Result<_, _>>()?;
-        let status = self.child.wait()?;
-        if status.success() {
-            Ok(lines)
-        } else {
-            Err(format!("a process ended with {status}").into())
-        }
-    }
+    let done = match role {
+        None => Options::parse(name).and_then(|options| demonstrate(&options)),
+        Some(Role::Keeper(place)) => keep(&place),
+        Some(Role::Broker(place)) => serve(place),
+        Some(Role::Own(role)) => live(role),
+    };
+    end(name, done)
 }
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts this program in a role.
+pub fn start<T: Serialize, A: DeserializeOwned>(role: impl Serialize) -> Child<T, A> {
+    Child::start(&Role::Own(role))
 }
 
 /// A keeper with its broker, as `gpu-ipc keep -- gpu-ipc broker` starts them, in a directory of
 /// their own.
 pub struct Owner {
-    _keeper: Process,
-    dir: tempfile::TempDir,
+    _keeper: Child<(), ()>,
+    _dir: tempfile::TempDir,
+    place: Place,
 }
 
 impl Owner {
     /// Starts both.
     pub fn start(backend: &str) -> Result<Owner, Box<dyn Error>> {
         let dir = tempfile::tempdir()?;
-        let keeper = Process::start("keeper", dir.path(), backend, &[])?;
+        let place = Place {
+            dir: dir.path().into(),
+            backend: backend.into(),
+        };
         Ok(Owner {
-            _keeper: keeper,
-            dir,
+            _keeper: Child::start(&Role::<()>::Keeper(place.clone())),
+            _dir: dir,
+            place,
         })
     }
 
-    /// Returns the directory: all that readers and writers need to know.
-    pub fn dir(&self) -> &Path {
-        self.dir.path()
+    /// Returns where it is: all that readers and writers need to know.
+    pub fn place(&self) -> Place {
+        self.place.clone()
     }
 }
 
-/// Connects to a broker that may still be starting.
-pub fn connect(gpu: &Gpu, dir: &Path, name: &str) -> Result<Client, Box<dyn Error>> {
-    let start = Instant::now();
-    loop {
-        match Client::builder(gpu.clone()).dir(dir).name(name).connect() {
-            Ok(client) => return Ok(client),
-            Err(error) if start.elapsed() > PATIENCE => return Err(error.into()),
-            Err(_) => std::thread::yield_now(),
-        }
+impl Place {
+    /// Opens the device, and connects to the broker, which may still be starting.
+    pub fn connect(&self, name: &str) -> Result<Client, Box<dyn Error>> {
+        let gpu = open(&self.backend)?;
+        let mut client = None;
+        wait_until("the broker to serve", || {
+            let builder = Client::builder(gpu.clone()).dir(&self.dir).name(name);
+            client = builder.connect().ok();
+            client.is_some()
+        });
+        client.ok_or_else(|| "no broker".into())
     }
 }
 
-/// Lives as a keeper or a broker, if that is the role.
-pub fn own(role: &str, dir: &str, backend: &str) -> Option<Result<(), Box<dyn Error>>> {
-    match role {
-        "keeper" => Some(keep(dir, backend)),
-        "broker" => Some(serve(dir, backend)),
-        _ => None,
-    }
-}
-
-fn keep(dir: &str, backend: &str) -> Result<(), Box<dyn Error>> {
-    die_with_parent()?;
-    let program = std::env::current_exe()?;
-    let mut keeper = Keeper::open(Path::new(dir), None)?;
-    let status = keeper.run(|| {
-        let mut command = Command::new(&program);
-        command
-            .args(["broker", dir, backend])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
+fn keep(place: &Place) -> Result<(), Box<dyn Error>> {
+    let status = Keeper::open(&place.dir, None)?.run(|| {
+        let mut command = this_program();
+        play(&mut command, &Role::<()>::Broker(place.clone()));
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         command
     })?;
     Err(format!("the broker ended by itself with {status}").into())
 }
 
-fn serve(dir: &str, backend: &str) -> Result<(), Box<dyn Error>> {
-    die_with_parent()?;
-    let backend = backend.to_owned();
+fn serve(Place { dir, backend }: Place) -> Result<(), Box<dyn Error>> {
     let find = move || {
-        open(&backend)
-            .map(|gpu| vec![gpu])
-            .map_err(|error| gpu_ipc::Error::Refused {
-                why: error.to_string(),
-                remedy: "choose another backend",
-            })
+        let refused = |error: Box<dyn Error>| gpu_ipc::Error::Refused {
+            why: error.to_string(),
+            remedy: "choose another backend",
+        };
+        Ok(vec![open(&backend).map_err(refused)?])
     };
-    let keeper = std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from);
-    let (dir, gpus) = (PathBuf::from(dir), Arc::new(find));
-    Broker::open(BrokerOptions {
+    let options = BrokerOptions {
         dir,
-        gpus,
+        gpus: Arc::new(find),
         limits: Limits::default(),
         allowed: Vec::new(),
-        keeper,
-    })?
-    .run()
-}
-
-/// Has the kernel end this process with its parent, so that nobody is left over.
-pub fn die_with_parent() -> Result<(), Box<dyn Error>> {
-    Ok(rustix::process::set_parent_process_death_signal(Some(
-        rustix::process::Signal::KILL,
-    ))?)
-}
-
-/// Says a line to the parent.
-pub fn say(line: &str) -> Result<(), Box<dyn Error>> {
-    let mut out = std::io::stdout();
-    writeln!(out, "{line}")?;
-    Ok(out.flush()?)
+        keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),
+    };
+    Broker::open(options)?.run()
 }
