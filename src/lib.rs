@@ -80,6 +80,8 @@
 //! (sessions and participants), `transport` (sockets and threads) and `broker`. What an error calls
 //! *the log* is `WARN` and `ERROR` there; `DEBUG` tells of connections, deaths and closings. The
 //! target `gpu_ipc::step` at `TRACE` names each step of a block's life.
+
+// Tests: `tests/processes`, `tests/api.rs`, `tests/debug.rs`.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod detect;

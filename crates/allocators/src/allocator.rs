@@ -1,5 +1,7 @@
 //! What every allocator can do, so that wrappers stack and a process can hold any of them.
 
+// Tests: `crates/allocators/tests/suite.rs`.
+
 use std::fmt;
 use std::sync::{Arc, Weak};
 

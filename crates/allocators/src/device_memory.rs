@@ -1,5 +1,7 @@
 //! Regions from a device's driver, each on its own.
 
+// Tests: `crates/allocators/tests/arena_in_place.rs`, `crates/allocators/tests/bfc_on_memory.rs`.
+
 use std::sync::{Arc, OnceLock, Weak};
 
 use gpu_api::{Allocation, DevicePtr, Error, Export, Gpu, Result, Sharing};

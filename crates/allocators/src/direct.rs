@@ -1,5 +1,7 @@
 //! Allocators that ask upstream for every single request.
 
+// Tests: `crates/allocators/tests/suite.rs`.
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,7 @@
 //! Memory of a device that grows in place: one range of addresses, and physical pieces on it.
 
+// Tests: `crates/allocators/tests/arena_in_place.rs`, `crates/allocators/tests/bfc_on_memory.rs`.
+
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};

@@ -26,6 +26,9 @@
 //! The words of `gpu_api`, and two more: a *chunk* is a piece of a region inside an allocator, in
 //! use or not; *slack* is what a chunk has beyond what was asked for.
 
+// Tests: `crates/allocators/tests/suite.rs`, `crates/allocators/tests/overlaps.rs`,
+// `crates/allocators/tests/teardown.rs`, `tests/allocation`.
+
 mod allocator;
 mod arena;
 pub mod bfc;

@@ -1,5 +1,7 @@
 //! Reading and writing what an allocator handed out, for wrappers that look into it.
 
+// Tests: `crates/allocators/tests/process_state.rs`, `crates/allocators/tests/bfc_on_memory.rs`.
+
 use std::fmt;
 use std::ptr;
 

@@ -1,5 +1,7 @@
 //! Work on a stream, by an event of the device's.
 
+// Tests: `crates/allocators/tests/process_state.rs`, `crates/allocators/tests/bfc_on_memory.rs`.
+
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -14,6 +14,8 @@
 //! Consumers are asked only when the driver has no more, not before every region: each has to map
 //! again what it uses next.
 
+// Tests: `crates/allocators/tests/arena.rs`, `crates/allocators/tests/bfc_waiting.rs`.
+
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};

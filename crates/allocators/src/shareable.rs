@@ -1,5 +1,7 @@
 //! Regions that other processes may map: each on its own, or pieces of one range of addresses.
 
+// Tests: `crates/allocators/tests/process_state.rs`, `crates/allocators/tests/bfc_on_memory.rs`.
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 

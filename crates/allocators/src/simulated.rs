@@ -1,5 +1,7 @@
 //! An upstream of addresses without memory behind them.
 
+// Tests: `crates/allocators/tests/suite.rs`.
+
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

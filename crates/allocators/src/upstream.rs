@@ -1,5 +1,7 @@
 //! Where regions come from.
 
+// Tests: `crates/allocators/tests/suite.rs`.
+
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 

@@ -1,5 +1,7 @@
 //! Telling others of regions that come and go.
 
+// Tests: `crates/allocators/tests/suite.rs`.
+
 use std::fmt;
 use std::sync::{Arc, Weak};
 

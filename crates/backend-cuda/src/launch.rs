@@ -4,6 +4,8 @@
 //! These calls are the application's, so nothing here relaxes the capture mode: what a test wants
 //! to see is whether the library's own calls disturb them.
 
+// Tests: `crates/backend-cuda/tests/gpu`, `tests/processes/kernel.rs`.
+
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::Arc;

@@ -21,6 +21,9 @@
 //! }
 //! ```
 
+// Tests: `crates/backend-cuda/tests/fake_driver`, `crates/backend-cuda/tests/gpu`,
+// `testing/conformance/src`.
+
 pub mod backend;
 mod call;
 pub mod cuda;

@@ -26,6 +26,9 @@
 //! }
 //! ```
 
+// Tests: `crates/backend-hip/tests/shim`, `crates/backend-hip/tests/abi`,
+// `testing/conformance/tests/hip_on_host.rs`.
+
 pub mod backend;
 mod bugs;
 mod call;

@@ -1,6 +1,8 @@
 //! What this crate takes for true of AMD's headers, for tests that have the headers (`tests/abi`,
 //! `tests/oracle.rs`).
 
+// Tests: `crates/backend-hip/tests/oracle.rs`.
+
 use std::mem::offset_of;
 
 use driver::calls::{

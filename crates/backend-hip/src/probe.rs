@@ -29,6 +29,8 @@
 //! A library cannot start its own process again unasked, so
 //! [`HipBackend::load`](crate::HipBackend::load) never probes.
 
+// Tests: `crates/backend-hip/tests/shim/probe.rs`.
+
 mod channel;
 mod memory;
 mod order;

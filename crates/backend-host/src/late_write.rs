@@ -5,6 +5,8 @@
 //! that it inherited: nothing but the write itself tells of it. It ends when this process does,
 //! with or without a write.
 
+// Tests: `tests/processes/death.rs`, `crates/broker/tests/objects/death.rs`.
+
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};

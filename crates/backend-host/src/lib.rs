@@ -23,6 +23,8 @@
 //! # Ok::<(), gpu_api::Error>(())
 //! ```
 
+// Tests: `crates/backend-host/tests/awkward.rs`, `testing/conformance/tests/conformance.rs`.
+
 mod backend;
 mod config;
 mod current;

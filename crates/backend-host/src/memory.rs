@@ -1,5 +1,7 @@
 //! Device memory: memfds, mapped, and how other processes reach them.
 
+// Tests: `crates/backend-host/tests/awkward.rs`, `testing/conformance/src`.
+
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 

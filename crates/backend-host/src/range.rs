@@ -1,5 +1,7 @@
 //! Memory apart from addresses: memfds, and reserved addresses that they are mapped on.
 
+// Tests: `crates/backend-host/tests/awkward.rs`, `testing/conformance/src`.
+
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{null_mut, with_exposed_provenance_mut};

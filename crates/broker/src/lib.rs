@@ -13,6 +13,8 @@
 //! 4. [`server`]: the broker's process. [`keeper`]: the keeper's.
 //! 5. [`client`]: writers and readers.
 
+// Tests: `crates/broker/tests/objects`, `crates/cli/tests/objects.rs`.
+
 pub mod client;
 mod error;
 pub mod keeper;

@@ -16,6 +16,8 @@
 //! The header is written from this source and is the documentation: `include/gpu_ipc.h`. Rust
 //! programs use `gpu_ipc` itself.
 
+// Tests: `crates/capi/tests/c_programs.rs`, `crates/capi/tests/header.rs`.
+
 #![cfg(not(gpu_ipc_loom))]
 
 mod block;

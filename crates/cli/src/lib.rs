@@ -12,6 +12,8 @@
 //!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks),
 //!    `output`, `size`.
 
+// Tests: `crates/cli/tests/program.rs`.
+
 mod args;
 mod bench;
 pub mod child;

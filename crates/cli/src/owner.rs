@@ -1,5 +1,7 @@
 //! A keeper and its broker, started as users start them, in a directory of their own.
 
+// Tests: `crates/cli/tests/bench.rs`, `testing/torture/tests/torture.rs`.
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 

@@ -17,6 +17,9 @@
 //!    [`plain`], `vmm` with [`physical`] and `mapping`, `alloc`; `pool_calls`; `range`;
 //!    [`mod@pointer`]; `groups`: which of them a device has. [`queued`] is a function on its way
 //!    through a driver's queue, `checks` refuses arguments before a driver sees them.
+
+// Tests: `crates/backend-cuda/tests/fake_driver`, `crates/backend-hip/tests/shim`,
+// `testing/conformance/src`.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod alloc;

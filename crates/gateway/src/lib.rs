@@ -16,6 +16,8 @@
 //!    beside it runs thousands of hosts over it.
 //! 6. [`program`]: the commands.
 
+// Tests: `crates/gateway/tests/gateways`, `testing/hosts/src/cases`.
+
 mod error;
 pub mod host;
 pub mod lease;

@@ -9,6 +9,8 @@
 //! | [`Release`]: the lease has ended | yes | lease numbers are never used twice |
 //! | [`Fill`]: put pieces into slots of the lease's ring | yes when they are there | the number of each slot must rise |
 
+// Tests: `crates/gateway/tests/protocol.rs`.
+
 use gpu_ipc::broker::{Epoch, Identity};
 use serde::{Deserialize, Serialize};
 

@@ -2,6 +2,8 @@
 //! it comes to the vendor's code, which has locks that a thread of the parent's may hold and a
 //! driver that is not for a child.
 
+// Tests: `tests/threads.rs`, `tests/processes/default_stream.rs`.
+
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;

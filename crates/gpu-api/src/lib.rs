@@ -41,6 +41,8 @@
 //!
 //! [`thread`] starts every thread of the library. [`groups`] re-exports every trait, for calls on a
 //! backend's own type.
+
+// Tests: `testing/conformance/src`.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod backend;

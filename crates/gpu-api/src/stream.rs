@@ -1,5 +1,7 @@
 //! Streams, events, and the 64-bit words that order GPU work across processes.
 
+// Tests: `tests/processes/default_stream.rs`, `testing/conformance/src`.
+
 use std::fmt;
 
 use crate::DeviceId;

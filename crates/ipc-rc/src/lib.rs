@@ -33,6 +33,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+// Tests: `crates/ipc-rc/tests/session.rs`, `tests/processes`.
+
 mod consumer;
 mod contents;
 #[cfg(any(test, fuzzing))]

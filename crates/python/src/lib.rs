@@ -22,6 +22,8 @@
 //! - No thread of the library touches a reference count: what it gives up goes through the
 //!   `keeper`'s queue.
 
+// Tests: `crates/python/tests/test_session.py`, `crates/python/tests/test_processes.py`.
+
 mod arrays;
 mod consumer;
 mod data;

@@ -1,5 +1,7 @@
 //! The sends of a sender that are still counted, and what each keeps.
 
+// Tests: `crates/torch/tests/processes/release.rs`, `crates/torch/tests/processes/death.rs`.
+
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};

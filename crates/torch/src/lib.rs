@@ -24,6 +24,8 @@
 //! assert_eq!((file.users(), file.count(0)), (1, 1));
 //! # Ok::<(), gpu_api::Error>(())
 //! ```
+
+// Tests: `crates/torch/tests/processes`, `tests/torch`.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod counter_file;

@@ -8,6 +8,8 @@
 //! The order is PyTorch's: the mapping goes before the count, because at zero the sender may free
 //! the segment.
 
+// Tests: `crates/torch/tests/processes/release.rs`, `crates/torch/tests/processes/death.rs`.
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

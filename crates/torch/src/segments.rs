@@ -1,6 +1,8 @@
 //! What of other processes' memory this process has mapped: each segment once, however many
 //! storages lie in it.
 
+// Tests: `crates/torch/tests/processes/chunks.rs`, `crates/torch/tests/processes/pieces.rs`.
+
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

@@ -13,6 +13,8 @@
 //! Sessions and participants (`ipc-rc`) are built on this crate. It knows no blocks, regions or
 //! vendors. Its items are for the crates of this workspace: users depend on `gpu-ipc`.
 
+// Tests: `tests/joining`, `tests/security`.
+
 pub mod client;
 pub mod os;
 pub mod server;

@@ -1,5 +1,8 @@
 //! The front of the heap: what may be asked of it, and what its drop leaves to a thread.
 
+// Tests: `crates/allocators/tests/suite.rs`, `crates/allocators/tests/streams.rs`,
+// `crates/allocators/tests/bfc_on_memory.rs`.
+
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -1,5 +1,8 @@
 //! Best fit with coalescing over regions, as numbers and for one thread.
 
+// Tests: `crates/allocators/tests/bfc_model.rs`, `crates/allocators/tests/bfc_conformance.rs`,
+// `crates/allocators/tests/streams.rs`.
+
 use super::addresses::Addresses;
 use super::chunk::{Chunk, ChunkId, Chunks, MAX_ADDRESS, MAX_CHUNK, Standing, UNIT};
 use super::free_chunk::FreeChunk;

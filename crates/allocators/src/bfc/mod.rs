@@ -13,6 +13,10 @@
 //! 8. `core`: the heap under its lock. `census`: what [`Snapshot`](crate::Snapshot) shows of it;
 //!    `growth`: regions from upstream and back; `turn`: a request that finds nothing free.
 //! 9. `best_fit`: [`Bfc`], the front of all this.
+
+// Tests: `crates/allocators/tests/bfc_model.rs`, `crates/allocators/tests/bfc_conformance.rs`,
+// `crates/allocators/tests/bfc_room.rs`, `crates/allocators/tests/bfc_growing.rs`,
+// `crates/allocators/tests/bfc_work.rs`.
 #![forbid(unsafe_code)]
 
 mod addresses;

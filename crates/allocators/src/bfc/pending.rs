@@ -4,6 +4,8 @@
 //! A chunk that was given back is *pending* while work of it is left. Streams finish their work in
 //! order, so each has a queue of its own; work of no stream stands alone.
 
+// Tests: `crates/allocators/tests/bfc_waiting.rs`, `crates/allocators/tests/loom_waiting.rs`.
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

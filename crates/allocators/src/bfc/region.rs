@@ -1,5 +1,7 @@
 //! The regions of a heap, by number and in the order of their addresses.
 
+// Tests: `crates/allocators/tests/bfc_growing.rs`.
+
 use std::ops::{Index, IndexMut};
 
 use super::chunk::ChunkId;

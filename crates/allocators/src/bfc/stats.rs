@@ -1,5 +1,7 @@
 //! What an allocator counts.
 
+// Tests: `crates/allocators/tests/suite.rs`, `crates/allocators/tests/loom_peak.rs`.
+
 use serde::{Deserialize, Serialize};
 
 /// What an allocator has done and holds, under TensorFlow's names so that dashboards need no

@@ -1,5 +1,7 @@
 //! The pool, what was handed out of it, and how memory is asked for and goes back.
 
+// Tests: `crates/allocators/tests/driver_pool.rs`.
+
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -6,6 +6,8 @@
 //! 4. `key`: their names. `made`: how each is made. `state`: [`ProcessState`], which hands them out
 //!    and tears them down.
 
+// Tests: `crates/allocators/tests/process_state.rs`.
+
 mod attributes;
 mod environment;
 mod key;

@@ -15,6 +15,8 @@
 //! 3. `heaps`: what they hand out, take back and count together, with the rule for the peak.
 //! 4. `turns`: a request that found nothing free.
 
+// Tests: `crates/allocators/tests/thread_heaps.rs`, `crates/allocators/tests/overlaps.rs`.
+
 mod heaps;
 mod number;
 mod one_upstream;

@@ -8,6 +8,8 @@
 //! | [`Limit`] | a limit of its own, or one shared with others |
 //! | [`Log`] | a line of CSV for each call, to be replayed |
 
+// Tests: `crates/allocators/tests/wrappers.rs`.
+
 mod guard;
 mod limit;
 mod log;

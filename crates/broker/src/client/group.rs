@@ -16,6 +16,8 @@
 //! | commit of any member | refused, or the broker went | no roll: readers stay with the group's last epoch |
 //! | commit of the roll | refused, or `expect` is not met | as above |
 
+// Tests: `crates/broker/tests/objects/objects.rs`.
+
 use super::commit::Commit;
 use super::{Client, CreateOptions, Reader, Writer};
 use crate::error::{ObjectError, Result};

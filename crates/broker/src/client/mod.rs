@@ -10,6 +10,9 @@
 //! 5. `opened`: one that is leased and imported. `reader`: one that is mapped.
 //! 6. `group`: one for each of several devices, all or none.
 
+// Tests: `crates/broker/tests/objects/objects.rs`, `crates/broker/tests/objects/bad_input.rs`,
+// `crates/broker/tests/objects/death.rs`.
+
 mod commit;
 mod connection;
 mod group;

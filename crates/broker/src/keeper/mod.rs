@@ -8,6 +8,8 @@
 //!
 //! No driver's library is ever loaded into a keeper, so that none can take it down.
 
+// Tests: `crates/broker/tests/objects/takeover.rs`, `crates/cli/tests/deploy.rs`.
+
 pub mod depositor;
 pub mod notify;
 pub mod process;

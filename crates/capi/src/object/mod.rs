@@ -5,6 +5,8 @@
 //! 3. `writer`: fill and commit. `reader`: use, advance, sleep, wake, copy. `scratch`: memory that
 //!    is never committed.
 
+// Tests: `crates/capi/tests/c_programs.rs`.
+
 mod client;
 mod part;
 mod reader;

@@ -9,6 +9,8 @@
 //! 5. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`,
 //!    `objects`: the rows; `baseline`: another way of counting.
 
+// Tests: `crates/cli/tests/bench.rs`.
+
 mod baseline;
 mod consumer;
 mod crowd;

@@ -13,6 +13,8 @@
 //!    would be overwritten under their eyes.
 //! 5. It ends when nothing is held any more.
 
+// Tests: `crates/cli/tests/program.rs`, `crates/cli/tests/reaped.rs`.
+
 pub mod consumer;
 mod report;
 mod watchdog;

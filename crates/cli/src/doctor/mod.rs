@@ -8,6 +8,8 @@
 //!    `consumer`.
 //! 4. `device_files`, `mps`: what lies around a driver; `hip`: what AMD's runtime is seen to do.
 
+// Tests: `crates/cli/tests/doctor.rs`.
+
 mod backend;
 mod check;
 pub mod consumer;

@@ -3,6 +3,8 @@
 //! 1. `keep` and `serve`: the two processes that keep it.
 //! 2. `list`, `put`, `get`, `remove`: what people do with it.
 
+// Tests: `crates/cli/tests/objects.rs`, `crates/cli/tests/deploy.rs`.
+
 pub mod get;
 pub mod keep;
 pub mod list;

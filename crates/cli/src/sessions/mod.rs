@@ -4,6 +4,9 @@
 //! fit and reads its `keys`, `snapshot` shows where the memory of one lies, `metrics` gives all of it to programs.
 //! `brokers` looks at the broker, which the same commands show.
 
+// Tests: `crates/cli/tests/program.rs`, `crates/cli/tests/snapshot.rs`,
+// `crates/cli/tests/objects.rs`.
+
 pub mod brokers;
 mod columns;
 mod gather;

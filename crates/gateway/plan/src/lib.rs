@@ -29,6 +29,8 @@
 //! assert_eq!(choose(&view), Step::Read { host: "b", last_resort: false });
 //! ```
 
+// Tests: `crates/gateway/plan/tests/properties.rs`, `testing/simulation/tests`.
+
 pub mod admit;
 pub mod choose;
 pub mod dice;

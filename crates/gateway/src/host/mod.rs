@@ -9,6 +9,8 @@
 //!    what a read goes by. `report`: what became of a pull. `fetch`: the replica's side of it.
 //!    `follow`: removals at the home.
 
+// Tests: `crates/gateway/tests/gateways`, `testing/hosts/src/cases`.
+
 pub mod desk;
 pub mod fetch;
 pub mod fills;

@@ -3,6 +3,8 @@
 //! 1. `session`: addresses and certificates. `key`: what is announced, as keys.
 //! 2. `call`: a question and its answer.
 
+// Tests: `crates/gateway/tests/gateways/trust.rs`, `crates/gateway/tests/protocol.rs`.
+
 pub mod call;
 pub mod key;
 pub mod session;

@@ -4,6 +4,8 @@
 //!    host.
 //! 2. `run`: serves. `pull`: gets one object. `objects`, `status`: look.
 
+// Tests: `crates/gateway/tests/gateways`, `testing/hosts/src/cases`.
+
 pub mod args;
 pub mod objects;
 pub mod pull;

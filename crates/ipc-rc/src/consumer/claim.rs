@@ -1,5 +1,7 @@
 //! Claiming: from a descriptor's bytes to a block.
 
+// Tests: `crates/ipc-rc/tests/altered.rs`, `tests/processes/ticket.rs`.
+
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -1,5 +1,7 @@
 //! Blocks that a captured graph uses.
 
+// Tests: `tests/processes/gpu.rs`.
+
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

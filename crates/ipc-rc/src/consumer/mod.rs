@@ -14,6 +14,8 @@
 //! | what the application is told | [`notice`] |
 //! | look at a session from outside | [`inspect`] |
 
+// Tests: `crates/ipc-rc/tests/loan.rs`, `crates/ipc-rc/tests/closing.rs`, `tests/processes`.
+
 pub(crate) mod builder;
 pub(crate) mod claim;
 pub(crate) mod claim_error;

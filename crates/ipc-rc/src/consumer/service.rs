@@ -1,6 +1,8 @@
 //! The participant's own thread: the producer's messages and death, ends that a release queue could
 //! not queue, and unmapping.
 
+// Tests: `crates/ipc-rc/tests/panics.rs`, `tests/processes/notice.rs`.
+
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -16,6 +16,9 @@
 //! | deaths, mappings, time to live | [`service`], [`roster`] |
 //! | holders, and where their memory lies | [`report`], [`snapshot`] |
 
+// Tests: `crates/ipc-rc/tests/session.rs`, `crates/ipc-rc/tests/loan.rs`,
+// `crates/ipc-rc/tests/share_many.rs`, `tests/processes`.
+
 pub(crate) mod blocks;
 pub(crate) mod builder;
 pub(crate) mod collect;

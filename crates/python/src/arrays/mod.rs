@@ -1,6 +1,8 @@
 //! The four protocols of arrays: DLPack's capsules and its C functions, the CUDA array interface,
 //! the buffer protocol.
 
+// Tests: `crates/python/tests/test_exchange.py`, `crates/python/tests/test_buffer.py`.
+
 pub(crate) mod abi;
 pub(crate) mod buffer;
 pub(crate) mod class;

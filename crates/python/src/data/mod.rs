@@ -1,5 +1,7 @@
 //! What Python programs name and read: types that only hold data.
 
+// Tests: `crates/python/tests/test_share.py`.
+
 pub(crate) mod addressee;
 pub(crate) mod descriptor;
 pub(crate) mod descriptors;

@@ -1,5 +1,8 @@
 //! The producer: sessions, their blocks, and arrays of others that they share.
 
+// Tests: `crates/python/tests/test_session.py`, `crates/python/tests/test_share.py`,
+// `crates/python/tests/test_lend.py`.
+
 pub(crate) mod adopted;
 pub(crate) mod block;
 pub(crate) mod loan;

@@ -3,6 +3,8 @@
 //! `calls` lists them. On NVIDIA they are calls of the driver itself (`cuda`), on everything else
 //! those of the backend (`backend`).
 
+// Tests: `crates/cli/tests/bench.rs`.
+
 mod backend;
 mod calls;
 #[cfg(feature = "cuda")]

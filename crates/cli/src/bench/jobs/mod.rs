@@ -4,6 +4,8 @@
 //! `weights`: tensors of a trainer that several processes open; `worker`: the process at the other
 //! end; `memory`: what it has for itself.
 
+// Tests: `crates/cli/tests/bench.rs`.
+
 mod flow;
 mod memory;
 pub(crate) mod told;

@@ -17,6 +17,8 @@
 //! for as long as it is (`SIGSTOP`: still under way after 40 s; a link that is down: after 150 s;
 //! `SIGKILL`: an error in 38 to 72 ms).
 
+// Tests: `crates/gateway/tests/nixl.rs`.
+
 mod agent;
 mod card;
 mod envelope;

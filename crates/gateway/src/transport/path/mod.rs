@@ -11,6 +11,8 @@
 //! 3. [`staging`]: the buffers of one side, and copies between them and an object.
 //! 4. [`route`]: trials, the choice and the read, as one [`Transfer`](super::Transfer).
 
+// Tests: `crates/gateway/tests/staging.rs`, `crates/gateway/tests/gateways/rings.rs`.
+
 pub mod choice;
 pub mod ring;
 pub mod route;

@@ -1,5 +1,7 @@
 //! Leases that this process holds, and how they end.
 
+// Tests: `crates/ipc-rc/tests/loan.rs`, `tests/processes/death.rs`.
+
 pub(crate) mod handle_count;
 pub(crate) mod holdings;
 pub(crate) mod lease;

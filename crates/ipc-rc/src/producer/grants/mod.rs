@@ -1,5 +1,8 @@
 //! Grants: which slot or ticket stands for which block.
 
+// Tests: `crates/ipc-rc/tests/loom_count.rs`, `crates/ipc-rc/tests/loom_dirty.rs`,
+// `tests/processes/ticket.rs`.
+
 pub(crate) mod lapse;
 pub(crate) mod ledger;
 pub(crate) mod slot_group;

@@ -1,6 +1,8 @@
 //! The roster: the connected participants, their ledgers, what each was told, and what waits to be
 //! sent to it.
 
+// Tests: `crates/ipc-rc/tests/departure.rs`, `tests/processes/crowd.rs`.
+
 pub(crate) mod ledger_table;
 pub(crate) mod outbox;
 pub(crate) mod peer;

@@ -1,5 +1,7 @@
 //! The session's own thread: its turns, the way in, the answers, and the way out.
 
+// Tests: `tests/joining`, `tests/security/connections.rs`.
+
 pub(crate) mod admission;
 pub(crate) mod answer;
 pub(crate) mod departure;
