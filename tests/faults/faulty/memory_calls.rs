@@ -74,6 +74,10 @@ unsafe impl<B: GpuBackend> GpuHostMemory for Faulty<B> {
 
 // SAFETY: `GpuHandles`: the backend below keeps it; a call that fails has done nothing.
 unsafe impl<B: GpuBackend> GpuHandles for Faulty<B> {
+    fn is_served(&self, base: DevicePtr) -> Result<bool> {
+        self.below().is_served(base)
+    }
+
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
         self.turn("export_handle")?;
         self.below().export_handle(base)
