@@ -24,11 +24,15 @@ const CASES: [(&str, &[&str]); 3] = [
             "lifecycle",
             "notice",
             "order",
+            "read_only",
             "ticket",
         ],
     ),
     ("faults", &["backend", "hostile", "limits"]),
-    ("security", &["directory", "forged", "quotas", "users"]),
+    (
+        "security",
+        &["directory", "forged", "quotas", "read_only", "users"],
+    ),
 ];
 
 fn between(text: &str, mark: char) -> BTreeSet<String> {

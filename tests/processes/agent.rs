@@ -271,6 +271,17 @@ impl Agent {
         }
     }
 
+    /// Says whether a block is only read.
+    #[track_caller]
+    pub fn is_read_only(&mut self, block: u64) -> bool {
+        self.number(&Command::IsReadOnly { block }) == 1
+    }
+
+    /// Writes into a block by the library.
+    pub fn write(&mut self, block: u64, stamp: u64) -> Result<(), Refusal> {
+        self.ask(&Command::Write { block, stamp }).map(drop)
+    }
+
     /// Counts the regions that it has mapped.
     #[track_caller]
     pub fn mappings(&mut self) -> u64 {

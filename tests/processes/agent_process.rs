@@ -138,6 +138,43 @@ impl Life {
                 self.received.clear();
                 Ok(Done::Nothing)
             }
+            Command::IsReadOnly { block } => {
+                let received = self.received(block)?;
+                // What can be written in place is not only read.
+                if received.is_read_only() && received.host_bytes().is_some() {
+                    return Err("a view that can be written".into());
+                }
+                Ok(Done::Number(received.is_read_only().into()))
+            }
+            Command::Write { block, stamp } => {
+                let received = self.received(block)?;
+                self.stream.write(received, &stamp.to_le_bytes())?;
+                Ok(Done::Nothing)
+            }
+            Command::Overwrite { block, stamp } => {
+                let ptr = self.received(block)?.device_ptr();
+                let bytes = stamp.to_le_bytes();
+                // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid
+                // until the copy is done. The block is not one that may be written: that is what
+                // is tried, and it ends this process or its context.
+                unsafe {
+                    self.gpu
+                        .backend()
+                        .copy_to_device(self.stream.raw(), ptr, bytes.as_ptr(), 8)
+                }?;
+                self.stream.synchronize()?;
+                Ok(Done::Nothing)
+            }
+            Command::MakeWritable { block } => {
+                let received = self.received(block)?;
+                let start = received.device_ptr().0 as *mut libc::c_void;
+                // SAFETY: `mprotect` asks for pages that are mapped: a lease keeps them, and blocks
+                // of the session's source begin at pages here.
+                match unsafe { libc::mprotect(start, 4096, libc::PROT_READ | libc::PROT_WRITE) } {
+                    0 => Ok(Done::Nothing),
+                    _ => Err(std::io::Error::last_os_error().to_string().as_str().into()),
+                }
+            }
             Command::LateWrite {
                 block,
                 stamp,

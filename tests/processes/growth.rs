@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
+use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, Descriptor, Error, Gpu, Participant, ParticipantId, SentBlock, To, Wait};
 use harness::{WATCHDOG, wait_until};
 
@@ -20,6 +21,10 @@ pub const CASES: &[Case] = &[
     (
         "growth::a_block_across_more_pieces_than_the_cache_keeps",
         beyond_the_cache,
+    ),
+    (
+        "growth::a_block_across_pieces_that_is_only_read_is_mapped_apart",
+        only_read,
     ),
     (
         "growth::a_consumer_in_the_same_process_gets_the_pointer",
@@ -190,6 +195,44 @@ fn beyond_the_cache() {
         consumer.let_go(claimed);
         wait_until("idle pieces to go", || consumer.mappings() <= 1);
     }
+}
+
+fn only_read() {
+    let producer = growing(64);
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    producer.grow(3);
+    let block = producer
+        .session
+        .alloc(3 * PIECE)
+        .expect("three pieces are free");
+    producer.stamp_through(&block);
+    let only_read = block
+        .share_with(
+            To::Participant(id),
+            After::Done,
+            &ShareOptions::default().read_only(),
+        )
+        .expect("shared");
+    let read = consumer.claim(&only_read);
+    assert_eq!(consumer.mappings(), 3);
+    let written = consumer.claim(&producer.share(&block, id));
+    assert_eq!(consumer.mappings(), 6, "each piece is mapped in both ways");
+    let end = 3 * PIECE - 8;
+    let (read_end, written_end) = (
+        consumer.slice(read, end, end + 8),
+        consumer.slice(written, end, end + 8),
+    );
+    assert!(is_stamped(&mut consumer, read) && is_stamped(&mut consumer, written));
+    assert!(consumer.is_read_only(read_end) && !consumer.is_read_only(written_end));
+    consumer.write(read_end, 1).expect_err("it is only read");
+    consumer.write(written_end, 2).expect("it may be written");
+    assert_eq!(consumer.stamp(read_end), 2, "one memory");
+    drop(block);
+    consumer.let_go_of_all();
+    producer.wait_for_nothing_held();
+    wait_until("all to go back", || producer.reserved() == 0);
+    assert_eq!(consumer.mappings(), 0);
 }
 
 fn same_process() {

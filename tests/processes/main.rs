@@ -25,6 +25,7 @@ mod kernel;
 mod lifecycle;
 mod notice;
 mod order;
+mod read_only;
 mod ticket;
 mod words;
 
@@ -47,6 +48,7 @@ const HOST_ONLY: &[&str] = &[
     "notice::room_is_made_by_a_peer_that_unmaps",
     "crowd::a_session_for_each_device",
     "bad_input::few_file_descriptors",
+    "read_only::a_mapping_cannot_be_made_writable",
 ];
 
 /// A case: its name and what it does.
@@ -65,6 +67,7 @@ fn main() {
         bad_input::CASES,
         ticket::CASES,
         forward::CASES,
+        read_only::CASES,
         notice::CASES,
         crowd::CASES,
         container::CASES,

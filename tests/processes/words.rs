@@ -57,6 +57,24 @@ pub enum Command {
     KeptLeases,
     Mappings,
     LetGoOfAll,
+    /// Whether a block is only read, as the library says.
+    IsReadOnly {
+        block: u64,
+    },
+    /// A write into a block by the library.
+    Write {
+        block: u64,
+        stamp: u64,
+    },
+    /// A write into a block by its address, which nothing of the library's looks at.
+    Overwrite {
+        block: u64,
+        stamp: u64,
+    },
+    /// Asks the kernel to let a block's pages be written, on the host backend.
+    MakeWritable {
+        block: u64,
+    },
     /// A write into a block that comes after the agent's death.
     LateWrite {
         block: u64,

@@ -8,6 +8,7 @@ mod connections;
 mod directory;
 mod forged;
 mod quotas;
+mod read_only;
 mod servers;
 mod stranger;
 mod users;
@@ -42,6 +43,7 @@ fn main() {
         &[
             forged::CASES,
             quotas::CASES,
+            read_only::CASES,
             directory::CASES,
             connections::CASES,
             servers::CASES,

@@ -5,14 +5,17 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use gpu_ipc::{Participant, Session};
+use gpu_ipc::backend::Access;
+use gpu_ipc::session::ShareOptions;
+use gpu_ipc::{After, Claims, Participant, Session, To};
 use harness::surroundings::{NOBODY, as_user};
 use harness::{Child, say, wait_until};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use crate::read_only::{is_to_be_read, open_to_write, question_by_ticket};
 use crate::stranger::{
-    HELLO, INSPECT, REFUSED, Stranger, WELCOME, hear, hello, say as send, say_bytes,
+    HELLO, INSPECT, MAP_REGION, REFUSED, Stranger, WELCOME, hear, hello, say as send, say_bytes,
 };
 use crate::{Case, Stage, open_gpu};
 
@@ -26,6 +29,10 @@ pub const CASES: &[Case] = &[
     (
         "users::one_that_is_not_allowed_cannot_read_what_a_process_holds",
         no_reading,
+    ),
+    (
+        "users::one_that_may_only_read_cannot_open_the_memory_to_write",
+        no_writing,
     ),
     (
         "users::one_that_is_not_allowed_keeps_nobody_out",
@@ -46,6 +53,8 @@ pub enum Role {
     Slow { socket: PathBuf, hello: Vec<u8> },
     /// Connects as often as it can, and says nothing.
     Silent { socket: PathBuf },
+    /// Asks for what it was granted to read, and opens its memory to write.
+    Write { socket: PathBuf, ticket: Vec<u8> },
     /// Reads a file.
     Read { file: PathBuf },
     /// Lays something where a session's socket is to be.
@@ -121,6 +130,16 @@ pub fn run(role: Role) {
                 .collect();
             say(&Said::Open(open.len()));
             harness::next::<()>();
+        }
+        Role::Write { socket, ticket } => {
+            let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).expect("it lives");
+            let stranger = Stranger::join(&socket, &open_gpu(), pidfd.as_fd());
+            let question = question_by_ticket(&stranger, &ticket, Access::ReadOnly);
+            let heard = stranger.ask(MAP_REGION, &question);
+            say(&match open_to_write(is_to_be_read(&heard)) {
+                Ok(_) => Said::Laid,
+                Err(error) => Said::Failed(error.to_string()),
+            });
         }
         Role::Read { file } => say(&match std::fs::File::open(file)
             .and_then(|mut file| file.read(&mut [0; 8]))
@@ -229,6 +248,27 @@ fn no_reading() {
         file: format!("/proc/{}/mem", std::process::id()).into(),
     });
     assert!(why.to_lowercase().contains("permission denied"), "{why}");
+    stage.end();
+}
+
+/// The mode of the memory keeps it to its owner, who is this process' user.
+fn no_writing() {
+    let stage = Stage::with(|builder| builder.allow_uids([0, NOBODY]));
+    let_in(stage.dir.path());
+    let block = stage.block();
+    let ticket = block
+        .share_with(
+            To::Ticket(Claims::Once),
+            After::Done,
+            &ShareOptions::default().read_only(),
+        )
+        .expect("shared");
+    let why = refused(&Role::Write {
+        socket: stage.session.socket_path().into(),
+        ticket: ticket.as_bytes().to_vec(),
+    });
+    assert!(why.to_lowercase().contains("permission denied"), "{why}");
+    drop(block);
     stage.end();
 }
 

@@ -25,7 +25,8 @@ pub const PAGE: u64 = 4096;
 
 const MAGIC: [u8; 8] = *b"gpuipcH1";
 
-/// Makes a sealed memfd.
+/// Makes a sealed memfd. Its mode keeps other users, who are sent a descriptor that can only be
+/// read, from opening it again by `/proc` to write.
 pub fn shared_file(bytes: u64) -> Result<OwnedFd> {
     let file = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(|e| {
@@ -37,9 +38,24 @@ pub fn shared_file(bytes: u64) -> Result<OwnedFd> {
         })?;
     rustix::fs::ftruncate(&file, bytes)
         .map_err(|e| Error::system("ftruncate of device memory", "free memory", e))?;
+    rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)
+        .map_err(|e| Error::system("fchmod of device memory", "report this", e))?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|e| Error::system("sealing device memory", "use Linux 3.17 or later", e))?;
     Ok(file)
+}
+
+/// Opens a memfd a second time, to read only: what is mapped by that descriptor can neither be
+/// written nor made writable.
+pub fn reopened_read_only(file: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(|e| {
+        Error::system(
+            "opening device memory to read only",
+            "raise RLIMIT_NOFILE, and mount /proc",
+            e,
+        )
+    })
 }
 
 /// Maps a file that nobody can truncate.

@@ -145,4 +145,9 @@ unsafe impl GpuDescriptors for HostBackend {
     fn maps_read_only(&self, _: DeviceId) -> Result<bool> {
         Ok(true)
     }
+
+    fn read_only_fd(&self, device: DeviceId, fd: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+        self.check_device("read_only_fd", device)?;
+        crate::memory::reopened_read_only(fd).map(Some)
+    }
 }

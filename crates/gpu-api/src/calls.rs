@@ -104,6 +104,11 @@ impl dyn GpuBackend + '_ {
         self.descriptors_of(device)?.maps_read_only(device)
     }
 
+    /// [`GpuDescriptors::read_only_fd`].
+    pub fn read_only_fd(&self, device: DeviceId, fd: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+        self.descriptors_of(device)?.read_only_fd(device, fd)
+    }
+
     /// [`GpuEventHandles::event_handle`].
     ///
     /// # Safety

@@ -122,6 +122,7 @@ pass_on! { GpuDescriptors:
             access: Access
         ) -> DevicePtr;
         fn maps_read_only(device: DeviceId) -> bool;
+        fn read_only_fd(device: DeviceId, fd: BorrowedFd<'_>) -> Option<OwnedFd>;
     }
 }
 

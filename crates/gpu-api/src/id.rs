@@ -3,6 +3,9 @@
 use std::fmt;
 
 /// Numbers a region within the source that made it; never used again there.
+///
+/// A source numbers its regions below 2^62. Bit 62 belongs to sessions: with it, the number names
+/// the region as what a participant may only read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct RegionId(pub u64);

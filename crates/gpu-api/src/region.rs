@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use std::os::fd::OwnedFd;
 
-use crate::{DeviceId, DevicePtr, MemHandle, ParticipantId, RegionId, Result, Sharing};
+use crate::{Access, DeviceId, DevicePtr, MemHandle, ParticipantId, RegionId, Result, Sharing};
 
 /// What another process needs to map a region, made once when the region is.
 #[derive(Debug)]
@@ -126,6 +126,27 @@ impl Region {
     }
 }
 
+impl RegionId {
+    const READ_ONLY: u64 = 1 << 62;
+
+    /// Returns how a participant that is given this number may map the region.
+    pub const fn access(self) -> Access {
+        match self.0 & RegionId::READ_ONLY {
+            0 => Access::ReadWrite,
+            _ => Access::ReadOnly,
+        }
+    }
+
+    /// Returns the number that stands for the same region mapped so.
+    #[must_use]
+    pub const fn with_access(self, access: Access) -> RegionId {
+        match access {
+            Access::ReadWrite => RegionId(self.0 & !RegionId::READ_ONLY),
+            Access::ReadOnly => RegionId(self.0 | RegionId::READ_ONLY),
+        }
+    }
+}
+
 /// Where a region lies in a range of addresses that is filled piece by piece.
 ///
 /// A block may lie across such regions, which are contiguous in every process that maps them. The
@@ -133,7 +154,7 @@ impl Region {
 /// number, so `behind` stays true.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spot {
-    /// The range's number within its source.
+    /// The range's number within its source, below 2^62 as a region's.
     pub range: u64,
     /// The range's bytes.
     pub range_len: u64,
@@ -141,6 +162,19 @@ pub struct Spot {
     pub offset: u64,
     /// The number of the region that begins where this one ends, if there is one.
     pub behind: RegionId,
+}
+
+impl Spot {
+    /// Returns the place among the numbers that stand for the same regions mapped so, in a range of
+    /// its own.
+    #[must_use]
+    pub fn with_access(self, access: Access) -> Spot {
+        Spot {
+            range: RegionId(self.range).with_access(access).0,
+            behind: self.behind.with_access(access),
+            ..self
+        }
+    }
 }
 
 /// A block's bytes: a piece of a region, which may go on in the regions behind it.
@@ -311,5 +345,20 @@ mod tests {
         assert!(region.is_pinned());
         region.unpin();
         assert!(!region.is_pinned());
+    }
+
+    #[test]
+    fn a_region_has_a_number_for_each_access() {
+        for number in [0, 7, (1 << 62) - 1, 1 << 63, u64::MAX ^ 1 << 62] {
+            let region = RegionId(number);
+            let alias = region.with_access(Access::ReadOnly);
+            assert_ne!(region, alias);
+            assert_eq!(
+                (region.access(), alias.access()),
+                (Access::ReadWrite, Access::ReadOnly)
+            );
+            assert_eq!(alias.with_access(Access::ReadWrite), region);
+            assert_eq!(alias.with_access(Access::ReadOnly), alias);
+        }
     }
 }

@@ -91,15 +91,14 @@ impl SentBlock {
 
 impl ReceivedBlock {
     /// Views the block's bytes in place, on the host backend; `None` on a GPU, whose memory the CPU
-    /// does not reach, for a participant that maps
-    /// [read-only](crate::ParticipantBuilder::read_only), since an atomic byte could be written,
-    /// and in a forked child, whose parent may have ended the lease.
+    /// does not reach, for a block that is [only read](ReceivedBlock::is_read_only), since an atomic
+    /// byte could be written, and in a forked child, whose parent may have ended the lease.
     ///
     /// Other processes and streams may write at the same time, so each byte is atomic. The view
     /// shows what the producer wrote once the block's [state](ReceivedBlock::state) is
     /// [`Ready`](crate::State::Ready).
     pub fn host_bytes(&self) -> Option<&[AtomicU8]> {
-        if self.link().facts.access == Access::ReadOnly {
+        if self.is_read_only() {
             None
         } else {
             view(self)
@@ -278,7 +277,7 @@ fn check_writable(block: &impl Contents) -> Result<()> {
     Err(Error::Invalid {
         what: "the block to write to",
         got: "mapped read-only".into(),
-        must: "of a participant that was connected without `read_only`",
+        must: "shared without `read_only`, with a participant that was connected without it",
     })
 }
 
@@ -330,12 +329,11 @@ impl sealed::Contents for SentSlice<'_> {
 
 impl sealed::Contents for ReceivedBlock {
     fn extent(&self) -> Extent<'_> {
-        let facts = &self.link().facts;
         Extent {
-            gpu: &facts.gpu,
+            gpu: &self.link().facts.gpu,
             start: self.device_ptr(),
             len: self.len(),
-            access: facts.access,
+            access: self.access(),
         }
     }
 

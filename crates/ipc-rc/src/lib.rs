@@ -76,5 +76,5 @@ pub mod model {
     pub use crate::consumer::mappings::use_count::{Leave, UseCount};
     pub use crate::producer::blocks::count::{Amount, Cell as Count};
     pub use crate::producer::blocks::reclaimed::ReclaimedBlocks;
-    pub use crate::producer::grants::slot_group::{Effort, SlotGroups};
+    pub use crate::producer::grants::slot_group::{Effort, SlotGroups, Terms};
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, Error, Gpu};
 use ipc_rc::{
-    After, ClaimError, Claims, Descriptor, Participant, SentBlock, Session, Stream, To, Wait,
+    After, ClaimError, Claims, Descriptor, Participant, SentBlock, Session, ShareOptions, Stream,
+    To, Wait,
 };
 use proptest::prelude::*;
 use siphasher::sip::SipHasher13;
@@ -15,6 +16,8 @@ use siphasher::sip::SipHasher13;
 /// A wait that is longer will never end.
 const PATIENCE: Duration = Duration::from_secs(120);
 const LEN: u64 = 4096;
+/// The bit of a region's number that says that it is only read.
+const READ_ONLY: u64 = 1 << 62;
 
 /// Where the fields lie, with their bytes: the table of `docs/WIRE.md`.
 const FIELDS: [(&str, usize, usize); 20] = [
@@ -81,16 +84,19 @@ impl World {
     }
 
     /// Shares the block in each way that there is.
-    fn shared(&self) -> [Descriptor; 4] {
+    fn shared(&self) -> [Descriptor; 6] {
         let reader = To::Participant(self.reader.id());
         let ticket = To::Ticket(Claims::Once);
+        let (any, read_only) = (ShareOptions::default(), ShareOptions::default().read_only());
         [
-            (reader, After::Done),
-            (reader, After::Stream(&self.work)),
-            (ticket, After::Done),
-            (ticket, After::Stream(&self.work)),
+            (reader, After::Done, any),
+            (reader, After::Stream(&self.work), any),
+            (ticket, After::Done, any),
+            (ticket, After::Stream(&self.work), any),
+            (reader, After::Done, read_only),
+            (ticket, After::Done, read_only),
         ]
-        .map(|(to, after)| self.block.share(to, after).expect("shared"))
+        .map(|(to, after, options)| self.block.share_with(to, after, &options).expect("shared"))
     }
 
     /// Tries to claim what was altered, in every way that there is.
@@ -189,6 +195,7 @@ fn values(world: &World, shared: &Descriptor, at: usize, len: usize) -> Vec<Vec<
             32 << 20,
             1 << 40,
             1 << 60,
+            number ^ READ_ONLY,
         ];
         values.extend(numbers.map(|number| number.to_le_bytes().to_vec()));
     }
@@ -250,6 +257,27 @@ fn a_fence_taken_out_or_put_in_is_refused() {
     }
     world.is_untouched();
     [plain, fenced]
+        .iter()
+        .for_each(|shared| world.claims(shared));
+}
+
+#[test]
+fn what_is_only_read_is_not_made_writable_by_a_carrier_nor_the_other_way_round() {
+    let world = World::open();
+    for shared in world.shared() {
+        let mut altered = *shared.as_bytes();
+        let region = u64::from_le_bytes(*altered[64..].first_chunk().expect("8 bytes"));
+        altered[64..72].copy_from_slice(&(region ^ READ_ONLY).to_le_bytes());
+        for bytes in mended(altered, shared.as_bytes()) {
+            if let Ok(read) = Descriptor::decode(&bytes) {
+                assert_ne!(read.is_read_only(), shared.is_read_only());
+            }
+            world.refuses(&bytes, "another access");
+        }
+        world.is_untouched();
+    }
+    world
+        .shared()
         .iter()
         .for_each(|shared| world.claims(shared));
 }

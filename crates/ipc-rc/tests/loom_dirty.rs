@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use ipc_rc::model::{Effort, ReclaimedBlocks, SlotGroups};
+use gpu_api::Access;
+use ipc_rc::model::{Effort, ReclaimedBlocks, SlotGroups, Terms};
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use transport::os::clock::Tick;
@@ -44,7 +45,7 @@ fn held() -> (SlotGroups<u32, File>, Arc<File>, [(u32, Generation); 2]) {
     });
     let mut part = SlotGroups::new(&file, 0);
     let leases = [7, 8].map(|block| {
-        part.grant(&block, (Tick::default(), Tick::NEVER))
+        part.grant(&block, Terms::new(Tick::default(), None, Access::ReadWrite))
             .expect("a free slot")
     });
     for (slot, generation) in leases {

@@ -135,6 +135,11 @@ unsafe impl<B: GpuBackend> GpuDescriptors for Faulty<B> {
     fn maps_read_only(&self, device: DeviceId) -> Result<bool> {
         self.below().descriptors_of(device)?.maps_read_only(device)
     }
+
+    fn read_only_fd(&self, device: DeviceId, fd: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+        self.turn("read_only_fd")?;
+        self.below().read_only_fd(device, fd)
+    }
 }
 
 // SAFETY: `GpuStore`: the backend below keeps it; a call that fails has done nothing.

@@ -88,4 +88,17 @@ pub unsafe trait GpuDescriptors {
 
     /// Says whether an imported descriptor can be mapped read-only.
     fn maps_read_only(&self, device: DeviceId) -> Result<bool>;
+
+    /// Makes, of a descriptor that [`export_fd`](GpuDescriptors::export_fd) or
+    /// [`GpuStore::export_memory`](crate::GpuStore::export_memory) gave, one of the same memory that
+    /// the kernel lets its holder map read-only alone; `None` where descriptors have no such form.
+    /// There the importer is trusted to ask for [`Access::ReadOnly`].
+    ///
+    /// # Errors
+    ///
+    /// What the kernel refuses.
+    fn read_only_fd(&self, device: DeviceId, fd: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+        let _ = (device, fd);
+        Ok(None)
+    }
 }

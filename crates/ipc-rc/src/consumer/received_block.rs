@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::ops::RangeBounds;
 use std::time::{Duration, Instant};
 
-use gpu_api::{DevicePtr, RegionId, Result};
+use gpu_api::{Access, DevicePtr, RegionId, Result};
 
 use crate::consumer::claim_error::ClaimError;
 use crate::consumer::connection::asking::Patience;
@@ -75,6 +75,19 @@ impl ReceivedBlock {
     )]
     pub fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Says whether the block is only read: it was [shared
+    /// so](crate::ShareOptions::read_only), or the participant [maps
+    /// so](crate::ParticipantBuilder::read_only). A write to its address faults, on a GPU in a way
+    /// that breaks the context.
+    pub fn is_read_only(&self) -> bool {
+        self.access() == Access::ReadOnly
+    }
+
+    pub(crate) fn access(&self) -> Access {
+        let held = self.lease.held();
+        held.link().facts.access_to(held.mapping.region())
     }
 
     /// Names a stream of this process whose work touches the block, of any device and vendor.

@@ -8,6 +8,7 @@
 //! | open a session, allocate or adopt | [`builder`], [`session`], [`blocks`] |
 //! | share: fence, grant, descriptor | [`share`], [`fences`], [`grants`] |
 //! | share by ticket | [`grants::ticket`], [`fences::ticket_event`] |
+//! | share to be read only | [`access`] |
 //! | lend, and share what is lent | [`loan`] |
 //! | take back what is unclaimed | [`revoke`] |
 //! | drop: limbo | [`sent_block`], [`blocks`] |
@@ -19,6 +20,7 @@
 // Tests: `crates/ipc-rc/tests/session.rs`, `crates/ipc-rc/tests/loan.rs`,
 // `crates/ipc-rc/tests/share_many.rs`, `tests/processes`.
 
+pub(crate) mod access;
 pub(crate) mod blocks;
 pub(crate) mod builder;
 pub(crate) mod collect;

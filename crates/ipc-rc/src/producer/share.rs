@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu_api::{Error, ParticipantId, Result};
+use gpu_api::{Access, Error, ParticipantId, Result};
 
 use crate::producer::blocks::block::Block;
 use crate::producer::core::Core;
 use crate::producer::fences::fence::{Addressee, UNCAPTURED};
 use crate::producer::fences::ticket_event::TicketEvent;
 use crate::producer::grants::ledger::{Granted, Granting, Refusal};
+use crate::producer::grants::slot_group::Terms;
 use crate::producer::grants::ticket::Claims;
 use crate::producer::roster::ledger_table::Leases;
 use crate::producer::roster::peer::Peer;
@@ -72,6 +73,7 @@ pub enum After<'a> {
 pub struct ShareOptions {
     pub(crate) user: [u8; 64],
     pub(crate) time_to_live: Option<Option<Duration>>,
+    access: Access,
 }
 
 impl Default for ShareOptions {
@@ -79,6 +81,7 @@ impl Default for ShareOptions {
         ShareOptions {
             user: [0; 64],
             time_to_live: None,
+            access: Access::ReadWrite,
         }
     }
 }
@@ -99,6 +102,40 @@ impl ShareOptions {
         self.time_to_live = Some(time);
         self
     }
+
+    /// Grants the block to be read only: the participant maps it so that a write faults, and what
+    /// it forwards is read-only too. What the device or the kernel enforces, and what is left to the
+    /// participant, is in `SECURITY.md`.
+    ///
+    /// The share is [`Error::Unsupported`] for memory that other processes open by a handle, which
+    /// is always writable, and on a device that maps nothing read-only (`Caps::read_only`). A
+    /// participant of the producer's own process has the producer's address; there the library's
+    /// own writes are refused, and no others.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// use ipc_rc::{After, Participant, Session, ShareOptions, Stream, To, Wait};
+    ///
+    /// let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// let reader = Participant::builder(gpu.clone()).connect(session.socket_path())?;
+    /// let weights = session.alloc(4096)?;
+    /// let options = ShareOptions::default().read_only();
+    /// let descriptor = weights.share_with(To::Participant(reader.id()), After::Done, &options)?;
+    /// let received = reader.claim(descriptor.as_bytes(), Wait::Host, None)?;
+    /// assert!(received.is_read_only());
+    /// assert!(Stream::create(&gpu)?.write(&received, &[1]).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn read_only(mut self) -> ShareOptions {
+        self.access = Access::ReadOnly;
+        self
+    }
 }
 
 impl Core {
@@ -113,6 +150,7 @@ impl Core {
         options: &ShareOptions,
     ) -> Result<Descriptor> {
         self.check_open()?;
+        let place = self.place_with(options.access, block, place)?;
         let time_to_live = options.time_to_live.unwrap_or(self.facts.time_to_live);
         let now = Tick::now();
         let (named, sealer) = match to {
@@ -133,7 +171,8 @@ impl Core {
                         Some(fence)
                     }
                 };
-                let (lease, sealer) = self.grant_to(id, block, now, time_to_live)?;
+                let terms = Terms::new(now, time_to_live, options.access);
+                let (lease, sealer) = self.grant_to(id, block, terms)?;
                 (Named::Lease(id, lease, fence), sealer)
             }
             To::Ticket(claims) => {
@@ -167,6 +206,7 @@ impl Core {
         options: &ShareOptions,
     ) -> Result<Descriptor> {
         self.check_open()?;
+        let place = self.place_with(options.access, block, place)?;
         let time_to_live = options.time_to_live.unwrap_or(self.facts.time_to_live);
         let now = Tick::now();
         let ticket = self
@@ -195,6 +235,11 @@ impl Core {
         self.check_open()?;
         let time_to_live = options.time_to_live.unwrap_or(self.facts.time_to_live);
         let now = Tick::now();
+        let terms = Terms::new(now, time_to_live, options.access);
+        // Before anything is queued or granted, as far as it can be.
+        for (block, _) in grants {
+            self.place_with(options.access, block, block.extent())?;
+        }
         let mut point = None;
         let mut fences = None;
         if let After::Stream(stream) = after {
@@ -211,18 +256,20 @@ impl Core {
         let mut descriptors = Vec::with_capacity(grants.len());
         let mut begun = self.begin_grants(grants);
         for (n, (block, to)) in grants.iter().enumerate() {
+            let mut place = block.extent();
+            place.region = place.region.with_access(options.access);
             let named = match *to {
                 To::Participant(id) => {
                     let place = place_of(id);
                     let fence = fences.as_ref().and_then(|fences| fences[place]);
                     let ledger = begun.get_mut(place).and_then(Option::as_mut);
-                    let lease = ledger
-                        .and_then(|ledger| ledger.grant_sealed(id, block, now, time_to_live).ok());
+                    let lease =
+                        ledger.and_then(|ledger| ledger.grant_sealed(id, block, terms).ok());
                     let lease = lease.map_or_else(
                         || {
                             // This waits for locks, and the tickets' table below too.
                             begun.clear();
-                            self.grant_to(id, block, now, time_to_live)
+                            self.grant_to(id, block, terms)
                         },
                         Ok,
                     );
@@ -231,19 +278,13 @@ impl Core {
                 To::Ticket(claims) => {
                     begun.clear();
                     self.tickets
-                        .issue(
-                            (block, block.extent()),
-                            claims,
-                            point.clone(),
-                            now,
-                            time_to_live,
-                        )
+                        .issue((block, place), claims, point.clone(), now, time_to_live)
                         .map(|ticket| (Named::Ticket(ticket), *self.ticket_sealer))
                 }
             };
             match named {
                 Ok((named, sealer)) => {
-                    descriptors.push(self.describe(&sealer, block.extent(), named, user(n)));
+                    descriptors.push(self.describe(&sealer, place, named, user(n)));
                 }
                 Err(error) => {
                     // All or nothing. What somebody could have claimed meanwhile nobody has a
@@ -331,9 +372,9 @@ impl Core {
     ///
     /// [`Error::Invalid`] when the participant has no such lease, and as [`share`](Core::share).
     pub(crate) fn forward(&self, from: &Peer, wanted: &Wanted, to: To) -> Result<Descriptor> {
-        let block = from
+        let (block, access) = from
             .ledger
-            .with_block(wanted.lease, Arc::clone)
+            .with_lease(wanted.lease, |block, access| (block.clone(), access))
             .ok_or(Error::Invalid {
                 what: "the lease to forward",
                 got: "none of yours".into(),
@@ -360,6 +401,7 @@ impl Core {
             &ShareOptions {
                 user: wanted.user,
                 time_to_live: None,
+                access,
             },
         )
     }
@@ -367,19 +409,13 @@ impl Core {
     /// Grants a lease to the participant of this number. The ledger's lock alone is taken, unless
     /// its slots are all in use.
     #[inline]
-    fn grant_to(
-        &self,
-        id: ParticipantId,
-        block: &Arc<Block>,
-        now: Tick,
-        time_to_live: Option<Duration>,
-    ) -> Result<Granted> {
+    fn grant_to(&self, id: ParticipantId, block: &Arc<Block>, terms: Terms) -> Result<Granted> {
         let gone = || Error::ParticipantGone { participant: id };
         let ledger = self.roster.ledgers.get(place_of(id)).ok_or_else(gone)?;
-        match ledger.grant_sealed(id, block, now, time_to_live) {
+        match ledger.grant_sealed(id, block, terms) {
             Ok(granted) => Ok(granted),
             Err(Refusal::Gone | Refusal::Full) => {
-                self.grant(&self.roster.addressee(id)?, block, now, time_to_live)
+                self.grant(&self.roster.addressee(id)?, block, terms)
             }
         }
     }
@@ -389,8 +425,7 @@ impl Core {
         &self,
         peer: &Arc<Peer>,
         block: &Arc<Block>,
-        now: Tick,
-        time_to_live: Option<Duration>,
+        terms: Terms,
     ) -> Result<Granted> {
         let announce = |index, file: &CounterFile| {
             let message = ToParticipant::CounterFile {
@@ -406,7 +441,7 @@ impl Core {
             self.retire(ended);
         };
         let max_slots = self.facts.max_slots;
-        peer.grant(block, now, time_to_live, max_slots, announce, retire)
+        peer.grant(block, terms, max_slots, announce, retire)
     }
 
     #[inline]

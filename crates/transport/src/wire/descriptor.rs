@@ -15,7 +15,7 @@
 //! | 48 | 4 | counter file |
 //! | 52 | 4 | slot in it, or ticket |
 //! | 56 | 8 | generation, below 2^61 |
-//! | 64 | 8 | region |
+//! | 64 | 8 | region; with 2^62 set, to be read only |
 //! | 72 | 8 | offset in the region |
 //! | 80 | 8 | length |
 //! | 88 | 4 | fence: word; 2^32-1 for no fence, and then the next two are 0 |
@@ -46,7 +46,7 @@ pub use view::View;
 
 use std::fmt;
 
-use gpu_api::{ParticipantId, Result};
+use gpu_api::{Access, ParticipantId, Result};
 
 /// A grant of one block, as plain bytes for any transport.
 ///
@@ -105,6 +105,11 @@ impl Descriptor {
     /// Says whether it is a ticket, whose claim asks the producer.
     pub fn is_ticket(&self) -> bool {
         self.fields().kind == GrantKind::Ticket
+    }
+
+    /// Says whether it grants the block to be read only.
+    pub fn is_read_only(&self) -> bool {
+        self.fields().region.access() == Access::ReadOnly
     }
 
     /// Returns the bytes of the block that it grants.

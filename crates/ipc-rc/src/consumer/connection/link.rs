@@ -45,6 +45,17 @@ pub(crate) struct Facts {
     pub is_own_process: bool,
 }
 
+impl Facts {
+    /// Returns how a region of this number is mapped: its grant and the participant may each say
+    /// that it is only read.
+    pub fn access_to(&self, region: RegionId) -> Access {
+        match region.access() {
+            Access::ReadOnly => Access::ReadOnly,
+            Access::ReadWrite => self.access,
+        }
+    }
+}
+
 /// How far the hearing of the producer has come.
 #[derive(Debug, Default)]
 pub(crate) struct Hearing {

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use gpu_api::{Error, RegionId, Result};
+use gpu_api::{Access, Error, RegionId, Result};
 
 use crate::consumer::connection::asking::{Asking, Patience};
 use crate::consumer::connection::link::Link;
@@ -180,7 +180,7 @@ impl<H: Home> Mappings<H> {
         }
         let link = home.link();
         let question = Question::Map {
-            access: link.facts.access,
+            access: link.facts.access_to(region),
             lease,
         };
         let mut asking = Asking::new(link, Key::Region(region), question, patience);
@@ -399,7 +399,7 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
             remedy: "open the participant on the producer's device",
         });
     }
-    let backend = link.facts.gpu.backend();
+    let (backend, access) = (link.facts.gpu.backend(), link.facts.access_to(region));
     let behind = match place {
         RegionPlace::Piece(spot) => Some(spot.behind),
         RegionPlace::LocalPiece(_, behind) => Some(behind),
@@ -416,6 +416,13 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
                 what: "the place of a region",
                 got: "an address in the producer's process".into(),
                 must: "a handle or a file descriptor, since this is another process",
+            });
+        }
+        (RegionPlace::Handle(_), _) if region.access() == Access::ReadOnly => {
+            return Err(Error::Invalid {
+                what: "the place of a region that is only read",
+                got: "a handle, which is always writable".into(),
+                must: "a file descriptor",
             });
         }
         (RegionPlace::Handle(handle), _) => {
@@ -437,11 +444,11 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
             (base, false)
         }
         (RegionPlace::Fd, Some(fd)) => (
-            backend.import_fd(link.facts.gpu.device(), fd.as_fd(), len, link.facts.access)?,
+            backend.import_fd(link.facts.gpu.device(), fd.as_fd(), len, access)?,
             false,
         ),
         (RegionPlace::Piece(spot), Some(fd)) => (
-            ranges.map(&link.facts.gpu, fd.as_fd(), len, spot, link.facts.access)?,
+            ranges.map(&link.facts.gpu, fd.as_fd(), len, spot, access)?,
             false,
         ),
         (RegionPlace::Fd | RegionPlace::Piece(_), None) => {

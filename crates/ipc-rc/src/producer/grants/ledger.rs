@@ -20,10 +20,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpu_api::ParticipantId;
+use gpu_api::{Access, ParticipantId};
 
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
-use crate::producer::grants::slot_group::{Effort, SlotGroups};
+use crate::producer::grants::slot_group::{Effort, SlotGroups, Terms};
 use crate::shard::{SHARDS, own_shard};
 use transport::os::clock::Tick;
 use transport::shared::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
@@ -201,20 +201,18 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         &self,
         owner: ParticipantId,
         block: &B,
-        now: Tick,
-        time_to_live: Option<Duration>,
+        terms: Terms,
     ) -> Result<Granted, Refusal> {
-        let times = times_of(now, time_to_live);
         let own = own_shard();
         let locked = self.with_room(own);
         let mut is_full = false;
         if let Ok(mut shard) = locked.shard.try_lock() {
-            match Self::grant_in(locked, &mut shard, owner, block, times) {
+            match Self::grant_in(locked, &mut shard, owner, block, terms) {
                 Err(Refusal::Full) => is_full = true,
                 done => return done,
             }
         }
-        self.grant_elsewhere(own, is_full, owner, block, times)
+        self.grant_elsewhere(own, is_full, owner, block, terms)
     }
 
     /// Grants as [`grant_sealed`](Ledger::grant_sealed) does, for whom no descriptor is wanted.
@@ -230,8 +228,12 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         now: Tick,
         time_to_live: Option<Duration>,
     ) -> Result<LeaseAddress, Refusal> {
-        self.grant_sealed(owner, block, now, time_to_live)
-            .map(|(lease, _)| lease)
+        self.grant_sealed(
+            owner,
+            block,
+            Terms::new(now, time_to_live, Access::ReadWrite),
+        )
+        .map(|(lease, _)| lease)
     }
 
     /// Returns the shard that the threads of this one found room in last.
@@ -257,12 +259,12 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         is_full: bool,
         owner: ParticipantId,
         block: &B,
-        times: (Tick, Tick),
+        terms: Terms,
     ) -> Result<Granted, Refusal> {
         for n in (own..own + SHARDS).map(|n| n % SHARDS) {
             let locked = &self.shards[n];
             if let Ok(mut shard) = locked.shard.try_lock() {
-                match Self::grant_in(locked, &mut shard, owner, block, times) {
+                match Self::grant_in(locked, &mut shard, owner, block, terms) {
                     Err(Refusal::Full) => {}
                     done => {
                         // A shard that is only locked is left for one grant: threads that stayed
@@ -277,7 +279,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         }
         for n in 0..SHARDS {
             let locked = &self.shards[(own + n) % SHARDS];
-            match Self::grant_in(locked, &mut locked.lock(), owner, block, times) {
+            match Self::grant_in(locked, &mut locked.lock(), owner, block, terms) {
                 Err(Refusal::Full) => {}
                 done => return done,
             }
@@ -291,18 +293,18 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         shard: &mut Shard<B, F>,
         owner: ParticipantId,
         block: &B,
-        times: (Tick, Tick),
+        terms: Terms,
     ) -> Result<Granted, Refusal> {
         let sealer = match &shard.owner {
             Some(of) if of.id == owner => *of.sealer,
             _ => return Err(Refusal::Gone),
         };
         while let Some(part) = shard.parts.get_mut(shard.first_free) {
-            let Some((slot, generation)) = part.grant(block, times) else {
+            let Some((slot, generation)) = part.grant(block, terms) else {
                 shard.first_free += 1;
                 continue;
             };
-            shard.first_lapse = shard.first_lapse.min(times.1);
+            shard.first_lapse = shard.first_lapse.min(terms.lapses());
             if !locked.is_busy() {
                 locked.busy.store(true, Ordering::Relaxed);
             }
@@ -398,12 +400,19 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Looks at the block behind an outstanding lease, without holding it: a block's count stays
     /// exact.
     pub fn with_block<T>(&self, entry: LeaseAddress, look: impl FnOnce(&B) -> T) -> Option<T> {
+        self.with_lease(entry, |block, _| look(block))
+    }
+
+    /// Looks at the block behind an outstanding lease, and at what its holder may do with it.
+    pub fn with_lease<T>(
+        &self,
+        entry: LeaseAddress,
+        look: impl FnOnce(&B, Access) -> T,
+    ) -> Option<T> {
         let shard = self.shard_of(entry)?.lock();
-        shard
-            .parts
-            .get(entry.file as usize)?
-            .block(entry.slot, entry.generation)
-            .map(look)
+        let part = shard.parts.get(entry.file as usize)?;
+        let (block, access) = part.block(entry.slot, entry.generation)?;
+        Some(look(block, access))
     }
 
     /// Takes back every grant whose time to live has passed unclaimed, names it in `lapsed`, and
@@ -545,16 +554,9 @@ impl<B: Clone, F: SlotFile> Granting<'_, B, F> {
         &mut self,
         owner: ParticipantId,
         block: &B,
-        now: Tick,
-        time_to_live: Option<Duration>,
+        terms: Terms,
     ) -> Result<Granted, Refusal> {
-        Ledger::grant_in(
-            self.locked,
-            &mut self.shard,
-            owner,
-            block,
-            times_of(now, time_to_live),
-        )
+        Ledger::grant_in(self.locked, &mut self.shard, owner, block, terms)
     }
 }
 
@@ -568,17 +570,13 @@ impl<B: Clone, F: SlotFile> Granting<'_, B, F> {
         now: Tick,
         time_to_live: Option<Duration>,
     ) -> Result<LeaseAddress, Refusal> {
-        self.grant_sealed(owner, block, now, time_to_live)
-            .map(|(lease, _)| lease)
+        self.grant_sealed(
+            owner,
+            block,
+            Terms::new(now, time_to_live, Access::ReadWrite),
+        )
+        .map(|(lease, _)| lease)
     }
-}
-
-/// Returns when a lease is granted, and when it lapses.
-fn times_of(now: Tick, time_to_live: Option<Duration>) -> (Tick, Tick) {
-    (
-        now,
-        time_to_live.map_or(Tick::NEVER, |time| now.after(time)),
-    )
 }
 
 #[cfg(test)]

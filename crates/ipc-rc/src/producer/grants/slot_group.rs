@@ -7,6 +7,9 @@
 
 use std::hint::black_box;
 use std::sync::Arc;
+use std::time::Duration;
+
+use gpu_api::Access;
 
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::shard::SHARDS;
@@ -21,6 +24,32 @@ pub enum Effort {
     Marked,
     /// At every outstanding slot.
     Everything,
+}
+
+/// What a lease is granted with.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    granted: Tick,
+    /// [`Tick::NEVER`] for a grant without a time to live.
+    lapses: Tick,
+    access: Access,
+}
+
+impl Terms {
+    /// Grants from now on, for so long if it is not claimed.
+    #[inline]
+    pub fn new(now: Tick, time_to_live: Option<Duration>, access: Access) -> Terms {
+        Terms {
+            granted: now,
+            lapses: time_to_live.map_or(Tick::NEVER, |time| now.after(time)),
+            access,
+        }
+    }
+
+    /// Returns when the grant lapses.
+    pub fn lapses(&self) -> Tick {
+        self.lapses
+    }
 }
 
 /// What a slot stands for.
@@ -40,6 +69,8 @@ struct Group<B> {
     out: u64,
     /// Outstanding with a corrupt word: only a burial ends them.
     barred: u64,
+    /// Granted to be read only; means nothing for free slots.
+    read_only: u64,
     rows: Box<[Row<B>]>,
 }
 
@@ -55,6 +86,7 @@ impl<B> Group<B> {
             free: u64::MAX,
             out: 0,
             barred: 0,
+            read_only: 0,
             rows: (0..GROUP).map(|_| row()).collect(),
         }
     }
@@ -83,10 +115,9 @@ pub struct SlotGroups<B, F> {
 }
 
 impl<B: Clone, F: SlotFile> SlotGroups<B, F> {
-    /// Writes a block down in a free slot and grants it; `None` when there is none. `times` are
-    /// when, and when it lapses.
+    /// Writes a block down in a free slot and grants it; `None` when there is none.
     #[inline]
-    pub fn grant(&mut self, block: &B, times: (Tick, Tick)) -> Option<(u32, Generation)> {
+    pub fn grant(&mut self, block: &B, terms: Terms) -> Option<(u32, Generation)> {
         if self.with_free == 0 {
             return None;
         }
@@ -98,6 +129,8 @@ impl<B: Clone, F: SlotFile> SlotGroups<B, F> {
         let bit = group.free.trailing_zeros();
         group.free &= !(1 << bit);
         group.out |= 1 << bit;
+        group.read_only &= !(1 << bit);
+        group.read_only |= u64::from(terms.access == Access::ReadOnly) << bit;
         if group.free == 0 {
             self.with_free &= !(1 << index);
         }
@@ -105,7 +138,7 @@ impl<B: Clone, F: SlotFile> SlotGroups<B, F> {
         let row = &mut group.rows[bit as usize];
         row.block = Some(block.clone());
         row.generation = row.generation.next();
-        (row.granted, row.lapses) = times;
+        (row.granted, row.lapses) = (terms.granted, terms.lapses);
         let slot = (self.first_group + index) * GROUP + bit;
         self.file.slots()[slot as usize].grant(row.generation);
         Some((slot, row.generation))
@@ -315,12 +348,15 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
         }
     }
 
-    /// Returns the block behind a lease at exactly this generation.
-    pub fn block(&self, slot: u32, generation: Generation) -> Option<&B> {
+    /// Returns the block behind a lease at exactly this generation, and what may be done with it.
+    pub fn block(&self, slot: u32, generation: Generation) -> Option<(&B, Access)> {
         let (index, bit) = self.find(slot, generation)?;
-        self.groups[index as usize].rows[bit as usize]
-            .block
-            .as_ref()
+        let group = &self.groups[index as usize];
+        let access = match group.read_only >> bit & 1 {
+            0 => Access::ReadWrite,
+            _ => Access::ReadOnly,
+        };
+        Some((group.rows[bit as usize].block.as_ref()?, access))
     }
 
     /// Says whether the lease in a slot is outstanding and unclaimed.

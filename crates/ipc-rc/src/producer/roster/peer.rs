@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, Gpu, Holder, HostPtr, ParticipantId, Region, RegionId, Result, WordPtr};
+use gpu_api::{
+    Access, Error, Gpu, Holder, HostPtr, ParticipantId, Region, RegionId, Result, WordPtr,
+};
 
 use crate::producer::blocks::block::Block;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::words::Words;
 use crate::producer::grants::ledger::{Granted, Refusal};
-use crate::producer::grants::slot_group::Effort;
+use crate::producer::grants::slot_group::{Effort, Terms};
 use crate::producer::notice::Departure;
 use crate::producer::roster::ledger_table::Leases;
 use crate::producer::roster::told::Told;
@@ -174,13 +176,12 @@ impl Peer {
     pub fn grant(
         &self,
         block: &Arc<Block>,
-        now: Tick,
-        time_to_live: Option<Duration>,
+        terms: Terms,
         max_slots: u64,
         announce: impl Fn(u32, &CounterFile),
         retire: impl Fn(&mut ReclaimedBlocks<Arc<Block>>),
     ) -> Result<Granted> {
-        let grant = || self.ledger.grant_sealed(self.id, block, now, time_to_live);
+        let grant = || self.ledger.grant_sealed(self.id, block, terms);
         loop {
             match grant() {
                 Ok(granted) => return Ok(granted),
@@ -225,12 +226,13 @@ impl Peer {
         lock(&self.files).get(index as usize).cloned()
     }
 
-    /// Notes that it may map a region, before it learns how.
-    pub fn note_mapping(&self, region: &Arc<Region>) {
-        self.told().note_mapping(region.id(), || {
-            region.pin();
-            region.clone()
-        });
+    /// Notes that it may map a region so, before it learns how.
+    pub fn note_mapping(&self, region: &Arc<Region>, access: Access) {
+        self.told()
+            .note_mapping(region.id().with_access(access), || {
+                region.pin();
+                region.clone()
+            });
     }
 
     /// Notes that it has not mapped a region, and returns it if it might have.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
-use gpu_api::{Error, ParticipantId, RegionId, Result};
+use gpu_api::{Access, Error, ParticipantId, RegionId, Result};
 
 use crate::producer::roster::ledger_table::LedgerTable;
 use crate::producer::roster::outbox::Outbox;
@@ -131,7 +131,7 @@ impl Roster {
             let unwanted = peer
                 .mapped()
                 .into_iter()
-                .filter(|&region| is_unwanted(region));
+                .filter(|&region| is_unwanted(region.with_access(Access::ReadWrite)));
             unwanted
                 .filter(|&region| self.ask_to_unmap_one(peer, region))
                 .count()

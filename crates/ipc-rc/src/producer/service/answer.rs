@@ -11,6 +11,7 @@ use gpu_api::{Access, Error, Export, Region, RegionId};
 use crate::producer::blocks::block::Block;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::ticket_event::Await;
+use crate::producer::grants::slot_group::Terms;
 use crate::producer::grants::ticket::Claims;
 use crate::producer::roster::peer::Peer;
 use crate::producer::roster::table::find;
@@ -101,7 +102,7 @@ impl Service {
     }
 
     /// Tells a participant how to map a region, and notes that it may. The lease that it names
-    /// proves its right.
+    /// proves its right, to what it was granted to do: [`access`](crate::producer::access).
     fn map(
         &self,
         peer: &Arc<Peer>,
@@ -110,33 +111,45 @@ impl Service {
         access: Access,
         lease: LeaseAddress,
     ) {
-        // Under the ledger's lock, so that the pin is taken while the block is certainly in use.
-        let leased = peer.ledger.with_block(lease, |block| {
-            let leased = block.region();
-            if leased.id() != region {
-                return Err(block.clone());
-            }
-            peer.note_mapping(leased);
-            Ok(leased.clone())
-        });
-        let leased = match leased {
-            Some(Ok(leased)) => Some(leased),
-            Some(Err(block)) => self.pin_behind(peer, &block, region),
-            None => None,
-        };
-        let Some(leased) = leased else {
-            let why = "no lease of yours lies in this region; it was revoked or has ended".into();
-            return self.tell(
+        let refuse = |code, why| {
+            self.tell(
                 peer,
                 &ToParticipant::NoRegion {
                     request,
                     region,
-                    code: RefusalCode::Region,
+                    code,
                     why,
                 },
             );
         };
-        let (place, fd) = match (leased.export(), leased.spot()) {
+        let wanted = region.access();
+        // Under the ledger's lock, so that the pin is taken while the block is certainly in use.
+        let leased = peer.ledger.with_lease(lease, |block, granted| {
+            let leased = block.region();
+            if wanted != granted {
+                return Err(None);
+            }
+            if leased.id().with_access(granted) != region {
+                return Err(Some(block.clone()));
+            }
+            peer.note_mapping(leased, granted);
+            Ok(leased.clone())
+        });
+        let leased = match leased {
+            Some(Ok(leased)) => Some(leased),
+            Some(Err(Some(block))) => self.pin_behind(peer, &block, region),
+            Some(Err(None)) => {
+                let why = "the lease was granted with another access to its region";
+                return refuse(RefusalCode::Region, why.into());
+            }
+            None => None,
+        };
+        let Some(leased) = leased else {
+            let why = "no lease of yours lies in this region; it was revoked or has ended";
+            return refuse(RefusalCode::Region, why.into());
+        };
+        let spot = leased.spot().map(|spot| spot.with_access(wanted));
+        let (place, fd) = match (leased.export(), spot) {
             (_, Some(spot)) if peer.seat.local => {
                 (RegionPlace::LocalPiece(leased.base(), spot.behind), None)
             }
@@ -152,6 +165,18 @@ impl Service {
             }
             (Export::Fd(fd), Some(spot)) => (RegionPlace::Piece(spot), Some(fd.as_fd())),
             (Export::Fd(fd), None) => (RegionPlace::Fd, Some(fd.as_fd())),
+        };
+        let narrowed = match self.core.narrowed(wanted, fd) {
+            Ok(narrowed) => narrowed,
+            Err(error) => {
+                tracing::warn!(participant = %peer.id, %error, "a region cannot be given to be read");
+                return refuse(RefusalCode::Failed, error.to_string());
+            }
+        };
+        let fd = narrowed.as_ref().map(AsFd::as_fd).or(fd);
+        let access = match wanted {
+            Access::ReadOnly => Access::ReadOnly,
+            Access::ReadWrite => access,
         };
         let (len, device) = (leased.len(), self.core.facts.gpu.uuid());
         self.tell_with(
@@ -177,8 +202,8 @@ impl Service {
             .memory
             .regions(block.piece())
             .into_iter()
-            .find(|behind| behind.id() == region)?;
-        peer.note_mapping(&behind);
+            .find(|behind| behind.id() == region.with_access(Access::ReadWrite))?;
+        peer.note_mapping(&behind, region.access());
         Some(behind)
     }
 
@@ -253,7 +278,8 @@ impl Service {
             }
         };
         let now = Tick::now();
-        let lease = match self.core.grant(peer, &plan.block, now, plan.time_to_live) {
+        let terms = Terms::new(now, plan.time_to_live, plan.place.region.access());
+        let lease = match self.core.grant(peer, &plan.block, terms) {
             Ok((lease, _)) => lease,
             Err(Error::Exhausted { .. }) => return Outcome::Limit,
             // It said goodbye, and claims all the same: as often as it likes, without a warning each.
