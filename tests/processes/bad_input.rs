@@ -54,7 +54,14 @@ fn descriptors() {
         let mut altered = *bytes;
         altered[at] ^= 1;
         let error = claim(&first, &altered);
-        assert!(matches!(error, ClaimError::Backend(_)), "{error}");
+        // One of another session is refused by name, the others are no descriptors.
+        assert!(
+            matches!(&error, ClaimError::Backend(Error::BadDescriptor { .. }))
+                || matches!(&error, ClaimError::Backend(Error::Mismatch { .. })) && at == 5
+                || matches!(&error, ClaimError::Refused { why, .. } if why.contains("session"))
+                    && at == 30,
+            "{at}: {error}"
+        );
     }
     let error = claim(&second, bytes);
     assert!(

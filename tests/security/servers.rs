@@ -284,7 +284,11 @@ fn few_descriptors(server: &Server) {
         current: Some(top + 1 + most),
         ..before
     };
-    setrlimit(Resource::Nofile, few).expect("it may lower it");
+    let lowered = Lowered::to(few, before);
+    // What earlier cases close meanwhile makes room that counts for nothing here.
+    let mut fillers: Vec<OwnedFd> =
+        std::iter::from_fn(|| rustix::io::dup(&sockets[0]).ok()).collect();
+    fillers.truncate(fillers.len().saturating_sub(4));
     for socket in &sockets {
         rustix::net::connect(socket, &address).expect("it listens");
     }
@@ -296,9 +300,25 @@ fn few_descriptors(server: &Server) {
     wait_until("those that find no room to be closed", || {
         sockets.iter().filter(|socket| closed(socket)).count() >= 1
     });
-    setrlimit(Resource::Nofile, before).expect("it may raise it again");
+    drop((fillers, lowered));
     drop(sockets);
     server.await_sleeps(&idler);
+}
+
+/// A limit of this process that was lowered, until it is dropped.
+struct Lowered(Rlimit);
+
+impl Lowered {
+    fn to(limit: Rlimit, before: Rlimit) -> Lowered {
+        setrlimit(Resource::Nofile, limit).expect("it may lower it");
+        Lowered(before)
+    }
+}
+
+impl Drop for Lowered {
+    fn drop(&mut self) {
+        setrlimit(Resource::Nofile, self.0).expect("it may raise it again");
+    }
 }
 
 /// Another user, on a thread of its own, says nothing.

@@ -8,7 +8,7 @@ mod memory;
 mod queue;
 mod thread;
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, thread as threads};
