@@ -14,6 +14,13 @@ pub fn is_host() -> bool {
     std::env::var(BACKEND).map_or(true, |backend| backend == "host")
 }
 
+/// Says whether the device shares memory that can only be read.
+pub fn can_share_read_only() -> bool {
+    let gpu = open_gpu();
+    let caps = gpu.caps();
+    caps.fd && caps.read_only
+}
+
 /// Opens the first device of the backend that is tested: of a GPU's, once in a process, as an
 /// application would. A driver waits for the whole process before some of its calls, and only one
 /// object of ours can know what it waits for.

@@ -67,7 +67,6 @@ fn main() {
         bad_input::CASES,
         ticket::CASES,
         forward::CASES,
-        read_only::CASES,
         notice::CASES,
         crowd::CASES,
         container::CASES,
@@ -85,6 +84,10 @@ fn main() {
     trials.extend(self::trials(
         death::SHARED_CONTEXT,
         death::can_share_context(),
+    ));
+    trials.extend(self::trials(
+        read_only::CASES,
+        device::can_share_read_only(),
     ));
     let on_cuda = std::env::var(device::BACKEND).is_ok_and(|backend| backend == "cuda");
     trials.extend(self::trials(gpu::CASES, on_cuda));
