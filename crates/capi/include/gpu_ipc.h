@@ -321,6 +321,12 @@ typedef struct gpu_ipc_share_options {
     int64_t time_to_live_ns;
     // Bytes of the user's own that travel in the descriptor: shape, type, frame number.
     uint8_t user[64];
+    // 1: the block is granted to be read only. The participant maps it so that a write faults, on a
+    // GPU in a way that breaks the context, and what it forwards is read-only too. `UNSUPPORTED` for
+    // memory that other processes open by a handle, and on a device that maps nothing read-only.
+    uint32_t read_only;
+    // Zero.
+    uint32_t reserved;
 } gpu_ipc_share_options;
 
 // A grant of one block: plain bytes, which may be copied and sent by any transport.
@@ -1382,6 +1388,12 @@ uint64_t gpu_ipc_received_len(struct gpu_ipc_received *received);
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 uint64_t gpu_ipc_received_region(struct gpu_ipc_received *received);
 
+// Says whether a received block is only read: it was shared so, or the participant maps so. A write
+// to its address faults, on a GPU in a way that breaks the context.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+int32_t gpu_ipc_received_is_read_only(struct gpu_ipc_received *received, bool *read_only);
+
 // Returns the state of the contents at this moment: `GPU_IPC_STATE_...`. After a wait on a stream,
 // call this after synchronising it.
 //
@@ -1807,10 +1819,12 @@ GPU_IPC_FIELD(gpu_ipc_session_options, time_to_live_ns, 40, 8);
 GPU_IPC_FIELD(gpu_ipc_session_options, quarantine_ns, 48, 8);
 GPU_IPC_FIELD(gpu_ipc_session_options, max_leases, 56, 8);
 GPU_IPC_FIELD(gpu_ipc_session_options, grows_in_place, 64, 8);
-GPU_IPC_SIZE(gpu_ipc_share_options, 80);
+GPU_IPC_SIZE(gpu_ipc_share_options, 88);
 GPU_IPC_FIELD(gpu_ipc_share_options, size, 0, 8);
 GPU_IPC_FIELD(gpu_ipc_share_options, time_to_live_ns, 8, 8);
 GPU_IPC_FIELD(gpu_ipc_share_options, user, 16, 64);
+GPU_IPC_FIELD(gpu_ipc_share_options, read_only, 80, 4);
+GPU_IPC_FIELD(gpu_ipc_share_options, reserved, 84, 4);
 GPU_IPC_SIZE(gpu_ipc_stats, 184);
 GPU_IPC_FIELD(gpu_ipc_stats, size, 0, 8);
 GPU_IPC_FIELD(gpu_ipc_stats, live_blocks, 8, 8);

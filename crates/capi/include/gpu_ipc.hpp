@@ -250,6 +250,8 @@ struct ShareOptions {
     std::string_view user;
     /// How long the grant can be claimed, above 0 or `forever`; nothing for what the session was opened with.
     std::optional<std::chrono::nanoseconds> time_to_live;
+    /// Grants the block to be read only: a write to it faults where it is received.
+    bool read_only = false;
 
     gpu_ipc_share_options to_c() const {
         auto options = sized<gpu_ipc_share_options>();
@@ -265,6 +267,7 @@ struct ShareOptions {
             std::memcpy(options.user, user.data(), user.size());
         }
         options.time_to_live_ns = time_to_live ? time_to_live->count() : 0;
+        options.read_only = read_only;
         return options;
     }
 };
@@ -480,6 +483,12 @@ public:
         uint64_t region = gpu_ipc_received_region(get());
         check(gpu_ipc_last_error());
         return region;
+    }
+    /// Whether it is only read: it was shared so, or the participant maps so.
+    bool is_read_only() const {
+        bool read_only = true;
+        check(gpu_ipc_received_is_read_only(get(), &read_only));
+        return read_only;
     }
     /// GPU_IPC_STATE_...
     uint32_t state() const {

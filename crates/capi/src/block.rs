@@ -24,8 +24,14 @@ pub struct gpu_ipc_share_options {
     pub time_to_live_ns: i64,
     /// Bytes of the user's own that travel in the descriptor: shape, type, frame number.
     pub user: [u8; 64],
+    /// 1: the block is granted to be read only. The participant maps it so that a write faults, on a
+    /// GPU in a way that breaks the context, and what it forwards is read-only too. `UNSUPPORTED` for
+    /// memory that other processes open by a handle, and on a device that maps nothing read-only.
+    pub read_only: u32,
+    /// Zero.
+    pub reserved: u32,
 }
-sized_struct!(gpu_ipc_share_options of 80 { size, time_to_live_ns, user });
+sized_struct!(gpu_ipc_share_options of 80 { size, time_to_live_ns, user, read_only, reserved });
 
 /// In place of a number of claims: every participant that asks, as often as there are, as long as
 /// the block is not closed.
@@ -338,6 +344,11 @@ pub(crate) unsafe fn share_options(given: *const gpu_ipc_share_options) -> Outco
     // SAFETY: `read` asks for what this function asks for.
     let given = unsafe { sized::read(given) }?;
     let options = ShareOptions::default().user(given.user);
+    let options = match given.read_only {
+        0 => options,
+        1 => options.read_only(),
+        other => return Err(Failure::invalid("read_only", other.to_string(), "0 or 1")),
+    };
     Ok(match given.time_to_live_ns {
         0 => options,
         time => options.time_to_live(timeout(time)),

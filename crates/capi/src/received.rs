@@ -57,6 +57,22 @@ pub extern "C" fn gpu_ipc_received_region(received: *mut gpu_ipc_received) -> u6
     value_or(0, |process| Ok(process.get(received)?.region().0))
 }
 
+/// Says whether a received block is only read: it was shared so, or the participant maps so. A write
+/// to its address faults, on a GPU in a way that breaks the context.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_received_is_read_only(
+    received: *mut gpu_ipc_received,
+    read_only: Option<&mut MaybeUninit<bool>>,
+) -> i32 {
+    call(|process| {
+        let read_only = out(read_only, "read_only")?;
+        read_only.set(process.get(received)?.is_read_only());
+        Ok(())
+    })
+}
+
 /// Returns the state of the contents at this moment: `GPU_IPC_STATE_...`. After a wait on a stream,
 /// call this after synchronising it.
 ///

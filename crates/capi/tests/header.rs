@@ -76,7 +76,7 @@ fn layouts() -> String {
         gpu_ipc_part_spec { name, shape, strides, rank, type_code, type_bits, type_lanes };
         gpu_ipc_reader_info { size, epoch, identity, part_count, user_len, asleep, reserved, name };
         gpu_ipc_session_options { size, socket, uids, uid_count, region_bytes, time_to_live_ns, quarantine_ns, max_leases, grows_in_place };
-        gpu_ipc_share_options { size, time_to_live_ns, user };
+        gpu_ipc_share_options { size, time_to_live_ns, user, read_only, reserved };
         gpu_ipc_stats { size, live_blocks, live_bytes, limbo_blocks, limbo_bytes, in_flight, held, quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, revoked, expired, deaths, corrupt_words, tickets, participants, regions, reserved_bytes, in_use_bytes, pinned_bytes, unmarked_blocks };
     }
     text + "#undef GPU_IPC_SIZE\n#undef GPU_IPC_FIELD\n\n"

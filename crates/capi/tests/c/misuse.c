@@ -55,6 +55,7 @@ static void call_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_ip
                      gpu_ipc_participant *p, gpu_ipc_received *r, gpu_ipc_client *c, gpu_ipc_writer *w,
                      gpu_ipc_reader *re, gpu_ipc_scratch *sc)
 {
+    bool is_read_only;
     gpu_ipc_stream *made_stream = (gpu_ipc_stream *)1;
     gpu_ipc_session *made_session = (gpu_ipc_session *)1;
     gpu_ipc_participant *made_participant = (gpu_ipc_participant *)1;
@@ -125,6 +126,7 @@ static void call_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_ip
     require(gpu_ipc_received_ptr(r) == NULL && gpu_ipc_received_len(r) == 0, "a block that is none");
     require(gpu_ipc_received_region(r) == 0, "a region of no block");
     EXPECT(code, gpu_ipc_received_state(r, &state));
+    EXPECT(code, gpu_ipc_received_is_read_only(r, &is_read_only));
     EXPECT(code, gpu_ipc_received_wait(r, NULL, 0));
     EXPECT(code, gpu_ipc_received_used_on(r, st));
     EXPECT(code, gpu_ipc_received_slice(r, 0, 1, &made_received));
@@ -224,6 +226,10 @@ static void wrong_numbers(void)
     SAYS(GPU_IPC_INVALID, "the number of a device", gpu_ipc_device_open(GPU_IPC_HOST, 1u << 30, &other));
     SAYS(GPU_IPC_INVALID, "the size of a structure", gpu_ipc_session_get_stats(session, &stats));
     SAYS(GPU_IPC_INVALID, "read_only is 7", gpu_ipc_connect(device, socket_path, &options, &(gpu_ipc_participant *){NULL}));
+    gpu_ipc_share_options share = {.size = sizeof share, .read_only = 7};
+    SAYS(GPU_IPC_INVALID, "read_only is 7", gpu_ipc_share(block, 7, NULL, &share, &(gpu_ipc_descriptor){{0}}));
+    share = (gpu_ipc_share_options){.size = sizeof share, .reserved = 1};
+    SAYS(GPU_IPC_UNSUPPORTED, "its field `reserved` is not zero", gpu_ipc_share(block, 7, NULL, &share, &(gpu_ipc_descriptor){{0}}));
     SAYS(GPU_IPC_INVALID, "the length of a block", gpu_ipc_alloc(session, 0, 0, &(gpu_ipc_block *){NULL}));
     SAYS(GPU_IPC_INVALID, "capacity for a text", gpu_ipc_session_path(session, text, sizeof text));
     SAYS(GPU_IPC_INVALID, "the way to wait", gpu_ipc_claim(participant, &descriptor, sizeof descriptor, 9, NULL, 0, &part));

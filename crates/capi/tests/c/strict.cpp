@@ -125,6 +125,11 @@ void nothing_is_guessed(const gpu_ipc::Session &session, const gpu_ipc::Device &
     require(block.cancel(descriptor), "it was not taken back");
     auto none = block.share(To::one(consumer.id()), After::done());
     require(consumer.claim(none).size() == 4096, "another block");
+    gpu_ipc::ShareOptions to_be_read;
+    to_be_read.read_only = true;
+    auto only_read = consumer.claim(block.share(To::one(consumer.id()), After::done(), to_be_read));
+    require(only_read.is_read_only(), "it may be written");
+    require(!consumer.claim(block.share(To::one(consumer.id()), After::done())).is_read_only(), "it is only read");
 }
 
 void loans_end(const gpu_ipc::Session &session, const gpu_ipc::Participant &consumer) {

@@ -6,7 +6,9 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { SHARED = 3 };
@@ -223,6 +225,102 @@ static void loans(gpu_ipc_block *block)
     require(gpu_ipc_loan_release(loan) == GPU_IPC_BAD_HANDLE, "it is closed");
 }
 
+// What the reader of a block is told.
+struct told {
+    char path[256];
+    gpu_ipc_descriptor descriptor;
+};
+
+static pid_t reader;
+static int to_reader;
+
+// Another process, started before this one uses the library: it claims what it is told, and writes where it may only
+// read.
+static void start_reader(void)
+{
+    int ends[2];
+    require(pipe(ends) == 0, "no pipe");
+    reader = fork();
+    require(reader >= 0, "no process");
+    to_reader = ends[1];
+    if (reader != 0) {
+        close(ends[0]);
+        return;
+    }
+    struct told told;
+    gpu_ipc_participant *participant;
+    gpu_ipc_received *received;
+    bool is_read_only = false;
+    char copy[4];
+    close(ends[1]);
+    require(read(ends[0], &told, sizeof told) == sizeof told, "nothing was told");
+    check(gpu_ipc_device_open(GPU_IPC_HOST, 0, &device), "device");
+    check(gpu_ipc_stream_create(device, &stream), "stream");
+    check(gpu_ipc_connect(device, told.path, NULL, &participant), "connect");
+    check(gpu_ipc_claim(participant, &told.descriptor, sizeof told.descriptor, GPU_IPC_WAIT, NULL, -1, &received), "claim");
+    check(gpu_ipc_received_is_read_only(received, &is_read_only), "is read-only");
+    require(is_read_only, "it may be written");
+    check(gpu_ipc_received_read(received, 0, copy, 4, stream), "read");
+    require(memcmp(copy, "only", 4) == 0, "other bytes");
+    require(gpu_ipc_received_write(received, 0, copy, 4, stream) == GPU_IPC_INVALID, "the library writes");
+    signal(SIGSEGV, SIG_DFL);
+    *(volatile char *)gpu_ipc_received_ptr(received) = 'w';
+    _exit(0);
+}
+
+static void is_only_read(gpu_ipc_participant *participant, const gpu_ipc_descriptor *descriptor, bool expected)
+{
+    gpu_ipc_received *received;
+    bool is_read_only = !expected;
+    check(gpu_ipc_claim(participant, descriptor, sizeof *descriptor, GPU_IPC_WAIT, NULL, -1, &received), "claim");
+    check(gpu_ipc_received_is_read_only(received, &is_read_only), "is read-only");
+    require(is_read_only == expected, "granted with another access");
+    check(gpu_ipc_received_close(received), "close");
+}
+
+static void read_only(const char *path)
+{
+    struct told told = {.path = ""};
+    gpu_ipc_session *own;
+    gpu_ipc_participant *here;
+    gpu_ipc_block *block;
+    gpu_ipc_loan *loan;
+    gpu_ipc_descriptor descriptor;
+    const gpu_ipc_share_options options = {.size = sizeof options, .read_only = 1};
+    snprintf(told.path, sizeof told.path, "%s.r", path);
+    gpu_ipc_session_options where = {.size = sizeof where, .socket = told.path, .quarantine_ns = 1000};
+    check(gpu_ipc_session_open(device, &where, &own), "session");
+    check(gpu_ipc_connect(device, told.path, NULL, &here), "connect");
+    check(gpu_ipc_alloc(own, 4096, 0, &block), "alloc");
+    char *bytes = gpu_ipc_block_ptr(block);
+    memcpy(bytes, "only", 4);
+
+    check(gpu_ipc_share(block, gpu_ipc_participant_id(here), NULL, &options, &descriptor), "share");
+    is_only_read(here, &descriptor, true);
+    gpu_ipc_grant grant = {.block = block, .participant = gpu_ipc_participant_id(here)};
+    check(gpu_ipc_share_many(own, &grant, 1, NULL, &options, &descriptor), "share many");
+    is_only_read(here, &descriptor, true);
+    check(gpu_ipc_lend(block, NULL, &loan), "lend");
+    check(gpu_ipc_loan_share_ticket(loan, GPU_IPC_EVERYBODY, &options, &descriptor), "broadcast");
+    is_only_read(here, &descriptor, true);
+    is_only_read(here, &descriptor, true);
+    check(gpu_ipc_loan_share(loan, gpu_ipc_participant_id(here), NULL, &descriptor), "share");
+    is_only_read(here, &descriptor, false);
+    check(gpu_ipc_loan_close(loan), "close");
+
+    int status = 0;
+    check(gpu_ipc_share_ticket(block, 1, NULL, &options, &told.descriptor), "ticket");
+    require(write(to_reader, &told, sizeof told) == sizeof told, "it is not told");
+    require(waitpid(reader, &status, 0) == reader, "no child");
+    require(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "a write into what is only read did not fault");
+    require(memcmp(bytes, "only", 4) == 0, "it was written");
+    close(to_reader);
+    check(gpu_ipc_block_close(block), "close");
+    check(gpu_ipc_participant_leave(here, -1), "leave");
+    check(gpu_ipc_session_shutdown(own, -1), "shutdown");
+    check(gpu_ipc_session_close(own), "close");
+}
+
 static void departure(uint64_t number, uint32_t how, const char *called)
 {
     gpu_ipc_notice notice;
@@ -239,6 +337,7 @@ static void departure(uint64_t number, uint32_t how, const char *called)
 int main(int argc, char **argv)
 {
     require(argc == 2, "usage: usual SOCKET");
+    start_reader();
     check(gpu_ipc_device_open(0, 0, &device), "the first device");
     check(gpu_ipc_device_close(device), "close");
     check(gpu_ipc_device_open(GPU_IPC_HOST, 0, &device), "device");
@@ -303,6 +402,7 @@ int main(int argc, char **argv)
     check(gpu_ipc_session_shutdown(session, -1), "shutdown");
     check(gpu_ipc_session_trim(session, NULL), "trim");
     check(gpu_ipc_session_close(session), "close");
+    read_only(argv[1]);
     check(gpu_ipc_stream_close(stream), "close");
     check(gpu_ipc_device_close(device), "close");
     printf("usual: all went well\n");

@@ -194,7 +194,12 @@ class Loan:
     @property
     def outstanding(self) -> int | None: ...
     def share(
-        self, to: _Addressee | None = None, *, ttl: float | None = None, meta: bytes | None = None
+        self,
+        to: _Addressee | None = None,
+        *,
+        ttl: float | None = None,
+        meta: bytes | None = None,
+        read_only: bool | None = None,
     ) -> Descriptor: ...
     def release(self) -> None: ...
     def wait_released(self, timeout: float | None = None) -> None: ...
@@ -236,6 +241,7 @@ class Session:
         ttl: float | None = None,
         meta: bytes | None = None,
         copy: bool = False,
+        read_only: bool | None = None,
     ) -> Descriptor: ...
     @overload
     def share_many(
@@ -246,6 +252,7 @@ class Session:
         stream: _Stream | None = None,
         ttl: float | None = None,
         copy: bool = False,
+        read_only: bool | None = None,
     ) -> Descriptors: ...
     @overload
     def share_many(
@@ -256,11 +263,19 @@ class Session:
         stream: _Stream | None = None,
         ttl: float | None = None,
         copy: bool = False,
+        read_only: bool | None = None,
     ) -> list[Descriptors]: ...
     def torch_pool(self) -> Any: ...
     @staticmethod
     def ticket(claims: int | None = 1, /) -> Ticket: ...
-    def lend(self, x: _Array, *, stream: _Stream | None = None, copy: bool = False) -> Loan: ...
+    def lend(
+        self,
+        x: _Array,
+        *,
+        stream: _Stream | None = None,
+        copy: bool = False,
+        read_only: bool | None = None,
+    ) -> Loan: ...
     def block_of(self, x: _Array) -> Block | None: ...
     def cancel(self, block: Block, descriptor: Buffer) -> bool: ...
     def revoke(self, descriptor: Buffer) -> bool: ...

@@ -176,6 +176,7 @@ pub(crate) fn read(object: &Bound<'_, PyAny>) -> PyResult<Option<View>> {
         layout,
         device: Device { kind: CPU, id: 0 },
         source: Source::Buffer,
+        read_only: buffer.readonly(),
         owner: Owner::Buffer(buffer),
     }))
 }

@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use super::abi::{
-    CUDA, CUDA_MANAGED, Managed, ManagedVersioned, PLAIN, PLAIN_USED, ROCM, Tensor, VERSION,
-    VERSIONED, VERSIONED_USED, pointer_of,
+    CUDA, CUDA_MANAGED, Managed, ManagedVersioned, PLAIN, PLAIN_USED, READ_ONLY, ROCM, Tensor,
+    VERSION, VERSIONED, VERSIONED_USED, pointer_of,
 };
 use super::view::{Owner, Source, Taken, View};
 use crate::data::layout::{Layout, MOST_DIMENSIONS};
@@ -73,7 +73,11 @@ fn take(capsule: &Bound<'_, PyCapsule>) -> PyResult<View> {
             ));
         }
         // SAFETY: as above, of a version whose fields are these.
-        return view_of(unsafe { &(*managed).tensor }, Owner::Taken(taken));
+        let managed = unsafe { &*managed };
+        return Ok(View {
+            read_only: managed.flags & READ_ONLY != 0,
+            ..view_of(&managed.tensor, Owner::Taken(taken))?
+        });
     }
     // SAFETY: as above.
     let plain = unsafe { pointer_of(raw, PLAIN) };
@@ -130,6 +134,7 @@ pub(crate) fn view_of(tensor: &Tensor, owner: Owner) -> PyResult<View> {
         layout,
         device: tensor.device,
         source: Source::Dlpack,
+        read_only: false,
         owner,
     })
 }

@@ -98,7 +98,7 @@ pub(crate) fn read(object: &Bound<'_, PyAny>, device: i32) -> PyResult<Option<Vi
             )
         }
     };
-    let (start, _): (u64, bool) = need("data")?.extract()?;
+    let (start, read_only): (u64, bool) = need("data")?.extract()?;
     let stream: Option<u64> = get("stream")?.map(|stream| stream.extract()).transpose()?;
     Ok(Some(View {
         start,
@@ -108,6 +108,7 @@ pub(crate) fn read(object: &Bound<'_, PyAny>, device: i32) -> PyResult<Option<Vi
             id: device,
         },
         source: Source::Interface(stream),
+        read_only,
         owner: Owner::Object(object.clone().unbind()),
     }))
 }

@@ -49,6 +49,8 @@ pub(crate) struct View {
     pub layout: Layout,
     pub device: Device,
     pub source: Source,
+    /// Its library says that it may not be written.
+    pub read_only: bool,
     pub owner: Owner,
 }
 

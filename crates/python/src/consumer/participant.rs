@@ -101,7 +101,7 @@ impl Participant {
     }
 
     pub fn received(&self, descriptor: Py<Descriptor>, block: ReceivedBlock) -> Received {
-        Received::new(block, descriptor, &self.gpu, self.read_only)
+        Received::new(block, descriptor, &self.gpu)
     }
 }
 
@@ -365,11 +365,15 @@ impl Participant {
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyList>> {
         self.gpu.check_fork().or_raise()?;
-        if self.read_only {
-            return Err(received::no_read_only_tensor());
-        }
         let _call = Call::begin(py);
         let (participant, wanted) = (self.participant()?, list_of(descriptors)?);
+        // Before anything is claimed, as far as the descriptors tell.
+        let says = |one: &Py<Descriptor>| {
+            gpu_ipc::Descriptor::decode(one.get().grant()).is_ok_and(|it| it.is_read_only())
+        };
+        if self.read_only || wanted.iter().any(says) {
+            return Err(received::no_read_only_tensor());
+        }
         let current = exchange::current_stream(py, abi::Device::of(&self.gpu))?;
         let stream = current
             .map(|raw| py.detach(|| stream::of_handle(&self.gpu, raw)))
@@ -378,6 +382,10 @@ impl Participant {
         let wait = stream.as_ref().map_or(Wait::None, Wait::Stream);
         let mut blocks =
             all_of(py, claim_all(py, &participant, &wanted, wait, timeout)?)?.into_iter();
+        if blocks.as_slice().iter().any(ReceivedBlock::is_read_only) {
+            py.detach(|| ReceivedBlock::drop_many(blocks));
+            return Err(received::no_read_only_tensor());
+        }
         let mut tensors = Vec::with_capacity(wanted.len());
         for (descriptor, block) in wanted.into_iter().zip(blocks.by_ref()) {
             // Host memory has no streams: each is waited for by itself, as all are that are

@@ -39,17 +39,12 @@ pub(crate) struct Received {
 }
 
 impl Received {
-    pub fn new(
-        block: ReceivedBlock,
-        descriptor: Py<Descriptor>,
-        gpu: &Gpu,
-        read_only: bool,
-    ) -> Received {
+    pub fn new(block: ReceivedBlock, descriptor: Py<Descriptor>, gpu: &Gpu) -> Received {
         Received {
+            read_only: block.is_read_only(),
             block: Mutex::new(Some(block)),
             descriptor,
             gpu: gpu.clone(),
-            read_only,
             is_exposed: AtomicBool::new(false),
         }
     }
@@ -150,7 +145,7 @@ pub(crate) fn no_read_only_tensor() -> PyErr {
     unsupported(
         "a PyTorch tensor of a read-only lease",
         "PyTorch has no read-only tensors, and a write to the memory faults",
-        "connect without `read_only`, or use received.without_read_only_flag().torch() and never write to it",
+        "share and connect without `read_only`, or use received.without_read_only_flag().torch() and never write to it",
     )
 }
 

@@ -9,6 +9,7 @@ use pyo3::types::PyTuple;
 
 use super::session::{bytes_of, options};
 use super::shared::{Lent, Shared};
+use super::sharing::with_access;
 use crate::data::addressee;
 use crate::data::descriptor::{Descriptor, Tail};
 use crate::data::layout::Layout;
@@ -27,6 +28,7 @@ pub(crate) struct Loan {
     state: Mutex<Option<Lending>>,
     end: Released,
     layout: Layout,
+    read_only: bool,
     session: Arc<Shared>,
 }
 
@@ -42,6 +44,7 @@ impl Loan {
         loan: gpu_ipc::session::Loan,
         block: Option<Lent>,
         layout: Layout,
+        read_only: bool,
         session: &Arc<Shared>,
     ) -> Loan {
         let end = loan.released();
@@ -53,6 +56,7 @@ impl Loan {
             state: Mutex::new(Some(lending)),
             end,
             layout,
+            read_only,
             session: session.clone(),
         }
     }
@@ -96,21 +100,24 @@ impl Loan {
     ///     ttl: seconds that the grant stays claimable, 0 for ever. None as the session's; for a broadcast as long as
     ///         the loan.
     ///     meta: bytes of your own that travel in the descriptor.
+    ///     read_only: whether it arrives to be read only; None as it was lent.
     ///
     /// Raises:
     ///     Invalid: the loan was released.
     ///     ParticipantGone: the addressee is not connected.
-    #[pyo3(signature = (to=None, *, ttl=None, meta=None))]
+    #[pyo3(signature = (to=None, *, ttl=None, meta=None, read_only=None))]
     fn share(
         &self,
         py: Python<'_>,
         to: Option<&Bound<'_, PyAny>>,
         ttl: Option<f64>,
         meta: Option<&Bound<'_, PyAny>>,
+        read_only: Option<bool>,
     ) -> PyResult<Descriptor> {
         let _call = Call::begin(py);
         let meta = meta.map(bytes_of).transpose()?.unwrap_or_default();
-        let (to, options) = (addressee::to(to)?, options(ttl)?);
+        let to = addressee::to(to)?;
+        let options = with_access(&options(ttl)?, read_only.unwrap_or(self.read_only));
         let Some(lending) = self.lending()? else {
             return Err(invalid(
                 "a loan",

@@ -212,13 +212,15 @@ impl Session {
     ///     meta: bytes of your own that travel in the descriptor.
     ///     copy: copy the array into memory of the session first, and wait for the copy. It costs as many bytes again,
     ///         until the last lease has ended.
+    ///     read_only: whether the array arrives to be read only, so that a write to it faults. None as the array's
+    ///         library says of it; a copy may be written.
     ///
     /// Raises:
-    ///     Unsupported: the memory cannot be shared; the text says what to do.
+    ///     Unsupported: the memory cannot be shared, or not to be read only; the text says what to do.
     ///     Invalid: a broadcast, ``ticket(None)``, of what is in no block that the program holds: ``lend`` it.
     ///     ParticipantGone: the addressee is not connected.
     ///     Capturing: the stream is being captured into a graph.
-    #[pyo3(signature = (x, *, to=None, stream=None, ttl=None, meta=None, copy=false))]
+    #[pyo3(signature = (x, *, to=None, stream=None, ttl=None, meta=None, copy=false, read_only=None))]
     #[allow(
         clippy::too_many_arguments,
         reason = "they are Python's keyword arguments"
@@ -232,6 +234,7 @@ impl Session {
         ttl: Option<f64>,
         meta: Option<&Bound<'_, PyAny>>,
         copy: bool,
+        read_only: Option<bool>,
     ) -> PyResult<Descriptor> {
         self.check_fork()?;
         let _call = Call::begin(py);
@@ -242,8 +245,9 @@ impl Session {
             .map(|stream| stream::given(&self.shared.gpu, stream))
             .transpose()?;
         let prepared = self.shared.prepare(py, x, given.as_ref(), copy)?;
+        let prepared = prepared.with_access(read_only);
         prepared.check(to)?;
-        self.shared.grant(py, prepared, to, given, options, &meta)
+        self.shared.grant(py, prepared, to, given, &options, &meta)
     }
 
     /// Share several arrays with one call of the driver for each stream and addressee.
@@ -251,7 +255,7 @@ impl Session {
     /// Args:
     ///     arrays: arrays as ``share`` takes them, such as ``state_dict.values()``.
     ///     to: as for ``share``; or a list of addressees, each of which gets every array.
-    ///     stream, ttl, copy: as for ``share``.
+    ///     stream, ttl, copy, read_only: as for ``share``.
     ///
     /// Returns:
     ///     The descriptors in the order of ``arrays``, as one ``Descriptors``; for a list of addressees one for each.
@@ -259,7 +263,7 @@ impl Session {
     /// Raises:
     ///     As ``share``. After an error nothing is granted of the stream whose arrays failed. ``ParticipantGone`` names
     ///     the addressee as ``error.participant``: leave it out and share again.
-    #[pyo3(signature = (arrays, *, to=None, stream=None, ttl=None, copy=false))]
+    #[pyo3(signature = (arrays, *, to=None, stream=None, ttl=None, copy=false, read_only=None))]
     #[allow(
         clippy::too_many_arguments,
         reason = "they are Python's keyword arguments"
@@ -272,6 +276,7 @@ impl Session {
         stream: Option<&Bound<'py, PyAny>>,
         ttl: Option<f64>,
         copy: bool,
+        read_only: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check_fork()?;
         let _call = Call::begin(py);
@@ -291,6 +296,7 @@ impl Session {
         let mut prepared = Vec::new();
         for array in arrays.try_iter()? {
             let one = self.shared.prepare(py, &array?, given.as_ref(), copy)?;
+            let one = one.with_access(read_only);
             addressees.iter().try_for_each(|&to| one.check(to))?;
             prepared.push(one);
         }
@@ -318,18 +324,20 @@ impl Session {
     ///     x: an array as ``share`` takes it.
     ///     stream: as for ``share``.
     ///     copy: as for ``share``.
+    ///     read_only: as for ``share``, for all that the loan is shared with unless its ``share`` says otherwise.
     ///
     /// Raises:
     ///     Unsupported: the memory cannot be shared; the text says what to do.
     ///     Capturing: the stream is being captured into a graph.
     ///     Closed: the session is closed.
-    #[pyo3(signature = (x, *, stream=None, copy=false))]
+    #[pyo3(signature = (x, *, stream=None, copy=false, read_only=None))]
     fn lend(
         &self,
         py: Python<'_>,
         x: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
         copy: bool,
+        read_only: Option<bool>,
     ) -> PyResult<Loan> {
         self.check_fork()?;
         let _call = Call::begin(py);
@@ -337,8 +345,10 @@ impl Session {
             .map(|stream| stream::given(&self.shared.gpu, stream))
             .transpose()?;
         let prepared = self.shared.prepare(py, x, given.as_ref(), copy)?;
+        let prepared = prepared.with_access(read_only);
+        let read_only = prepared.is_read_only();
         let (loan, block, layout) = self.shared.lend(py, prepared, given)?;
-        Ok(Loan::new(loan, block, layout, &self.shared))
+        Ok(Loan::new(loan, block, layout, read_only, &self.shared))
     }
 
     /// Find the block of this session that an array was made in; None for any other array.

@@ -28,6 +28,8 @@ pub(crate) struct Prepared {
     layout: Layout,
     /// The stream that its pending work is on, by handle.
     pending: Option<u64>,
+    /// It is granted to be read only.
+    read_only: bool,
 }
 
 /// Where an array lies.
@@ -62,6 +64,17 @@ impl Held {
 }
 
 impl Prepared {
+    /// Grants it to be read only or not, as asked; without a wish, as the array is.
+    pub fn with_access(mut self, read_only: Option<bool>) -> Prepared {
+        self.read_only = read_only.unwrap_or(self.read_only);
+        self
+    }
+
+    /// Says whether it is granted to be read only.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// Refuses a broadcast of what nothing keeps: it would end with the call that makes it.
     pub fn check(&self, to: To) -> PyResult<()> {
         let is_kept = matches!(&self.memory, Memory::Block(lent) if lent.is_shared());
@@ -134,6 +147,7 @@ impl Shared {
                 memory: Memory::Block(lent),
                 layout,
                 pending: None,
+                read_only: false,
             });
         }
         let order = || match given {
@@ -159,6 +173,7 @@ impl Shared {
                 memory: Memory::Block(lent),
                 layout,
                 pending: None,
+                read_only: false,
             });
         }
         if let Some(error) = read::refusal(abi::Device::of(&self.gpu), view.device, len) {
@@ -168,6 +183,7 @@ impl Shared {
             start,
             layout,
             owner,
+            read_only,
             ..
         } = view;
         Ok(match self.block_at(first, len) {
@@ -180,6 +196,7 @@ impl Shared {
                     memory: Memory::Block(lent),
                     layout,
                     pending,
+                    read_only,
                 }
             }
             // PyTorch would hand the bytes out again when the tensor is gone, so its storage is
@@ -200,6 +217,7 @@ impl Shared {
                     },
                     layout,
                     pending,
+                    read_only,
                 }
             }
         })
@@ -270,6 +288,7 @@ impl Shared {
             memory,
             layout,
             pending,
+            ..
         } = prepared;
         let mut left = Vec::new();
         let lent: Result<_, Error> = py.detach(|| {
@@ -336,13 +355,15 @@ impl Shared {
         prepared: Prepared,
         to: To,
         given: Option<gpu_ipc::Stream>,
-        options: ShareOptions,
+        options: &ShareOptions,
         meta: &[u8],
     ) -> PyResult<Descriptor> {
+        let options = with_access(options, prepared.read_only);
         let Prepared {
             memory,
             layout,
             pending,
+            ..
         } = prepared;
         let tail = Tail::of(&layout, meta);
         let options = options.user(*tail.user());
@@ -378,10 +399,11 @@ impl Shared {
             memory,
             layout,
             pending,
+            read_only,
         } in prepared
         {
             tails.push(Tail::of(&layout, &[]));
-            places.push((memory, pending));
+            places.push((memory, (pending, read_only)));
         }
         let mut left = Vec::new();
         let granted =
@@ -395,7 +417,7 @@ impl Shared {
 
     fn grant_places(
         self: &Arc<Self>,
-        places: Vec<(Memory, Option<u64>)>,
+        places: Vec<(Memory, Kind)>,
         tails: &[Tail],
         addressees: &[To],
         given: Option<gpu_ipc::Stream>,
@@ -404,9 +426,9 @@ impl Shared {
     ) -> Result<Vec<Vec<gpu_ipc::Descriptor>>, Error> {
         let mut held = Vec::with_capacity(places.len());
         let mut places = places.into_iter();
-        for (memory, pending) in places.by_ref() {
+        for (memory, kind) in places.by_ref() {
             match self.take_in(memory, left) {
-                Ok(block) => held.push((block, pending)),
+                Ok(block) => held.push((block, kind)),
                 Err(error) => {
                     left.extend(places.filter_map(|(memory, _)| memory.into_owner()));
                     return Err(error);
@@ -416,11 +438,13 @@ impl Shared {
         let mut granted = vec![vec![None; held.len()]; addressees.len()];
         let mut left: Vec<usize> = (0..held.len()).collect();
         while let Some(&first) = left.first() {
-            let pending = held[first].1;
-            let (group, rest): (Vec<_>, Vec<_>) = left
-                .into_iter()
-                .partition(|&n| given.is_some() || held[n].1 == pending);
+            let (pending, read_only) = held[first].1;
+            let (group, rest): (Vec<_>, Vec<_>) = left.into_iter().partition(|&n| {
+                let (theirs, access) = held[n].1;
+                access == read_only && (given.is_some() || theirs == pending)
+            });
             left = rest;
+            let options = with_access(options, read_only);
             let stream = self.stream_of(&given, pending)?;
             let grants: Vec<_> = addressees
                 .iter()
@@ -434,7 +458,7 @@ impl Shared {
             let after = stream.as_ref().map_or(After::Done, After::Stream);
             for (place, descriptor) in self
                 .session
-                .share_many_with(&grants, after, options)?
+                .share_many_with(&grants, after, &options)?
                 .into_iter()
                 .enumerate()
             {
@@ -445,6 +469,18 @@ impl Shared {
             .into_iter()
             .map(|list| list.into_iter().flatten().collect())
             .collect())
+    }
+}
+
+/// The stream that an array's work is pending on, and whether it is granted to be read only: what
+/// one call grants has both in common.
+type Kind = (Option<u64>, bool);
+
+/// Returns options that grant to be read only if so asked.
+pub(super) fn with_access(options: &ShareOptions, read_only: bool) -> ShareOptions {
+    match read_only {
+        true => options.read_only(),
+        false => *options,
     }
 }
 
