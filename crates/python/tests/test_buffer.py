@@ -109,7 +109,7 @@ def test_what_is_given_is_what_numpy_gives(session: gpu_ipc.Session, dtype: str,
         for kind, array in kinds(plain):
             received = participant.claim(session.share(array))
             theirs = array.view()
-            theirs.flags.writeable = not read_only
+            theirs.flags.writeable = array.flags.writeable and not read_only
             assert numpy.array_equal(numpy.asarray(received), theirs), kind
             for name, flags in FLAGS.items():
                 assert answer(received, flags) == answer(theirs, flags), (kind, name)

@@ -121,7 +121,7 @@ def test_a_write_past_the_flag_faults(session: gpu_ipc.Session, path: str) -> No
 
 
 def test_memory_that_is_opened_by_a_handle_is_refused_with_the_remedy(session: gpu_ipc.Session, path: str) -> None:
-    array = numpy.from_dlpack(_PlainMemory(1 << 16, "host:0"))
+    array = numpy.from_dlpack(_PlainMemory(1 << 16, "host:0", by_handle=True))
     with gpu_ipc.connect(path) as participant:
         for call in (
             lambda: session.share(array, to=participant.id, read_only=True),

@@ -1,15 +1,21 @@
 //! `gpu-ipc-gateway objects --all-hosts`: what all hosts announce.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use zenoh::Wait;
 
 use super::args::ObjectsOptions;
 use super::pull::network_of;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::fetch::announced;
+use crate::host::follow::gateways;
 use crate::net::key::{Announced, Gateway};
+
+/// How long the first gateway may take to be reached.
+const REACHED: Duration = Duration::from_secs(10);
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Serialize)]
 struct Row {
@@ -23,12 +29,29 @@ struct Row {
 ///
 /// # Errors
 ///
-/// What keeps it from asking.
+/// What keeps it from asking, and [`Error::Unavailable`] where no gateway was reached: an empty list
+/// would say that the hosts have no objects.
 pub fn run(options: &ObjectsOptions) -> Result<()> {
     let (network, _) = network_of(&options.place, &options.net)?;
     let session = network.open()?;
-    let all = announced(&session, Duration::from_secs(5));
+    // Opening returns before a slow connection stands. A gateway announces itself with its objects.
+    let until = Instant::now() + REACHED;
+    let (reached, all) = loop {
+        let reached = !gateways(&session, None).is_empty();
+        let all = announced(&session, Duration::from_secs(5));
+        if reached || !all.is_empty() || Instant::now() > until {
+            break (reached, all);
+        }
+        std::thread::sleep(LOOK);
+    };
     let _ = session.close().wait();
+    if !reached && all.is_empty() {
+        return Err(Error::Unavailable {
+            what: "the list of objects".into(),
+            why: format!("no gateway was reached within {} s", REACHED.as_secs()),
+            remedy: "check `--peer` and `--tls`, and that a gateway runs there",
+        });
+    }
     if options.json {
         let rows: Vec<Row> = all
             .into_iter()

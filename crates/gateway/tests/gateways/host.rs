@@ -177,13 +177,28 @@ impl Host {
 
     /// Waits until the gateways tell each other of an object.
     pub fn hears_of(&self, name: &str) {
-        let of = |all: Value| {
-            all.as_array()
-                .is_some_and(|all| all.iter().any(|row| row["name"] == name))
-        };
+        self.hears_by(name, &[]);
+    }
+
+    /// As [`hears_of`](Host::hears_of), asking with these arguments.
+    pub fn hears_by(&self, name: &str, args: &[&str]) {
         watch(&format!("{} hears of {name}", self.name), || {
-            of(self.json("objects", &["--all-hosts"]))
+            self.objects(args)
+                .is_some_and(|all| all.iter().any(|row| row["name"] == name))
         });
+    }
+
+    /// Lists the objects of all hosts; none where no gateway is reached.
+    pub fn objects(&self, args: &[&str]) -> Option<Vec<Value>> {
+        let mut command = self.command("objects");
+        command.args(["--all-hosts", "--json"]).args(args);
+        let output = run_to_end(&mut command, WATCHDOG);
+        if output.status.success() {
+            return Some(json(&output).as_array().expect("a list").clone());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("no gateway was reached"), "{said}");
+        None
     }
 
     /// Commits an object of one part.

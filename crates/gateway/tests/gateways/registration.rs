@@ -233,12 +233,7 @@ pub fn a_pull_waits_for_a_long_registration() {
     hosts[0].put("model", &bytes);
     let serving = Serving::begin(&hosts[0]);
     let network = ["--peer", &hosts[0].address, "--insecure"];
-    let announced = || hosts[1].json("objects", &[&["--all-hosts"], &network[..]].concat());
-    watch("it is announced", || {
-        announced()
-            .as_array()
-            .is_some_and(|all| all.iter().any(|row| row["name"] == "model"))
-    });
+    hosts[1].hears_by("model", &network);
     let mut pull = hosts[1].command("pull");
     let patience = WATCHDOG.as_secs().to_string();
     pull.args([

@@ -650,7 +650,7 @@ class SessionReport:
 
 @final
 class _PlainMemory:
-    def __new__(cls, nbytes: int, device: object = None) -> Self: ...
+    def __new__(cls, nbytes: int, device: object = None, *, by_handle: bool = False) -> Self: ...
     def __dlpack__(
         self,
         *,

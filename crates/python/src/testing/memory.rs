@@ -38,15 +38,21 @@ impl Drop for Plain {
 #[pymethods]
 impl PlainMemory {
     #[new]
-    #[pyo3(signature = (nbytes, device=None))]
+    #[pyo3(signature = (nbytes, device=None, *, by_handle=false))]
     fn new(
         py: Python<'_>,
         nbytes: u64,
         device: Option<&Bound<'_, PyAny>>,
+        by_handle: bool,
     ) -> PyResult<PlainMemory> {
         let gpu = device::open(py, device)?;
+        let sharing = if by_handle {
+            Sharing::Handle
+        } else {
+            Sharing::Fd
+        };
         let base = py
-            .detach(|| gpu.backend().alloc(gpu.device(), nbytes, Sharing::Fd))
+            .detach(|| gpu.backend().alloc(gpu.device(), nbytes, sharing))
             .or_raise()?
             .base;
         Ok(PlainMemory {
