@@ -148,6 +148,29 @@ fn out_of_memory_names_the_process_that_holds_the_memory() {
 }
 
 #[test]
+fn no_length_makes_a_text_that_says_more_is_free_than_the_device_has() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let session = Session::builder(device())
+        .socket(dir.path().join("s"))
+        .open()
+        .expect("a session");
+    let kept = session.alloc(MIB).expect("there is room");
+    for len in [DEVICE + 1, 1 << 62, u64::MAX - 4095, u64::MAX] {
+        let error = session.alloc(len).expect_err("more than the device has");
+        match &error {
+            Error::OutOfMemory { asked, free, .. } => {
+                assert!(*asked >= len, "{len}: {error}");
+                assert!(*free < DEVICE, "{len}: {error}");
+            }
+            Error::Invalid { .. } => {}
+            _ => panic!("{len}: {error}"),
+        }
+    }
+    drop(kept);
+    session.alloc(MIB).expect("a refusal takes nothing");
+}
+
+#[test]
 fn regions_of_no_bytes_are_refused() {
     let error = Session::builder(device())
         .region_bytes(0)
