@@ -1,24 +1,31 @@
 //! A process that dies at one of its steps: this test's own binary, started again.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
 use gpu_ipc::Session;
 use harness::{Child, WATCHDOG};
 use serde::{Deserialize, Serialize};
 
 use crate::injector::{Action, Injector};
-use crate::steps::{NEWCOMER, SESSION, come, open};
-use crate::{own_thread, wait_until};
+use crate::own_thread;
+use crate::servers::{Brokered, Server, await_nobody};
+use crate::steps::{come, open};
 
-/// What an agent does, at which socket, and at which step it dies.
-#[derive(Serialize, Deserialize)]
-pub enum Role {
-    Newcomer { socket: PathBuf, step: u32 },
-    Session { socket: PathBuf, step: u32 },
+/// Which server an agent is, or connects to.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub enum Kind {
+    Session,
+    Broker,
 }
 
-/// What a session says.
+/// What an agent does, in which directory, and at which step it dies.
+#[derive(Serialize, Deserialize)]
+pub enum Role {
+    Newcomer { of: Kind, dir: PathBuf, step: u32 },
+    Server { of: Kind, dir: PathBuf, step: u32 },
+}
+
+/// What a server says.
 #[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
 pub enum Said {
     Ready,
@@ -29,36 +36,34 @@ pub type Agent = Child<(), Said>;
 
 /// Lives as an agent, and ends well when it is let go, if it has not died.
 pub fn run(role: Role) {
-    own_thread(move || {
-        let injector = Injector::new().expect("it was tried before");
-        let (_, gpu) = open();
-        match role {
-            Role::Newcomer { socket, step } => {
-                injector.arm(NEWCOMER, step, Action::Die);
-                let came = come(&gpu, &socket, WATCHDOG)
-                    .join()
-                    .expect("nothing panics");
-                let participant = came.expect("nothing fails");
-                participant
-                    .close(Some(WATCHDOG))
-                    .expect("its goodbye is heard");
-            }
-            Role::Session { socket, step } => {
-                let builder = Session::builder(gpu)
-                    .socket(socket)
-                    .quarantine(Duration::ZERO);
-                let session = builder.open().expect("a session");
-                injector.arm(SESSION, step, Action::Die);
-                harness::say(&Said::Ready);
-                harness::next::<()>();
-                wait_until("who came to go", || {
-                    if session.participants().is_empty() {
-                        Ok(())
-                    } else {
-                        Err("it is there".to_owned())
-                    }
-                });
-            }
-        }
+    own_thread(move || match role {
+        Role::Newcomer { of, dir, step } => match of {
+            Kind::Session => join::<Session>(&dir, step),
+            Kind::Broker => join::<Brokered>(&dir, step),
+        },
+        Role::Server { of, dir, step } => match of {
+            Kind::Session => serve::<Session>(&dir, step),
+            Kind::Broker => serve::<Brokered>(&dir, step),
+        },
     });
+}
+
+fn join<S: Server>(dir: &Path, step: u32) {
+    let injector = Injector::new().expect("it was tried before");
+    let (_, gpu) = open();
+    injector.arm(S::NEWCOMER, step, Action::Die);
+    let came = come::<S>(&gpu, dir, WATCHDOG)
+        .join()
+        .expect("nothing panics");
+    S::leave(came.unwrap_or_else(|error| panic!("nothing fails: {error:?}")));
+}
+
+fn serve<S: Server>(dir: &Path, step: u32) {
+    let injector = Injector::new().expect("it was tried before");
+    let (_, gpu) = open();
+    let _server = S::open(dir, &gpu);
+    injector.arm(S::SERVER, step, Action::Die);
+    harness::say(&Said::Ready);
+    harness::next::<()>();
+    await_nobody();
 }

@@ -2,28 +2,31 @@
 
 use std::os::unix::process::ExitStatusExt;
 
-use gpu_ipc::Error;
+use gpu_ipc::Session;
 use harness::WATCHDOG;
 
-use crate::agent::{Agent, Role, Said};
-use crate::steps::{Possessions, Stage, come, open};
+use crate::agent::{Agent, Kind, Role, Said};
+use crate::servers::{Brokered, Failed, Server};
+use crate::steps::{Possessions, Stage, come, open, own_threads};
 use crate::{Case, wait_until};
 
 pub const CASES: &[Case] = &[
-    ("deaths::a_newcomer_that_dies_leaves_nothing", newcomer_dies),
-    ("deaths::a_session_that_dies_leaves_nothing", session_dies),
+    ("deaths::a_newcomer_that_dies_leaves_nothing", || {
+        newcomer_dies::<Session>(Kind::Session);
+        newcomer_dies::<Brokered>(Kind::Broker);
+    }),
+    ("deaths::a_server_that_dies_leaves_nothing", || {
+        server_dies::<Session>(Kind::Session);
+        server_dies::<Brokered>(Kind::Broker);
+    }),
 ];
 
-fn newcomer_dies() {
-    let stage = Stage::new();
-    let socket = stage.session.socket_path().to_path_buf();
+fn newcomer_dies<S: Server>(of: Kind) {
+    let stage = Stage::<S>::new();
     let mut died = 0;
     for step in 1.. {
-        let status = Agent::start(&Role::Newcomer {
-            socket: socket.clone(),
-            step,
-        })
-        .end();
+        let dir = stage.dir();
+        let status = Agent::start(&Role::Newcomer { of, dir, step }).end();
         stage.await_rest(&format!("a death at step {step}"));
         stage.check();
         if status.success() {
@@ -38,41 +41,40 @@ fn newcomer_dies() {
     }
     stage.serve_the_next();
     println!("died at {died} steps");
-    assert!(died >= 20, "only {died} died");
+    assert!(died >= S::LEAST.0, "only {died} died");
 }
 
-fn session_dies() {
+fn server_dies<S: Server>(of: Kind) {
+    let others = own_threads();
     let dir = tempfile::tempdir().expect("a directory");
-    let path = dir.path().join("s");
     let (host, gpu) = open();
     let mut rest: Option<Possessions> = None;
-    let (mut died, mut refused) = (0, 0);
+    let (mut died, mut told) = (0, 0);
     for step in 1.. {
-        let mut agent = Agent::start(&Role::Session {
-            socket: path.clone(),
+        let dir = dir.path().to_owned();
+        let mut agent = Agent::start(&Role::Server {
+            of,
+            dir: dir.clone(),
             step,
         });
         assert_eq!(agent.answer(), Some(Said::Ready));
-        let came = come(&gpu, &path, WATCHDOG).join().expect("nothing panics");
-        refused += u32::from(came.is_err());
+        let came = come::<S>(&gpu, &dir, WATCHDOG)
+            .join()
+            .expect("nothing panics");
+        told += u32::from(came.is_err());
         match came {
-            Err(error) => {
-                let is_lawful = matches!(error, Error::Refused { .. } | Error::Connect { .. });
-                assert!(is_lawful, "step {step}: {error}");
-            }
-            Ok(newcomer) => {
-                // It dies at a later step, or at none.
-                let _ = newcomer.close(Some(WATCHDOG));
-            }
+            Err(error) => assert!(matches!(error, Failed::Told(_)), "step {step}: {error:?}"),
+            // It dies at a later step, or at none.
+            Ok(newcomer) => S::leave(newcomer),
         }
         let status = agent.end();
         drop(agent);
         if let Some(rest) = &rest {
-            rest.await_again(&host, &format!("the session's death at step {step}"));
+            rest.await_again(&host, &format!("the server's death at step {step}"));
         } else {
             wait_until("the first to go", || {
                 let seen = Possessions::look(&host);
-                if seen.nothing_of_the_library() {
+                if seen.nothing_of_the_library(&others) {
                     Ok(())
                 } else {
                     Err(format!("{seen:?}"))
@@ -90,9 +92,9 @@ fn session_dies() {
         );
         died += 1;
     }
-    println!("died at {died} steps, and {refused} newcomers were told");
+    println!("died at {died} steps, and {told} newcomers were told");
     assert!(
-        died >= 15 && refused >= 10,
-        "only {died} died and {refused} were told"
+        died >= S::LEAST.2 && told >= 10,
+        "only {died} died and {told} were told"
     );
 }

@@ -3,14 +3,16 @@
 //!
 //! 1. `injector`: whose n-th call fails, waits or kills, for n = 1, 2, ... until a whole life
 //!    passes.
-//! 2. `steps`: what must hold after each of them: of a connect that failed no row, no descriptor,
+//! 2. `servers`: a session and a broker, which every case runs over, each with its client.
+//! 3. `steps`: what must hold after each of them: of a connect that failed no row, no descriptor,
 //!    no mapped or registered file and no thread is left at either side; one that succeeded can be
 //!    shared with; who was there is served, and so is the next who comes.
-//! 3. `deaths`: the same when a process dies there. `agent`: that process.
+//! 4. `deaths`: the same when a process dies there. `agent`: that process.
 
 mod agent;
 mod deaths;
 mod injector;
+mod servers;
 mod steps;
 
 use std::time::Instant;

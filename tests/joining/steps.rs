@@ -1,43 +1,48 @@
 //! Steps that fail, and steps that stand still while everybody else goes on.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, Error, Gpu, Participant, ReceivedBlock, Result, Session, To, Wait};
+use gpu_ipc::{Gpu, Session};
 use harness::WATCHDOG;
 
 use crate::injector::{Action, Injector};
+use crate::servers::{Brokered, Failed, Server};
 use crate::{Case, wait_until};
 
 pub const CASES: &[Case] = &[
     ("steps::a_newcomers_step_that_fails_leaves_nothing", || {
-        fails(NEWCOMER, 20)
+        fails::<Session>(Session::NEWCOMER, Session::LEAST.0);
+        fails::<Brokered>(Brokered::NEWCOMER, Brokered::LEAST.0);
     }),
     ("steps::a_sessions_step_that_fails_leaves_nothing", || {
-        fails(SESSION, 15)
+        fails::<Session>(Session::SERVER, Session::LEAST.1);
+        fails::<Brokered>(Brokered::SERVER, Brokered::LEAST.1);
     }),
     (
         "steps::a_step_of_the_way_out_that_fails_leaves_nothing",
-        leaving,
+        || {
+            leaving::<Session>();
+            leaving::<Brokered>();
+        },
     ),
-    (
-        "steps::a_newcomer_that_stands_still_keeps_nobody",
-        newcomer_stalls,
-    ),
+    ("steps::a_newcomer_that_stands_still_keeps_nobody", || {
+        newcomer_stalls::<Session>();
+        newcomer_stalls::<Brokered>();
+    }),
     (
         "steps::who_does_not_wait_for_a_session_that_stands_still_leaves_nothing",
-        session_stalls,
+        || {
+            server_stalls::<Session>();
+            server_stalls::<Brokered>();
+        },
     ),
 ];
-
-/// Threads of who connects, by their names as the kernel cuts them.
-pub const NEWCOMER: &[&str] = &["newcomer", "gpu-ipc-partici"];
-pub const SESSION: &[&str] = &["gpu-ipc-session"];
 
 /// No step count of a side is above this: a loop that goes on beyond it never gets on.
 const MOST_STEPS: u32 = 300;
@@ -69,18 +74,21 @@ impl Possessions {
         }
     }
 
-    /// Says whether these are those of a session and one participant, and nothing is being closed.
-    fn is_rest(&self) -> bool {
-        // A counter file has two mappings and two registrations, one at each side, and the region
-        // has one.
-        (self.mapped, self.registered) == (3, 2)
-            && self.threads == ["gpu-ipc-blockin", "gpu-ipc-partici", "gpu-ipc-session"]
+    /// Says whether these are those of a server and one client, beside the `others` of servers
+    /// before it, and nothing is being closed.
+    fn is_rest<S: Server>(&self, others: &[String]) -> bool {
+        let mut threads = others.to_vec();
+        threads.extend(S::THREADS.iter().map(|&name| name.to_owned()));
+        threads.sort();
+        (self.mapped, self.registered) == S::FILES
+            && self.threads == threads
             && !own_threads().iter().any(|name| name == CLOSER)
     }
 
-    /// Says whether no thread and no file of the library's is left.
-    pub fn nothing_of_the_library(&self) -> bool {
-        self.threads.is_empty() && self.registered == 0 && self.mapped == 0
+    /// Says whether no file of the library's is left, and no thread but the `others` of servers
+    /// before.
+    pub fn nothing_of_the_library(&self, others: &[String]) -> bool {
+        self.threads == others && self.registered == 0 && self.mapped == 0
     }
 
     /// Waits until this process has that again.
@@ -115,7 +123,7 @@ impl Possessions {
 const CLOSER: &str = "gpu-ipc-closer";
 
 /// The names of the library's threads, sorted.
-fn own_threads() -> Vec<String> {
+pub fn own_threads() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task")
         .expect("proc is mounted")
         .flatten();
@@ -126,34 +134,30 @@ fn own_threads() -> Vec<String> {
     names
 }
 
-/// A session with an honest participant that holds a block.
-pub struct Stage {
-    _dir: tempfile::TempDir,
-    pub host: Arc<HostBackend>,
-    pub gpu: Gpu,
-    pub session: Session,
-    honest: Participant,
-    held: ReceivedBlock,
+/// A server with an honest client that holds memory.
+pub struct Stage<S: Server> {
+    dir: tempfile::TempDir,
+    host: Arc<HostBackend>,
+    gpu: Gpu,
+    server: S,
+    honest: S::Client,
+    held: S::Held,
     rest: Option<Possessions>,
 }
 
-impl Stage {
-    pub fn new() -> Stage {
+impl<S: Server> Stage<S> {
+    pub fn new() -> Stage<S> {
+        let others = own_threads();
         let dir = tempfile::tempdir().expect("a directory");
         let (host, gpu) = open();
-        let builder = Session::builder(gpu.clone())
-            .socket(dir.path().join("s"))
-            .quarantine(Duration::ZERO);
-        let session = builder.open().expect("a session");
-        let honest = Participant::builder(gpu.clone())
-            .connect(session.socket_path())
-            .expect("connected");
-        let held = lend(&session, &honest);
+        let server = S::open(dir.path(), &gpu);
+        let honest = S::connect(&gpu, dir.path(), WATCHDOG).expect("connected");
+        let held = server.hold(&honest);
         let mut stage = Stage {
-            _dir: dir,
+            dir,
             host,
             gpu,
-            session,
+            server,
             honest,
             held,
             rest: None,
@@ -161,12 +165,12 @@ impl Stage {
         // Whatever is made at the first need, and stays, is there after that.
         stage.serve_the_next();
         wait_until("the first to go", || {
-            stage.is_alone()?;
+            stage.server.is_alone(&stage.honest)?;
             let seen = Possessions::look(&stage.host);
-            if seen.is_rest() {
+            if seen.is_rest::<S>(&others) {
                 Ok(())
             } else {
-                Err(format!("{seen:?}"))
+                Err(format!("{seen:?}, beside {others:?} of others"))
             }
         });
         stage.rest = Some(Possessions::look(&stage.host));
@@ -175,41 +179,41 @@ impl Stage {
         stage
     }
 
-    fn is_alone(&self) -> Result<(), String> {
-        self.session.collect();
-        let rows = self.session.participants();
-        if rows == [self.honest.id()] {
-            Ok(())
-        } else {
-            Err(format!("{rows:?} are in the table"))
-        }
+    /// Returns the directory that it serves in.
+    pub fn dir(&self) -> PathBuf {
+        self.dir.path().to_owned()
     }
 
     /// Waits until only the honest one is there, and this process has what it had before.
     #[track_caller]
     pub fn await_rest(&self, after: &str) {
-        wait_until(&format!("the row to go after {after}"), || self.is_alone());
+        wait_until(&format!("the row to go after {after}"), || {
+            self.server.is_alone(&self.honest)
+        });
         self.rest
             .as_ref()
             .expect("it is set")
             .await_again(&self.host, after);
     }
 
-    /// Looks whether the honest one still holds its block and gets another.
+    /// Looks whether the honest one still holds its memory, and is served as far as that needs no
+    /// answer.
     #[track_caller]
     pub fn check(&self) {
-        assert_eq!(self.held.len(), 4096);
-        drop(lend(&self.session, &self.honest));
+        self.server.check(&self.honest, &self.held);
     }
 
-    /// Looks whether who comes next is let in and gets a block.
+    /// Looks whether who comes next is let in and gets memory.
     #[track_caller]
     pub fn serve_the_next(&self) {
-        let next = Participant::builder(self.gpu.clone())
-            .timeout(Some(WATCHDOG))
-            .connect(self.session.socket_path());
-        let next = next.expect("the next who comes is let in");
-        drop(lend(&self.session, &next));
+        let next = S::connect(&self.gpu, self.dir.path(), WATCHDOG);
+        self.server
+            .serve(&next.expect("the next who comes is let in"));
+    }
+
+    /// Connects on a thread of its own.
+    fn come(&self, patience: Duration) -> JoinHandle<Result<S::Client, Failed>> {
+        come::<S>(&self.gpu, self.dir.path(), patience)
     }
 }
 
@@ -219,43 +223,32 @@ pub fn open() -> (Arc<HostBackend>, Gpu) {
     (host, gpu)
 }
 
-#[track_caller]
-fn lend(session: &Session, to: &Participant) -> ReceivedBlock {
-    let block = session.alloc(4096).expect("there is room");
-    let descriptor = block
-        .share(To::Participant(to.id()), After::Done)
-        .expect("who is welcome can be shared with");
-    to.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
-        .expect("who is welcome can claim")
-}
-
 /// Connects on a thread of its own.
-pub fn come(gpu: &Gpu, path: &Path, timeout: Duration) -> JoinHandle<Result<Participant>> {
-    let (builder, path) = (
-        Participant::builder(gpu.clone()).timeout(Some(timeout)),
-        path.to_owned(),
-    );
+pub fn come<S: Server>(
+    gpu: &Gpu,
+    dir: &Path,
+    patience: Duration,
+) -> JoinHandle<Result<S::Client, Failed>> {
+    let (gpu, dir) = (gpu.clone(), dir.to_owned());
     let thread = std::thread::Builder::new().name("newcomer".into());
     thread
-        .spawn(move || builder.connect(path))
+        .spawn(move || S::connect(&gpu, &dir, patience))
         .expect("a thread")
 }
 
 /// Every step of a side fails in turn while somebody connects.
-fn fails(side: &'static [&'static str], least: u32) {
+fn fails<S: Server>(side: &'static [&'static str], least: u32) {
     let injector = Injector::new().expect("it was tried before");
-    let stage = Stage::new();
+    let stage = Stage::<S>::new();
     let mut failed = Vec::new();
     for step in 1..MOST_STEPS {
         injector.arm(side, step, Action::Fail);
-        let came = come(&stage.gpu, stage.session.socket_path(), WATCHDOG)
-            .join()
-            .expect("nothing panics");
+        let came = stage.come(WATCHDOG).join().expect("nothing panics");
         let fired = injector.disarm();
-        let what = format!("step {step}, {fired:?}: {came:?}");
+        let what = format!("step {step}, {fired:?}: {:?}", came.as_ref().err());
         match came {
-            Ok(newcomer) => drop(lend(&stage.session, &newcomer)),
-            Err(Error::Deadline { .. }) => panic!("{what}: nobody said why"),
+            Ok(newcomer) => stage.server.serve(&newcomer),
+            Err(Failed::Late) => panic!("{what}: nobody said why"),
             Err(_) => assert!(fired.is_some(), "{what}: nothing failed"),
         }
         stage.await_rest(&what);
@@ -283,17 +276,16 @@ fn fails(side: &'static [&'static str], least: u32) {
 }
 
 /// Every step of either side fails in turn while somebody leaves.
-fn leaving() {
+fn leaving<S: Server>() {
     let injector = Injector::new().expect("it was tried before");
-    let stage = Stage::new();
-    for side in [NEWCOMER, SESSION] {
+    let stage = Stage::<S>::new();
+    for side in [S::NEWCOMER, S::SERVER] {
         let mut failed = 0;
         for step in 1..MOST_STEPS {
-            let came = come(&stage.gpu, stage.session.socket_path(), WATCHDOG)
-                .join()
-                .expect("nothing panics");
-            let newcomer = came.expect("nothing fails yet");
-            drop(lend(&stage.session, &newcomer));
+            let came = stage.come(WATCHDOG).join().expect("nothing panics");
+            let newcomer = came.map_err(|error| format!("{error:?}"));
+            let newcomer = newcomer.expect("nothing fails yet");
+            stage.server.serve(&newcomer);
             injector.arm(side, step, Action::Fail);
             drop(newcomer);
             stage.await_rest(&format!("step {step} of {side:?}, {:?}", injector.fired()));
@@ -313,12 +305,12 @@ fn leaving() {
 }
 
 /// A newcomer stands still at each of its steps, while the others go on.
-fn newcomer_stalls() {
+fn newcomer_stalls<S: Server>() {
     let injector = Injector::new().expect("it was tried before");
-    let stage = Stage::new();
+    let stage = Stage::<S>::new();
     for step in 1..MOST_STEPS {
-        injector.arm(NEWCOMER, step, Action::Stall);
-        let newcomer = come(&stage.gpu, stage.session.socket_path(), WATCHDOG);
+        injector.arm(S::NEWCOMER, step, Action::Stall);
+        let newcomer = stage.come(WATCHDOG);
         wait_until("it to stand still, or to pass", || {
             if injector.fired().is_some() || newcomer.is_finished() {
                 Ok(())
@@ -326,11 +318,16 @@ fn newcomer_stalls() {
                 Err("neither".to_owned())
             }
         });
+        if injector.fired().is_none() {
+            // It passed: the next is not to stand still in its place.
+            injector.disarm();
+        }
         stage.check();
         stage.serve_the_next();
         let fired = injector.disarm();
         let came = newcomer.join().expect("nothing panics");
-        drop(lend(&stage.session, &came.expect("nothing failed")));
+        let came = came.map_err(|error| format!("{error:?}"));
+        stage.server.serve(&came.expect("nothing failed"));
         stage.await_rest(&format!("step {step}, {fired:?}"));
         if fired.is_none() {
             return assert!(step > 20, "only {step} steps");
@@ -339,25 +336,21 @@ fn newcomer_stalls() {
     panic!("a connect does not end");
 }
 
-/// The session stands still at each of its steps, and who connects waits for no answer.
-fn session_stalls() {
+/// The server stands still at each of its steps, and who connects waits for no answer.
+fn server_stalls<S: Server>() {
     let injector = Injector::new().expect("it was tried before");
-    let stage = Stage::new();
+    let stage = Stage::<S>::new();
     let (mut gave_up, mut step) = (0, 1);
     // Long enough on an idle machine. On a busy one it gives up without need, which is as good a
     // case.
     let mut patience = Duration::from_millis(100);
     while step < MOST_STEPS {
-        injector.arm(SESSION, step, Action::Stall);
-        let came = come(&stage.gpu, stage.session.socket_path(), patience);
-        let came = came.join().expect("nothing panics");
+        injector.arm(S::SERVER, step, Action::Stall);
+        let came = stage.come(patience).join().expect("nothing panics");
         stage.check();
-        gave_up += u32::from(matches!(came, Err(Error::Deadline { .. })));
+        gave_up += u32::from(matches!(came, Err(Failed::Late)));
         if let Err(error) = &came {
-            assert!(
-                matches!(error, Error::Deadline { .. }),
-                "step {step}: {error}"
-            );
+            assert!(matches!(error, Failed::Late), "step {step}: {error:?}");
         }
         let is_in = came.is_ok();
         drop(came);

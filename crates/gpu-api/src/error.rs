@@ -255,6 +255,12 @@ impl Error {
         }
     }
 
+    /// Makes the error of a call that found no free descriptor.
+    pub fn without_descriptors(call: &'static str, source: impl Into<io::Error>) -> Error {
+        let remedy = "raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files";
+        Error::system(call, remedy, source)
+    }
+
     /// Returns a number that stays the same in every version, for other languages.
     pub fn code(&self) -> i32 {
         match self {

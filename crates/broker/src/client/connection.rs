@@ -1,21 +1,18 @@
 //! A connection to a broker, from the hello to the welcome.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use gpu_api::{Error, Gpu, WordPtr};
-use rustix::event::PollFlags;
-use transport::os::process::{descendants_holding, own_pidfd};
-use transport::os::socket::{self, ReceiveOutcome, connect_within};
+use transport::client;
 use transport::shared::counter_file::CounterFile;
 use transport::wire::packet::Versions;
-use transport::wire::table;
 
 use crate::error::{ObjectError, Result};
 use crate::server::broker::SOCKET;
-use crate::wire::{MOST_BYTES, RefusalCode, ToBroker, ToClient, VERSIONS};
+use crate::wire::{RefusalCode, ToBroker, ToClient, VERSIONS};
 
 /// The counter file of a connection, registered with the driver.
 #[derive(Debug)]
@@ -27,13 +24,9 @@ pub(super) struct Words {
 
 impl Words {
     fn of(gpu: &Gpu, file: CounterFile) -> Result<Words> {
-        let registered = if gpu.caps().stream_writes {
-            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`:
-            // `drop` calls that before the file goes.
-            Some(unsafe { gpu.backend().register_words(file.start(), file.bytes()) }?)
-        } else {
-            None
-        };
+        // SAFETY: `register` asks for a file that stays mapped until `unregister_words`: `drop`
+        // calls that before the file goes.
+        let registered = unsafe { file.register(gpu) }?;
         Ok(Words {
             file,
             registered,
@@ -70,63 +63,29 @@ impl Connection {
         name: &str,
         deadline: Instant,
     ) -> Result<Connection> {
-        let socket = connect_within(&dir.join(SOCKET), Some(deadline))?;
-        let pidfd = own_pidfd()?;
-        let descendants = descendants_holding(gpu.backend().device_files())?;
+        let (socket, kin) = client::connect(&dir.join(SOCKET), gpu, Some(deadline))?;
         let hello = ToBroker::Hello {
             lowest: VERSIONS.lowest,
             highest: VERSIONS.highest,
             shared_context: gpu.caps().shared_context,
-            descendants: descendants.len() as u16,
+            descendants: kin.descendants(),
             name: name.into(),
         };
-        let mut bytes = [0; MOST_BYTES];
-        let fds: Vec<BorrowedFd<'_>> = std::iter::once(&pidfd)
-            .chain(&descendants)
-            .map(AsFd::as_fd)
-            .collect();
-        let len = hello.encode(&mut bytes);
-        match socket::send(&socket, &bytes[..len], &fds) {
-            Ok(socket::SendOutcome::Sent) => {}
-            Ok(_) => return Err(gone(dir)),
-            Err(e) => {
-                return Err(
-                    Error::system("sendmsg to the broker", "raise RLIMIT_NOFILE", e).into(),
-                );
-            }
-        }
-        loop {
-            let mut fds = Vec::new();
-            match socket::receive(&socket, &mut bytes, &mut fds) {
-                Ok(ReceiveOutcome::Packet(len)) => {
-                    return Connection::welcomed(gpu, socket, &bytes[..len], fds);
-                }
-                Ok(ReceiveOutcome::Empty) => {
-                    socket::wait_ready(
-                        socket.as_fd(),
-                        PollFlags::IN,
-                        "the broker's welcome",
-                        Some(deadline),
-                    )?;
-                }
-                Ok(ReceiveOutcome::HungUp) => return Err(gone(dir)),
-                Err(e) => {
-                    return Err(
-                        Error::system("recvmsg from the broker", "raise RLIMIT_NOFILE", e).into(),
-                    );
-                }
-            }
-        }
+        let awaited = "the broker's welcome";
+        let (answer, version, fds) =
+            client::say_hello(&socket, &hello, &kin, awaited, Some(deadline))?
+                .ok_or_else(|| gone(dir))?;
+        Connection::welcomed(gpu, socket, answer, version, fds)
     }
 
     fn welcomed(
         gpu: &Gpu,
         socket: OwnedFd,
-        bytes: &[u8],
+        answer: ToClient,
+        version: u16,
         mut fds: Vec<OwnedFd>,
     ) -> Result<Connection> {
-        let (message, version) = table::decode(bytes, fds.len()).map_err(Error::from)?;
-        match message {
+        match answer {
             ToClient::Welcome { slots, .. } => {
                 let file = CounterFile::open(fds.swap_remove(1), slots)?;
                 Ok(Connection {

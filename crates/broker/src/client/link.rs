@@ -8,7 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu_api::{Error, ForkGuard, Gpu, thread};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
+use transport::os::poller::poll_for;
 use transport::os::socket::{self, ReceiveOutcome};
 use transport::os::waker::Waker;
 
@@ -378,12 +379,8 @@ impl Shared {
         let waker = self.waker.fd();
         let mut fds = vec![PollFd::new(&waker, PollFlags::IN)];
         fds.extend(connection.map(|connection| PollFd::new(&connection.socket, PollFlags::IN)));
-        let timeout = timeout.map(|t| Timespec {
-            tv_sec: t.as_secs() as i64,
-            tv_nsec: i64::from(t.subsec_nanos()),
-        });
         // An interruption is a wake-up with nothing to do.
-        let _ = poll(&mut fds, timeout.as_ref());
+        let _ = poll_for(&mut fds, timeout);
         self.waker.rise();
     }
 

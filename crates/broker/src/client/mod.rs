@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use gpu_api::Gpu;
 use transport::os::socket::runtime_dir;
+use transport::shared::sealed_file;
 
 pub use commit::Commit;
 pub use group::{GroupWriter, Roll};
@@ -40,7 +41,6 @@ pub use scratch::Scratch;
 pub use writer::{CreateOptions, Writer};
 
 use crate::error::{ObjectError, Result};
-use crate::memory::sealed;
 use crate::object::identity::{Epoch, Identity, check_name};
 use crate::object::layout::Layout;
 use crate::server::listing::Listing;
@@ -334,7 +334,7 @@ impl Client {
         let [file] = files.as_slice() else {
             return Err(connection::nonsense());
         };
-        let text = sealed::read(file.as_fd(), MOST_LISTING)?;
+        let text = sealed_file::read(file.as_fd(), 0..=MOST_LISTING)?;
         serde_json::from_slice(&text).map_err(|_| connection::nonsense())
     }
 

@@ -8,9 +8,10 @@ use gpu_api::Error;
 
 use super::connection::nonsense;
 use super::link::Link;
+use transport::shared::sealed_file;
+
 use crate::error::Result;
 use crate::memory::range::Imported;
-use crate::memory::sealed;
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::{MOST_MANIFEST, Manifest};
 use crate::wire::{Selector, ToBroker, ToClient};
@@ -102,7 +103,7 @@ fn check(
     let Some((file, regions)) = files.split_first() else {
         return Err(nonsense());
     };
-    let manifest = Manifest::decode(&sealed::read(file.as_fd(), MOST_MANIFEST)?)?;
+    let manifest = Manifest::decode(&sealed_file::read(file.as_fd(), 0..=MOST_MANIFEST)?)?;
     let asked = match selector {
         Selector::Latest(name) => *name == manifest.name,
         Selector::Epoch(name, epoch) => *name == manifest.name && *epoch == manifest.epoch,

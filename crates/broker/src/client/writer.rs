@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu_api::{Access, DevicePtr, Error, Gpu};
 use ipc_rc::Stream;
+use transport::shared::sealed_file;
 use transport::shared::slot::Claim;
 use transport::trace_point;
 
@@ -15,7 +16,6 @@ use super::mapped::{address, check_stream, note, read_part, regions};
 use super::retire::Retiring;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::{Imported, Range, SwapError};
-use crate::memory::sealed;
 use crate::object::identity::{Epoch, Identity};
 use crate::object::layout::Layout;
 use crate::object::manifest::{Manifest, Readers, round_up};
@@ -92,7 +92,7 @@ impl Writer {
             layout,
         };
         let taken = regions_of(&manifest.layout, &options.unchanged)?;
-        let draft = sealed::create("gpu-ipc-draft", &manifest.encode()?)?;
+        let draft = sealed_file::create("gpu-ipc-draft", &manifest.encode()?)?;
         let lost = || ObjectError::WriterLost { identity };
         let connection = link.connection().ok_or_else(lost)?;
         let wanted = Wanted {

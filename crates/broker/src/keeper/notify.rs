@@ -15,10 +15,9 @@
 //! descriptors; the last packet is empty but for `.` and the keeper's incarnation. The keeper holds
 //! the socket from then on: its hang-up tells of the keeper's end.
 //!
-//! Other lines (`STATUS=`) are passed over. sd_notify(3), sd_pid_notify_with_fds(3).
+//! A datagram has at most 4,096 bytes, as in systemd (`NOTIFY_BUFFER_MAX`). Other lines (`STATUS=`)
+//! are passed over. sd_notify(3), sd_pid_notify_with_fds(3).
 
-/// The most bytes of a datagram: systemd's `NOTIFY_BUFFER_MAX`.
-pub const MOST_BYTES: usize = 4_096;
 /// The most bytes of a name.
 pub const MOST_NAME: usize = 12;
 /// Names in a packet of a listing.

@@ -7,9 +7,8 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt;
@@ -18,15 +17,17 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use transport::os::socket::{SendOutcome, send};
+use transport::os::poller::Poller;
+use transport::os::socket::{
+    ReceiveOutcome, SendOutcome, has_hung_up, is_lost, receive_from, send,
+};
 use transport::trace_point;
 
-use crate::keeper::notify::{MOST_BYTES, NAMES_A_PACKET, Request, parse};
+use crate::keeper::notify::{NAMES_A_PACKET, Request, parse};
 use crate::keeper::shelf::Shelf;
+use crate::wire::MOST_BYTES;
 
 /// The name of the keeper's socket in the broker's directory.
 pub const SOCKET: &str = "keeper";
@@ -60,6 +61,8 @@ pub struct Keeper {
     incarnation: [u8; 16],
     /// The broker said that it serves.
     ready: bool,
+    /// Tells when there is something to do; what it is, is found by looking at everything.
+    poller: Poller,
     _lock: File,
 }
 
@@ -94,6 +97,8 @@ impl Keeper {
         // What a dead keeper left is replaced in one step, so nobody is refused while a keeper is
         // there.
         fs::rename(&unfinished, &path).map_err(failed)?;
+        let poller = Poller::new()?;
+        poller.add(socket.as_fd(), 0)?;
         let mut incarnation = [0; 16];
         rustix::rand::getrandom(&mut incarnation, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::system("getrandom", "allow getrandom in this sandbox", e))?;
@@ -104,6 +109,7 @@ impl Keeper {
             readers: VecDeque::new(),
             incarnation,
             ready: false,
+            poller,
             _lock: lock,
         })
     }
@@ -154,8 +160,9 @@ impl Keeper {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pidfd = pidfd_open(pid.expect("a child has a number"), PidfdFlags::empty())
             .map_err(|e| failed(e.into()))?;
+        self.poller.add(pidfd.as_fd(), 0)?;
         loop {
-            self.serve(Some(pidfd.as_fd()), None);
+            self.serve(None);
             if let Some(status) = child.try_wait().map_err(failed)? {
                 return Ok(status);
             }
@@ -169,67 +176,38 @@ impl Keeper {
             .checked_duration_since(Instant::now())
             .filter(|left| !left.is_zero())
         {
-            self.serve(None, Some(left));
+            self.serve(Some(left));
         }
     }
 
     /// Waits once, and does what there is to do.
-    fn serve(&mut self, also: Option<BorrowedFd<'_>>, timeout: Option<Duration>) {
-        let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN)];
-        fds.extend(also.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
-        for reader in &self.readers {
-            let flags = if reader.done {
-                PollFlags::empty()
-            } else {
-                PollFlags::OUT
-            };
-            fds.push(PollFd::new(&reader.socket, flags));
-        }
-        let timeout = timeout.map(|t| Timespec {
-            tv_sec: t.as_secs() as i64,
-            tv_nsec: i64::from(t.subsec_nanos()),
-        });
-        // An interruption is a turn with nothing to do.
-        let _ = poll(&mut fds, timeout.as_ref());
+    fn serve(&mut self, timeout: Option<Duration>) {
+        self.poller.wait(timeout);
         while self.hear() {}
-        let (shelf, incarnation) = (&self.shelf, &self.incarnation);
-        self.readers
-            .retain_mut(|reader| reader.go_on(shelf, incarnation));
+        let (shelf, incarnation, poller) = (&self.shelf, &self.incarnation, &self.poller);
+        self.readers.retain_mut(|reader| {
+            let stays = reader.go_on(shelf, incarnation, poller);
+            if !stays {
+                // The sender may have a copy: the watch does not end with this one.
+                poller.remove(reader.socket.as_fd());
+            }
+            stays
+        });
     }
 
     /// Takes one datagram, and says whether there was one.
     fn hear(&mut self) -> bool {
-        let mut bytes = [0; MOST_BYTES];
-        let mut space =
-            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253), ScmCredentials(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [IoSliceMut::new(&mut bytes)];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let got = match recvmsg(&self.socket, &mut parts, &mut control, flags) {
-            Ok(got) => got,
-            Err(Errno::INTR) => return true,
-            Err(_) => return false,
-        };
-        let (mut fds, mut uid) = (Vec::new(), None);
-        for message in control.drain() {
-            match message {
-                RecvAncillaryMessage::ScmRights(came) => fds.extend(came),
-                RecvAncillaryMessage::ScmCredentials(of) => uid = Some(of.uid),
-                _ => {}
+        let (mut bytes, mut fds) = ([0; MOST_BYTES], Vec::new());
+        match receive_from(&self.socket, &mut bytes, &mut fds) {
+            Ok((ReceiveOutcome::Packet(_), uid)) if uid != Some(rustix::process::geteuid()) => {
+                tracing::warn!(?uid, "a stranger spoke to the keeper");
             }
-        }
-        if uid != Some(rustix::process::geteuid()) {
-            tracing::warn!(?uid, "a stranger spoke to the keeper");
-        } else if got
-            .flags
-            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-        {
-            tracing::warn!("a datagram was cut off: too long, or no descriptor left");
-        } else {
-            match parse(&bytes[..got.bytes], fds.len()) {
+            Ok((ReceiveOutcome::Packet(len), _)) => match parse(&bytes[..len], fds.len()) {
                 Ok(request) => self.obey(request, fds.pop()),
                 Err(why) => tracing::warn!(%why, "a datagram is passed over"),
-            }
+            },
+            Err(error) if is_lost(&error) => tracing::warn!(%error, "a datagram is lost"),
+            Ok(_) | Err(_) => return false,
         }
         true
     }
@@ -246,9 +224,15 @@ impl Keeper {
                 trace_point!("keeper.removed");
             }
             (request @ (Request::List | Request::Read), Some(socket)) => {
-                if self.readers.len() >= MOST_READERS {
-                    self.readers.pop_front();
+                if self.readers.len() >= MOST_READERS
+                    && let Some(oldest) = self.readers.pop_front()
+                {
+                    self.poller.remove(oldest.socket.as_fd());
                 }
+                if let Err(error) = self.poller.add(socket.as_fd(), 0) {
+                    return tracing::warn!(%error, "the shelf cannot be read by this descriptor");
+                }
+                self.poller.await_room(socket.as_fd(), 0);
                 let with_files = request == Request::Read;
                 self.readers.push_back(Reader {
                     socket,
@@ -275,7 +259,7 @@ impl Keeper {
 
 impl Reader {
     /// Writes as much as goes, and says whether the reader is still there.
-    fn go_on(&mut self, shelf: &Shelf<OwnedFd>, incarnation: &[u8; 16]) -> bool {
+    fn go_on(&mut self, shelf: &Shelf<OwnedFd>, incarnation: &[u8; 16], poller: &Poller) -> bool {
         while !self.done {
             let page: Vec<(&str, &OwnedFd)> =
                 shelf.page(self.after.as_deref(), NAMES_A_PACKET).collect();
@@ -300,20 +284,14 @@ impl Reader {
             }
             match page.last() {
                 Some((last, _)) => self.after = Some((*last).to_owned()),
-                None => self.done = true,
+                None => {
+                    self.done = true;
+                    poller.pause(self.socket.as_fd(), 0);
+                }
             }
         }
-        !hung_up(self.socket.as_fd())
+        !has_hung_up(&self.socket)
     }
-}
-
-fn hung_up(fd: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::new(&fd, PollFlags::empty())];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
 /// Raises the limit of open files to what the system allows this process, and returns it.

@@ -3,10 +3,8 @@
 //!
 //! 1. `store`: makes regions, for the broker.
 //! 2. `range`: addresses that regions come and go on, for writers and readers.
-//! 3. `sealed`: immutable files, for manifests.
 
 // Tests: `crates/broker/tests/objects/gpu.rs`, `crates/broker/tests/objects/limits.rs`.
 
 pub mod range;
-pub mod sealed;
 pub mod store;

@@ -1,13 +1,11 @@
 //! What a broker does with connections: checks a hello, welcomes, hears, and acts on a death. The
 //! rest of the way in is [`transport::server`].
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use gpu_api::{Error, Result};
+use gpu_api::Result;
 use transport::os::closer::Foreign;
 use transport::os::process;
-use transport::os::socket;
 use transport::server::{Door, First, Greeting, Newcomer, Proof, Refused, Seat, Server, failed};
 use transport::wire::packet::Versions;
 use transport::wire::table;
@@ -156,11 +154,6 @@ impl Service {
         };
         let mut bytes = [0; MOST_BYTES];
         let len = table::encode(&welcome, &mut bytes, peer.version);
-        let fds = [self.own_pidfd.as_fd(), file.fd()];
-        match socket::send(&peer.seat.socket, &bytes[..len], &fds) {
-            Ok(socket::SendOutcome::Sent) => Ok(()),
-            Ok(_) => Err(Error::Closing),
-            Err(e) => Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", e)),
-        }
+        self.door.welcome(&peer.seat, &bytes[..len], file.fd())
     }
 }

@@ -9,11 +9,11 @@ use std::sync::mpsc;
 use gpu_api::{Error, Result};
 use transport::os::socket::{Endpoint, Listener};
 use transport::os::waker::Waker;
+use transport::shared::sealed_file;
 use transport::trace_point;
 
 use crate::keeper::depositor::{DepositError, Depositor};
 use crate::keeper::process::raise_file_limit;
-use crate::memory::sealed;
 use crate::memory::store::FindGpus;
 use crate::object::identity::Epoch;
 use crate::object::manifest::{MOST_MANIFEST, Manifest};
@@ -171,8 +171,8 @@ fn inherit(keeper: Option<&Path>) -> Result<(Option<Depositor>, Inheritance)> {
         .map(|(name, file)| (name, Arc::new(file)))
         .collect();
     let found = sort(files, |file: &Arc<OwnedFd>| {
-        let manifest =
-            sealed::read(file.as_fd(), MOST_MANIFEST).and_then(|bytes| Manifest::decode(&bytes));
+        let manifest = sealed_file::read(file.as_fd(), 0..=MOST_MANIFEST)
+            .and_then(|bytes| Manifest::decode(&bytes));
         let manifest = manifest
             .inspect_err(|error| tracing::warn!(%error, "a manifest in the keeper is invalid"))
             .ok()?;
@@ -188,8 +188,8 @@ fn inherit(keeper: Option<&Path>) -> Result<(Option<Depositor>, Inheritance)> {
     };
     if let Some((number, file)) = &found.tombs {
         inheritance.newest_tombs = Some(*number);
-        inheritance.tombs =
-            sealed::read(file.as_fd(), MOST_TOMBS).and_then(|bytes| Tombs::decode(&bytes))?;
+        inheritance.tombs = sealed_file::read(file.as_fd(), 0..=MOST_TOMBS)
+            .and_then(|bytes| Tombs::decode(&bytes))?;
     }
     for (seq, file, regions) in found.whole {
         let at = manifests.iter().position(|(of, _)| Arc::ptr_eq(of, &file));

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use gpu_api::{Result, explain, thread};
+use transport::shared::sealed_file;
 use transport::trace_point;
 
 use crate::keeper::depositor::{DepositError, Depositor};
-use crate::memory::sealed;
 use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
 use crate::server::action::KeepError;
@@ -88,7 +88,7 @@ impl Thread {
         let bytes = manifest
             .encode()
             .map_err(|error| KeepError::Refused(explain(&error)))?;
-        let file = sealed::create("gpu-ipc-manifest", &bytes)
+        let file = sealed_file::create("gpu-ipc-manifest", &bytes)
             .map_err(|error| KeepError::Refused(explain(&error)))?;
         trace_point!("keep.begun");
         if let Some(depositor) = &self.depositor {
@@ -112,7 +112,7 @@ impl Thread {
         }
         trace_point!("forget.begun");
         if let Some((number, tombs)) = tombs {
-            let file = sealed::create("gpu-ipc-tombs", &tombs.encode());
+            let file = sealed_file::create("gpu-ipc-tombs", &tombs.encode());
             let file = file.map_err(|error| KeepError::Refused(explain(&error)))?;
             depositor
                 .store(&[(Label::Tombs(number), file.as_fd())], "forget.tombs")
@@ -151,7 +151,7 @@ impl Thread {
             return Ok(());
         };
         let keeper = depositor.inventory(false).map_err(why)?.incarnation;
-        let file = sealed::create("gpu-ipc-tombs", &tombs.encode())
+        let file = sealed_file::create("gpu-ipc-tombs", &tombs.encode())
             .map_err(|e| KeepError::Refused(explain(&e)))?;
         let mut regions = Vec::new();
         let mut manifests = vec![(Label::Tombs(number), file.as_fd())];

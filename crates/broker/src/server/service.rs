@@ -12,14 +12,13 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result};
 use transport::os::closer::Foreign;
-use transport::os::process;
 use transport::os::socket::{self, Listener};
 use transport::os::waker::Waker;
 use transport::server::{Door, Proof, Server, Watch, failed};
+use transport::shared::sealed_file;
 use transport::trace_point;
 use transport::wire::table;
 
-use crate::memory::sealed;
 use crate::object::identity::Epoch;
 use crate::server::action::{Action, Answer, KeepError, Participant};
 use crate::server::bequest::Tomb;
@@ -65,7 +64,6 @@ pub(super) struct Service {
     pub(super) peers: HashMap<Participant, Peer>,
     pub(super) next_participant: u64,
     pub(super) incarnation: [u8; 16],
-    pub(super) own_pidfd: OwnedFd,
     leash: Option<(u64, OwnedFd)>,
     /// The deposit thread looks for a keeper, or feeds one.
     looking: bool,
@@ -88,7 +86,6 @@ impl Service {
             peers: HashMap::new(),
             next_participant: 1,
             incarnation,
-            own_pidfd: process::own_pidfd()?,
             leash: None,
             looking: false,
             look_at: looks.then(Instant::now),
@@ -375,7 +372,7 @@ impl Service {
             return;
         };
         let text = serde_json::to_vec(&self.listing(peer.asker.uid)).unwrap_or_default();
-        match sealed::create("gpu-ipc-listing", &text) {
+        match sealed_file::create("gpu-ipc-listing", &text) {
             Ok(file) => say(
                 peer,
                 &ToClient::Listing {

@@ -6,9 +6,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use gpu_api::{Error, Gpu, Result, explain, thread};
 use transport::os::closer::Foreign;
+use transport::shared::sealed_file;
 use transport::trace_point;
 
-use crate::memory::sealed;
 use crate::memory::store::{FindGpus, make_region};
 use crate::object::identity::Identity;
 use crate::object::manifest::{MOST_MANIFEST, Manifest};
@@ -93,7 +93,7 @@ impl Workshop {
     }
 
     fn read(&mut self, file: &Foreign) -> Result<(Box<Manifest>, u64), Refused> {
-        let bytes = sealed::read(file.as_fd(), MOST_MANIFEST);
+        let bytes = sealed_file::read(file.as_fd(), 0..=MOST_MANIFEST);
         let draft = bytes
             .and_then(|bytes| Manifest::decode(&bytes))
             .map_err(|e| (RefusalCode::Layout, explain(&e)))?;

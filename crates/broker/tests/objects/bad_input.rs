@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use backend_host::{HostBackend, HostConfig};
-use broker::memory::sealed;
 use broker::wire::{RefusalCode, Standing, ToBroker, ToClient, Wanted};
 use broker::{
     Client, CreateOptions, Epoch, Identity, Layout, Manifest, ObjectError, PartSpec, Readers,
@@ -13,6 +12,7 @@ use broker::{
 };
 use gpu_api::{CaptureStatus, DeviceId, DeviceUuid, Error, Gpu};
 use ipc_rc::Stream;
+use transport::shared::sealed_file;
 
 use crate::agent::{Agent, Dir, client, fill, gpu, layout, put, seed_of, started};
 use crate::raw::{Raw, hello};
@@ -102,7 +102,7 @@ pub fn create(request: u64, identity: Identity) -> ToBroker {
 }
 
 pub fn file_of(manifest: &Manifest) -> OwnedFd {
-    sealed::create("draft", &manifest.encode().expect("bytes")).expect("a memfd")
+    sealed_file::create("draft", &manifest.encode().expect("bytes")).expect("a memfd")
 }
 
 fn a_draft_that_is_no_sealed_manifest_is_refused() {
@@ -119,7 +119,7 @@ fn a_draft_that_is_no_sealed_manifest_is_refused() {
         epoch: Epoch(9),
         ..good.clone()
     });
-    let bytes = sealed::create("draft", b"no manifest at all").expect("a memfd");
+    let bytes = sealed_file::create("draft", b"no manifest at all").expect("a memfd");
     for (file, why) in [
         (unsealed, "sealed against writing"),
         (pipe.into(), "sealed against writing"),

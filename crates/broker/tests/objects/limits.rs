@@ -4,9 +4,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
-use broker::memory::sealed;
 use broker::wire::{RefusalCode, Selector, Standing, ToBroker, ToClient};
 use broker::{CreateOptions, Epoch, Identity, Layout, PartSpec};
+use transport::shared::sealed_file;
 
 use crate::agent::{Agent, Dir, client, layout, put, seed_of, started};
 use crate::bad_input::{create, draft, file_of};
@@ -54,7 +54,7 @@ pub const CASES: &[Case] = &[
 
 /// Says why a broker refuses a draft of these bytes.
 fn refused(raw: &Raw, bytes: &[u8]) -> String {
-    let file = sealed::create("draft", bytes).expect("a memfd");
+    let file = sealed_file::create("draft", bytes).expect("a memfd");
     raw.say(&create(7, Identity([1; 16])), &[file.as_fd()]);
     match raw.hear() {
         Some((

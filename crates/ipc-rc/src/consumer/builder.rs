@@ -1,25 +1,23 @@
 //! How a participant connects.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu_api::{Access, Error, Gpu, Result, thread};
-use rustix::event::PollFlags;
 
 use crate::consumer::connection::link::{Facts, Link, Welcome};
 use crate::consumer::leases::holdings::Holdings;
 use crate::consumer::mappings::mapping_cache::Cache;
 use crate::consumer::participant::Participant;
 use crate::consumer::service::Service;
+use transport::client::{self, Kin};
 use transport::os::process;
-use transport::os::socket::{self, Connecting, ReceiveOutcome, SendOutcome};
+use transport::os::socket;
 use transport::shared::counter_file::CounterFile;
-use transport::trace_point;
 use transport::wire::descriptor::{GrantKind, Names, Sealer, Seals};
-use transport::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
-use zeroize::Zeroize;
+use transport::wire::message::{ToParticipant, ToProducer};
 
 /// Opens a [`Participant`]: how it maps memory, how long it waits, and its name.
 ///
@@ -116,12 +114,7 @@ impl ParticipantBuilder {
     pub fn connect(self, path: impl AsRef<Path>) -> Result<Participant> {
         let deadline = self.deadline();
         self.check()?;
-        // The socket first: a child that is forked while the others are counted has a copy of it,
-        // and so keeps the proof of this process' death from being complete. The connection last:
-        // the session waits for no hello.
-        let socket = Connecting::new()?;
-        let kin = Kin::find(&self.gpu)?;
-        let socket = socket.connect_within(path.as_ref(), deadline)?;
+        let (socket, kin) = client::connect(path.as_ref(), &self.gpu, deadline)?;
         self.join(socket, &kin, deadline)
     }
 
@@ -161,29 +154,16 @@ impl ParticipantBuilder {
     }
 
     fn join(self, socket: OwnedFd, kin: &Kin, deadline: Option<Instant>) -> Result<Participant> {
-        let mut fds: Vec<BorrowedFd<'_>> = vec![kin.own.as_fd()];
-        fds.extend(kin.descendants.iter().map(AsFd::as_fd));
         let hello = ToProducer::Hello {
             backend: self.gpu.kind(),
             device: self.gpu.uuid(),
-            descendants: u16::try_from(kin.descendants.len()).unwrap_or(u16::MAX),
+            descendants: kin.descendants(),
             name: self.name.clone(),
         };
-        let mut bytes = [0; MOST_BYTES];
-        let len = hello.encode(&mut bytes);
-        trace_point!("hello");
-        match socket::send(socket.as_fd(), &bytes[..len], &fds) {
-            // One that has hung up may have said why.
-            Ok(SendOutcome::Sent | SendOutcome::HungUp) => {}
-            Ok(SendOutcome::Full) => {
-                return Err(refused(
-                    "the producer closed the connection",
-                    "start it, or look at its log",
-                ));
-            }
-            Err(source) => return Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", source)),
-        }
-        let welcome = self.welcome(socket, deadline)?;
+        let awaited = "the producer's welcome";
+        let (answer, _, fds) = client::say_hello(&socket, &hello, kin, awaited, deadline)?
+            .ok_or_else(|| refused("the producer closed the connection", "look at its log"))?;
+        let welcome = self.welcome(socket, answer, fds)?;
         let holdings = Arc::new(Holdings::new(Link::new(welcome)?, self.cache));
         let started = Service::new(holdings.clone())
             .and_then(|service| thread::start("gpu-ipc-participant", move || service.run()));
@@ -200,33 +180,13 @@ impl ParticipantBuilder {
         Ok(Participant::of(holdings))
     }
 
-    fn welcome(&self, socket: OwnedFd, deadline: Option<Instant>) -> Result<Welcome> {
-        let mut bytes = [0; MOST_BYTES];
-        let mut fds = Vec::new();
-        let len = loop {
-            match socket::receive(socket.as_fd(), &mut bytes, &mut fds) {
-                Ok(ReceiveOutcome::Packet(len)) => break len,
-                Ok(ReceiveOutcome::HungUp) => {
-                    return Err(refused(
-                        "the producer closed the connection",
-                        "look at its log",
-                    ));
-                }
-                Ok(ReceiveOutcome::Empty) => {
-                    socket::wait_ready(
-                        socket.as_fd(),
-                        PollFlags::IN,
-                        "the producer's welcome",
-                        deadline,
-                    )?;
-                }
-                Err(source) => return Err(Error::system("recvmsg", "raise RLIMIT_NOFILE", source)),
-            }
-        };
-        let message = ToParticipant::decode(&bytes[..len], fds.len());
-        // Keys came with it.
-        bytes[..len].zeroize();
-        match message? {
+    fn welcome(
+        &self,
+        socket: OwnedFd,
+        answer: ToParticipant,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Welcome> {
+        match answer {
             ToParticipant::Refused { code, why } => Err(refused(&why, code.remedy())),
             ToParticipant::Welcome {
                 session,
@@ -288,23 +248,6 @@ impl ParticipantBuilder {
                 "build both sides from one version",
             )),
         }
-    }
-}
-
-/// The processes whose ends prove that this one's work on the device has ended.
-#[derive(Debug)]
-struct Kin {
-    own: OwnedFd,
-    descendants: Vec<OwnedFd>,
-}
-
-impl Kin {
-    fn find(gpu: &Gpu) -> Result<Kin> {
-        let descendants = process::descendants_holding(gpu.backend().device_files())?;
-        Ok(Kin {
-            own: process::own_pidfd()?,
-            descendants,
-        })
     }
 }
 

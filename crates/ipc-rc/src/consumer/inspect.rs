@@ -13,7 +13,7 @@ use crate::producer::report::Stats;
 use transport::client::Unsent;
 use transport::os::process;
 use transport::os::socket::{self, ReceiveOutcome, SendOutcome};
-use transport::shared::snapshot_file;
+use transport::shared::sealed_file;
 use transport::wire::descriptor::SessionId;
 use transport::wire::message::{MOST_BYTES, ReportPage, ToParticipant};
 
@@ -157,9 +157,18 @@ pub fn snapshot(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<Str
         Answer::Snapshot {
             len,
             file: Some(file),
-        } => snapshot_file::read(file, len),
+        } => text_of(&file, len),
         _ => Err(refused("the snapshot came without its file")),
     }
+}
+
+/// Reads a snapshot of which nothing is known but that it is text.
+fn text_of(file: &OwnedFd, len: u64) -> Result<String> {
+    String::from_utf8(sealed_file::read(file.as_fd(), len..=len)?).map_err(|e| Error::Invalid {
+        what: "a snapshot's good bytes",
+        got: e.utf8_error().valid_up_to().to_string(),
+        must: "all",
+    })
 }
 
 fn refused(why: &str) -> Error {
@@ -291,7 +300,7 @@ mod tests {
     #[test]
     fn a_good_snapshot_arrives_whole_behind_what_nobody_asked_for() {
         let text = "{\"a\":1}".repeat(1000);
-        let file = snapshot_file::create(&text).expect("a memfd");
+        let file = sealed_file::create("text", text.as_bytes()).expect("a memfd");
         let len = text.len() as u64;
         let answers = [
             (ToParticipant::Closing {}, None),
@@ -309,18 +318,24 @@ mod tests {
 
     #[test]
     fn a_producer_that_means_harm_gets_an_error_and_no_more() {
-        let file = snapshot_file::create("{}").expect("a memfd");
+        let file = sealed_file::create("text", b"{}").expect("a memfd");
+        let no_text = sealed_file::create("text", b"\xff{}").expect("a memfd");
         let open = std::fs::File::open("/dev/zero").expect("a file");
         let cases = [
             (
                 ToParticipant::Snapshot { request: 1, len: 3 },
                 Some(file.as_fd()),
-                "the size of a snapshot",
+                "the size of a sealed file",
             ),
             (
                 ToParticipant::Snapshot { request: 1, len: 2 },
                 Some(open.as_fd()),
-                "a snapshot's seals",
+                "a file's seals",
+            ),
+            (
+                ToParticipant::Snapshot { request: 1, len: 3 },
+                Some(no_text.as_fd()),
+                "a snapshot's good bytes is 0",
             ),
             (
                 ToParticipant::Snapshot { request: 1, len: 2 },

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use crate::producer::core::Core;
-use transport::shared::snapshot_file;
+use transport::shared::sealed_file;
 use transport::wire::message::{MOST_SNAPSHOT, RefusalCode, ToParticipant};
 
 impl Core {
@@ -25,7 +25,7 @@ impl Core {
                 format!("the snapshot is of {len} bytes, at most 16,777,216 go"),
             );
         }
-        match snapshot_file::create(&text) {
+        match sealed_file::create("gpu-ipc-snapshot", text.as_bytes()) {
             Ok(file) => (ToParticipant::Snapshot { request, len }, Some(file)),
             Err(error) => declined(RefusalCode::Failed, error.to_string()),
         }

@@ -1,5 +1,7 @@
-//! The asking end of a connection: one table of questions, whatever the protocol.
+//! The asking end of a connection, whatever the protocol: its hello, and one table of questions.
 
+mod hello;
 mod questions;
 
+pub use hello::{Kin, connect, say_hello};
 pub use questions::{Entry, Questions, Row, Unsent};

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use gpu_api::{Error, Result};
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, Timespec, epoll, poll};
+use rustix::io::Errno;
 
 /// Descriptors that one call of [`Poller::wait`] tells of.
 const MOST_READY: usize = 64;
@@ -23,9 +24,8 @@ impl Poller {
     ///
     /// [`Error::System`] when the process has no descriptor left.
     pub fn new() -> Result<Poller> {
-        let remedy = "raise RLIMIT_NOFILE or close descriptors";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|e| Error::system("epoll_create", remedy, e))?;
+            .map_err(|e| Error::without_descriptors("epoll_create", e))?;
         Ok(Poller { epoll })
     }
 
@@ -52,6 +52,11 @@ impl Poller {
     /// Tells of a paused descriptor again, also of what came meanwhile.
     pub fn resume(&self, fd: BorrowedFd<'_>, key: u64) {
         self.modify(fd, key, epoll::EventFlags::IN);
+    }
+
+    /// Tells when a descriptor can be written, and no more when it can be read.
+    pub fn await_room(&self, fd: BorrowedFd<'_>, key: u64) {
+        self.modify(fd, key, epoll::EventFlags::OUT);
     }
 
     fn modify(&self, fd: BorrowedFd<'_>, key: u64, flags: epoll::EventFlags) {
@@ -82,6 +87,15 @@ impl Poller {
     }
 }
 
+/// Polls a few descriptors once, for at most so long.
+///
+/// # Errors
+///
+/// [`Errno::INTR`] for an interruption, and what else the kernel says.
+pub fn poll_for(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<usize, Errno> {
+    poll(fds, timeout.map(timespec).as_ref())
+}
+
 fn timespec(time: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
@@ -101,6 +115,10 @@ mod tests {
         let event = eventfd(1, EventfdFlags::CLOEXEC).expect("an eventfd");
         poller.add(event.as_fd(), 7).expect("watched");
         assert_eq!(poller.wait(None).as_slice(), [7]);
+        poller.pause(event.as_fd(), 7);
+        assert!(poller.wait(Some(Duration::ZERO)).is_empty());
+        poller.await_room(event.as_fd(), 7);
+        assert_eq!(poller.wait(None).as_slice(), [7], "it has room");
         poller.pause(event.as_fd(), 7);
         assert!(poller.wait(Some(Duration::ZERO)).is_empty());
         poller.resume(event.as_fd(), 7);

@@ -25,5 +25,6 @@ pub use listener::{Endpoint, Listener};
 pub use packet_socket::take_over;
 pub use peer::{Credentials, credentials, peer_pidfd};
 pub use transfer::{
-    ReceiveOutcome, SendOutcome, hang_up, has_hung_up, receive, receive_guarded, send, wait_ready,
+    ReceiveOutcome, SendOutcome, hang_up, has_hung_up, is_lost, receive, receive_from,
+    receive_guarded, send, wait_ready,
 };

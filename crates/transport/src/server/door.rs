@@ -2,17 +2,19 @@
 //! of watches.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use gpu_api::Result;
+use gpu_api::{Error, Result};
+use rustix::io::Errno;
 
 use super::eviction::most_silent;
 use super::seat::{Refused, Seat};
 use super::watch::Watch;
 use super::watches::Watches;
 use crate::os::closer::{Closer, Foreign};
-use crate::os::socket::{self, Credentials, Listener};
+use crate::os::process::own_pidfd;
+use crate::os::socket::{self, Credentials, Listener, SendOutcome};
 use crate::wire::refusal::RefusalCode;
 
 /// Connections that have not said hello yet, at most.
@@ -39,6 +41,7 @@ pub struct Door<Id> {
     /// The oldest first.
     pub(super) greetings: BTreeMap<u64, Greeting>,
     is_deaf: bool,
+    own_pidfd: OwnedFd,
 }
 
 impl<Id: Copy + PartialEq> Door<Id> {
@@ -63,6 +66,7 @@ impl<Id: Copy + PartialEq> Door<Id> {
             allowed,
             greetings: BTreeMap::new(),
             is_deaf: false,
+            own_pidfd: own_pidfd()?,
         })
     }
 
@@ -163,6 +167,21 @@ impl<Id: Copy + PartialEq> Door<Id> {
                 .add(Watch::Descendant(id, n), descendant.as_fd())?;
         }
         Ok(())
+    }
+
+    /// Sends a welcome: this process' pidfd and the participant's counter file go with it.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel refuses; a broken pipe when the participant has gone.
+    pub fn welcome(&self, seat: &Seat, packet: &[u8], file: BorrowedFd<'_>) -> Result<()> {
+        let fds = [self.own_pidfd.as_fd(), file];
+        let failed = match socket::send(seat.socket.as_fd(), packet, &fds) {
+            Ok(SendOutcome::Sent) => return Ok(()),
+            Ok(SendOutcome::Full | SendOutcome::HungUp) => Errno::PIPE.into(),
+            Err(e) => e,
+        };
+        Err(Error::without_descriptors("sendmsg", failed))
     }
 
     /// Watches nothing of a participant any more.

@@ -249,7 +249,7 @@ pub trait Server {
                     let _ = socket::receive(&seat.socket, &mut bytes, &mut Vec::new());
                     return;
                 }
-                Err(error) if is_of_its_making(&error) => {
+                Err(error) if socket::is_lost(&error) => {
                     return self.silence(key, id, &seat, &error);
                 }
                 // For want of memory here: what it said is still there, and is reported again.
@@ -299,21 +299,11 @@ pub trait Server {
 fn unreceived(error: io::Error) -> Refused {
     match error.kind() {
         io::ErrorKind::InvalidData => (RefusalCode::Protocol, error.to_string()),
-        _ => failed(&Error::system(
-            "recvmsg",
-            "raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files",
-            error,
-        )),
+        _ => failed(&Error::without_descriptors("recvmsg", error)),
     }
 }
 
 /// Says whether the descriptors that come with a packet find no room here.
 fn is_for_want_of_room(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EMFILE)
-}
-
-/// Says whether a packet cannot be read because of what it is: empty, too long, or with descriptors
-/// that find no room here.
-fn is_of_its_making(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::InvalidData || is_for_want_of_room(error)
 }

@@ -15,11 +15,12 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
-use gpu_api::{Error, HostPtr, Result};
+use gpu_api::{Error, Gpu, HostPtr, Result, WordPtr};
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 
 use crate::shared::dirty::Dirty;
+use crate::shared::sealed_file;
 use crate::shared::slot::Slot;
 use crate::shared::timeline::Timeline;
 use crate::shared::word::Word;
@@ -65,22 +66,12 @@ impl CounterFile {
     /// [`Error::System`] when the kernel has no descriptor or no memory left.
     pub fn create(slots: u32) -> Result<CounterFile> {
         debug_assert!(slots.is_multiple_of(GROUP) && slots <= MOST_SLOTS);
-        let file = rustix::fs::memfd_create(
-            "gpu-ipc-counters",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-        )
-        .map_err(|e| {
-            Error::system(
-                "memfd_create",
-                "raise RLIMIT_NOFILE or close descriptors",
-                e,
-            )
-        })?;
+        let file = sealed_file::empty("gpu-ipc-counters")?;
         rustix::fs::ftruncate(&file, bytes_of(slots) as u64)
             .map_err(|e| Error::system("ftruncate of a counter file", "free memory", e))?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|e| Error::system("sealing a counter file", "use Linux 3.17 or later", e))?;
-        let counters = Self::map(file, slots)?;
+        let counters = Self::map(file.into(), slots)?;
         counters
             .header(0)
             .store(MAGIC, std::sync::atomic::Ordering::Relaxed);
@@ -104,13 +95,7 @@ impl CounterFile {
             });
         }
         let size = rustix::fs::fstat(&file)
-            .map_err(|e| {
-                Error::system(
-                    "fstat of a counter file",
-                    "report this; a memfd has a size",
-                    e,
-                )
-            })?
+            .map_err(|e| Error::system("fstat of a counter file", "report this", e))?
             .st_size;
         if size != bytes_of(slots) as i64 {
             return Err(Error::Invalid {
@@ -160,6 +145,27 @@ impl CounterFile {
         HostPtr(self.map.as_ptr() as usize)
     }
 
+    /// Registers the file with the driver, so that streams may write and await its words; `None` on
+    /// a device whose streams cannot.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error.
+    ///
+    /// # Safety
+    ///
+    /// The file stays mapped until `unregister_words` has ended the registration of its
+    /// [`start`](CounterFile::start).
+    pub unsafe fn register(&self, gpu: &Gpu) -> Result<Option<WordPtr>> {
+        if !gpu.caps().stream_writes {
+            return Ok(None);
+        }
+        let bytes = bytes_of(self.slots);
+        // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: these
+        // are the mapping's own, and the caller says that it stays.
+        unsafe { gpu.backend().register_words(self.start(), bytes) }.map(Some)
+    }
+
     /// Counts the slots.
     pub fn slot_count(&self) -> u32 {
         self.slots
@@ -183,11 +189,6 @@ impl CounterFile {
     #[inline(always)]
     pub fn dirty_of(&self, slot: u32) -> &Dirty<AtomicU64> {
         &self.dirty()[(slot / GROUP) as usize]
-    }
-
-    /// Returns the bytes.
-    pub fn bytes(&self) -> usize {
-        bytes_of(self.slots)
     }
 
     /// Returns a timeline word.
@@ -333,7 +334,8 @@ mod tests {
         assert!(CounterFile::open(dup(), 64).is_err());
         assert!(CounterFile::open(dup(), 65).is_err());
         assert!(CounterFile::open(dup(), u32::MAX).is_err());
-        let plain = rustix::fs::memfd_create("plain", MemfdFlags::CLOEXEC).expect("a memfd");
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let plain = rustix::fs::memfd_create("plain", flags).expect("a memfd");
         rustix::fs::ftruncate(&plain, bytes_of(64) as u64).expect("memory");
         let error = CounterFile::open(plain, 64).expect_err("unsealed");
         assert!(

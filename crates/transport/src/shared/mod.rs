@@ -6,7 +6,7 @@
 
 pub mod counter_file;
 pub mod dirty;
+pub mod sealed_file;
 pub mod slot;
-pub mod snapshot_file;
 pub mod timeline;
 pub mod word;

@@ -94,16 +94,9 @@ impl Files {
                 got: index.to_string(),
                 must: "within the quota of the welcome",
             })?;
-        let registered = if gpu.caps().stream_writes {
-            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`:
-            // the files stay here, and are unregistered before they go, or leaked.
-            Some(unsafe {
-                gpu.backend()
-                    .register_words(counters.start(), counters.bytes())
-            }?)
-        } else {
-            None
-        };
+        // SAFETY: `register` asks for a file that stays mapped until `unregister_words`: the files
+        // stay here, and are unregistered before they go, or leaked.
+        let registered = unsafe { counters.register(gpu) }?;
         // One thread at a time reads the socket, so the place is still free.
         let _ = place.set(File::new(counters, registered));
         Ok(())

@@ -9,11 +9,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gpu_api::Result;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use crate::consumer::connection::link::Link;
 use crate::consumer::connection::question::{Answer, Key, No};
 use crate::consumer::notice::Notice;
+use transport::os::poller::poll_for;
 use transport::os::socket::{self, ReceiveOutcome};
 use transport::trace_point;
 use transport::wire::descriptor::LeaseId;
@@ -36,16 +37,12 @@ pub(crate) enum Heard {
 impl Link {
     /// Waits for a packet, and says whether that is worth while: not when the producer is dead.
     pub fn await_packet(&self, left: Option<Duration>) -> bool {
-        let timeout = left.map(|left| Timespec {
-            tv_sec: left.as_secs().min(3600).cast_signed(),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        });
         let mut fds = [
             PollFd::new(&self.socket, PollFlags::IN),
             PollFd::new(&self.facts.producer_pidfd, PollFlags::IN),
         ];
         // An interruption, or an error, has the socket looked at once more.
-        let _ = poll(&mut fds, timeout.as_ref());
+        let _ = poll_for(&mut fds, left);
         fds[1].revents().is_empty()
     }
 

@@ -13,7 +13,7 @@
 use std::os::fd::AsFd;
 use std::sync::{Arc, PoisonError};
 
-use gpu_api::{BackendKind, DeviceUuid, Error, HostPtr, ParticipantId, Result, WordPtr};
+use gpu_api::{BackendKind, DeviceUuid, HostPtr, ParticipantId, Result, WordPtr};
 
 use crate::producer::notice::SessionNotice;
 use crate::producer::roster::ledger_table::Leases;
@@ -24,7 +24,7 @@ use transport::os::closer::Foreign;
 use transport::os::process;
 use transport::os::socket;
 use transport::server::{Door, First, Greeting, Newcomer, Proof, Refused, Seat, Server, failed};
-use transport::shared::counter_file::{CounterFile, bytes_of};
+use transport::shared::counter_file::CounterFile;
 use transport::trace_point;
 use transport::wire::descriptor::{SealKey, Sealer};
 use transport::wire::message::{MOST_BYTES, RefusalCode, ToParticipant, ToProducer, shown};
@@ -184,20 +184,9 @@ impl Service {
         let key = SealKey::random().map_err(|e| failed(&e))?;
         let file =
             Arc::new(CounterFile::create(Leases::next_file_slots(0)).map_err(|e| failed(&e))?);
-        let registered = if core.facts.gpu.caps().stream_writes {
-            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`:
-            // the peer keeps the file, and its registrations are ended before the peer goes, or
-            // leaked with it.
-            let words = unsafe {
-                core.facts
-                    .gpu
-                    .backend()
-                    .register_words(file.start(), file.bytes())
-            };
-            Some((file.start(), words.map_err(|e| failed(&e))?))
-        } else {
-            None
-        };
+        // SAFETY: `register` asks for a file that stays mapped until `unregister_words`: the peer
+        // keeps the file, and its registrations are ended before the peer goes, or leaked with it.
+        let words = unsafe { file.register(&core.facts.gpu) }.map_err(|e| failed(&e))?;
         let arrival = Arrival {
             id,
             name: if name.is_empty() {
@@ -213,8 +202,8 @@ impl Service {
         Ok(Prepared {
             arrival,
             ledger: self.core.roster.ledgers.reserve(place),
+            registered: words.map(|words| (file.start(), words)),
             file,
-            registered,
         })
     }
 
@@ -222,7 +211,6 @@ impl Service {
     fn welcome(&mut self, key: u64, peer: &Arc<Peer>, file: &Arc<CounterFile>) -> Result<()> {
         let id = peer.id;
         self.door.seat(key, id, &peer.seat)?;
-        debug_assert!(file.bytes() == bytes_of(file.slot_count()));
         let message = ToParticipant::Welcome {
             session: self.core.facts.id,
             participant: id,
@@ -235,19 +223,7 @@ impl Service {
         let mut bytes = [0; MOST_BYTES];
         let len = message.encode(&mut bytes);
         let seated = self.core.roster.seat(peer, || {
-            match socket::send(
-                peer.seat.socket.as_fd(),
-                &bytes[..len],
-                &[self.own_pidfd.as_fd(), file.fd()],
-            ) {
-                Ok(socket::SendOutcome::Sent) => Ok(()),
-                Ok(_) => Err(Error::ParticipantGone { participant: id }),
-                Err(e) => Err(Error::system(
-                    "sendmsg",
-                    "raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files",
-                    e,
-                )),
-            }
+            self.door.welcome(&peer.seat, &bytes[..len], file.fd())
         });
         // Keys went with it.
         bytes[..len].zeroize();

@@ -1,7 +1,6 @@
 //! The state of the session's thread: what it waits for, and participants that are joining or
 //! leaving.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -14,7 +13,6 @@ use crate::producer::core::Core;
 use crate::producer::fences::ticket_event::TicketStreams;
 use crate::producer::roster::peer::Peer;
 use transport::os::blocking::Blocking;
-use transport::os::process;
 use transport::os::socket::Listener;
 use transport::server::Door;
 
@@ -31,7 +29,6 @@ pub(crate) struct Service {
     pub(super) closed_at: Option<Instant>,
     /// Streams that wait for tickets' events.
     pub(super) ticket_streams: TicketStreams,
-    pub(super) own_pidfd: OwnedFd,
     pub(super) next_serial: u64,
     pub(super) poll: Duration,
     /// Asked whether the context works. Made at the start: that one cannot be made later says
@@ -54,7 +51,6 @@ impl Service {
         let listener = Arc::new(listener);
         core.life.listens_on(&listener);
         Ok(Service {
-            own_pidfd: process::own_pidfd()?,
             door: Door::new(listener, core.wakeups.thread.fd(), allowed)?,
             closed_at: None,
             ticket_streams: TicketStreams::default(),

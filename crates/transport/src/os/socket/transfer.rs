@@ -6,15 +6,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use rustix::process::Uid;
 
 use super::packet_socket::system_error;
 use crate::os::closer::{Closer, Foreign};
+use crate::os::poller::poll_for;
 use crate::wire::message::MOST_BYTES;
 
 /// The most descriptors that the kernel passes with one packet (`SCM_MAX_FD`).
@@ -83,59 +85,33 @@ pub fn send(fd: impl AsFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<
 ///
 /// `InvalidData` for a packet that is empty or longer than any message, `EMFILE` when this process
 /// had no room for the descriptors that came: the packet is lost then, and whatever came with it is
-/// closed.
+/// closed. [`is_lost`] tells these from errors after which the packet is still there.
 pub fn receive(
     fd: impl AsFd,
     packet: &mut [u8; MOST_BYTES],
     fds: &mut Vec<OwnedFd>,
 ) -> io::Result<ReceiveOutcome> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = loop {
-        let mut parts = [IoSliceMut::new(packet)];
-        match recvmsg(
-            &fd,
-            &mut parts,
-            &mut control,
-            RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
-        ) {
-            Ok(got) => break got,
-            // The other end closed while packets of ours were unread. That is told once, before the
-            // packets that it sent; a refusal may be among them.
-            Err(Errno::INTR | Errno::CONNRESET) => {}
-            Err(Errno::AGAIN) => return Ok(ReceiveOutcome::Empty),
-            Err(e) => return Err(e.into()),
-        }
+    receive_from(fd, packet, fds).map(|(outcome, _)| outcome)
+}
+
+/// Receives as [`receive`] does, and says which user sent the packet, if the socket has the kernel
+/// tell (`SO_PASSCRED`).
+///
+/// # Errors
+///
+/// As [`receive`].
+pub fn receive_from(
+    fd: impl AsFd,
+    packet: &mut [u8; MOST_BYTES],
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<(ReceiveOutcome, Option<Uid>)> {
+    let mut came = Vec::new();
+    let Some(got) = take(&fd, packet, RecvFlags::empty(), |fd| came.push(fd))? else {
+        return Ok((ReceiveOutcome::Empty, None));
     };
-    if got.flags.contains(ReturnFlags::CTRUNC) {
-        // The room here is for as many as the kernel passes, so what was cut off found no free
-        // descriptor.
-        return Err(Errno::MFILE.into());
-    }
-    if got.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "a packet longer than any message",
-        ));
-    }
-    if got.bytes == 0 {
-        // An empty packet reads like the end; only the kernel's own word counts, because a death is
-        // proved with it.
-        return if has_hung_up(&fd) {
-            Ok(ReceiveOutcome::HungUp)
-        } else {
-            Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "an empty packet",
-            ))
-        };
-    }
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(came) = message {
-            fds.extend(came);
-        }
-    }
-    Ok(ReceiveOutcome::Packet(got.bytes))
+    let outcome = got.outcome(&fd)?;
+    fds.append(&mut came);
+    Ok((outcome, got.from))
 }
 
 /// Receives one packet from a sender that may be hostile; this thread closes no descriptor that
@@ -153,53 +129,91 @@ pub fn receive_guarded(
     closer: &Closer,
     fds: &mut Vec<Foreign>,
 ) -> io::Result<ReceiveOutcome> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
+    let guard = |came| fds.push(closer.guard(came));
+    let Some(got) = take(&fd, packet, RecvFlags::PEEK, guard)? else {
+        return Ok(ReceiveOutcome::Empty);
+    };
+    let outcome = got.outcome(&fd);
+    if !got.is_cut() && !matches!(outcome, Ok(ReceiveOutcome::HungUp)) {
+        take(&fd, &mut [], RecvFlags::empty(), drop)?;
+    }
+    outcome
+}
+
+/// Says whether a packet was lost because of what it is: empty, too long, or with descriptors that
+/// find no room here.
+pub fn is_lost(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidData || error.raw_os_error() == Some(libc::EMFILE)
+}
+
+/// What `recvmsg` said of one packet.
+struct Received {
+    bytes: usize,
+    flags: ReturnFlags,
+    from: Option<Uid>,
+}
+
+/// Reads one packet, or looks at it; `None` when there is none.
+fn take(
+    fd: &impl AsFd,
+    packet: &mut [u8],
+    flags: RecvFlags,
+    mut each: impl FnMut(OwnedFd),
+) -> Result<Option<Received>, Errno> {
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS), ScmCredentials(1))];
+    // What is only to be dropped brings no descriptors in.
+    let room = if packet.is_empty() { 0 } else { space.len() };
+    let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
+    let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let got = loop {
-        match recvmsg(&fd, &mut [IoSliceMut::new(packet)], &mut control, flags) {
+        match recvmsg(fd, &mut [IoSliceMut::new(packet)], &mut control, flags) {
             Ok(got) => break got,
+            // The other end closed while packets of ours were unread. That is told once, before the
+            // packets that it sent; a refusal may be among them.
             Err(Errno::INTR | Errno::CONNRESET) => {}
-            Err(Errno::AGAIN) => return Ok(ReceiveOutcome::Empty),
-            Err(e) => return Err(e.into()),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(e) => return Err(e),
         }
     };
+    let mut from = None;
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(came) = message {
-            fds.extend(came.map(|fd| closer.guard(fd)));
+        match message {
+            RecvAncillaryMessage::ScmRights(came) => came.for_each(&mut each),
+            RecvAncillaryMessage::ScmCredentials(of) => from = Some(of.uid),
+            _ => {}
         }
     }
-    if got.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(Errno::MFILE.into());
+    Ok(Some(Received {
+        bytes: got.bytes,
+        flags: got.flags,
+        from,
+    }))
+}
+
+impl Received {
+    /// Says whether descriptors were cut off: the room is for as many as the kernel passes, so they
+    /// found no free number here.
+    fn is_cut(&self) -> bool {
+        self.flags.contains(ReturnFlags::CTRUNC)
     }
-    if got.bytes == 0 && has_hung_up(&fd) {
-        return Ok(ReceiveOutcome::HungUp);
-    }
-    loop {
-        match recvmsg(
-            &fd,
-            &mut [],
-            &mut RecvAncillaryBuffer::default(),
-            RecvFlags::DONTWAIT,
-        ) {
-            Ok(_) | Err(Errno::AGAIN) => break,
-            Err(Errno::INTR | Errno::CONNRESET) => {}
-            Err(e) => return Err(e.into()),
+
+    fn outcome(&self, fd: &impl AsFd) -> io::Result<ReceiveOutcome> {
+        let invalid = |why| Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        if self.is_cut() {
+            Err(Errno::MFILE.into())
+        } else if self.flags.contains(ReturnFlags::TRUNC) {
+            invalid("a packet longer than any message")
+        } else if self.bytes > 0 {
+            Ok(ReceiveOutcome::Packet(self.bytes))
+        } else if has_hung_up(fd) {
+            // An empty packet reads like the end; only the kernel's own word counts, because a
+            // death is proved with it.
+            Ok(ReceiveOutcome::HungUp)
+        } else {
+            invalid("an empty packet")
         }
     }
-    if got.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "a packet longer than any message",
-        ));
-    }
-    if got.bytes == 0 {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "an empty packet",
-        ));
-    }
-    Ok(ReceiveOutcome::Packet(got.bytes))
 }
 
 /// Ends a connection, for all copies of both ends. Sent packets can still be read.
@@ -211,13 +225,9 @@ pub fn hang_up(fd: impl AsFd) {
 /// Says whether the other end is closed in every process that had it. Packets of it may still be
 /// unread.
 pub fn has_hung_up(fd: impl AsFd) -> bool {
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
     loop {
         let mut fds = [PollFd::new(&fd, PollFlags::empty())];
-        match poll(&mut fds, Some(&now)) {
+        match poll_for(&mut fds, Some(Duration::ZERO)) {
             Ok(_) => return fds[0].revents().contains(PollFlags::HUP),
             Err(Errno::INTR) => {}
             Err(_) => return false,
@@ -240,11 +250,7 @@ pub fn wait_ready(
     if left == Some(Duration::ZERO) {
         return Err(Error::Deadline { what });
     }
-    let timeout = left.map(|t| Timespec {
-        tv_sec: t.as_secs().min(3600) as i64,
-        tv_nsec: i64::from(t.subsec_nanos()),
-    });
-    match poll(&mut [PollFd::new(&socket, flags)], timeout.as_ref()) {
+    match poll_for(&mut [PollFd::new(&socket, flags)], left) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(e) => Err(system_error("poll", e)),
     }
