@@ -6,8 +6,8 @@ use gpu_ipc::Session;
 use harness::WATCHDOG;
 
 use crate::agent::{Agent, Kind, Role, Said};
-use crate::servers::{Brokered, Failed, Server};
-use crate::steps::{Possessions, Stage, come, open, own_threads};
+use crate::servers::{Brokered, Failed, Server, threads_of_brokers};
+use crate::steps::{Possessions, Stage, come, open};
 use crate::{Case, wait_until};
 
 pub const CASES: &[Case] = &[
@@ -45,7 +45,7 @@ fn newcomer_dies<S: Server>(of: Kind) {
 }
 
 fn server_dies<S: Server>(of: Kind) {
-    let others = own_threads();
+    let others = threads_of_brokers();
     let dir = tempfile::tempdir().expect("a directory");
     let (host, gpu) = open();
     let mut rest: Option<Possessions> = None;

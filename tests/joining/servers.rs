@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use broker::{Broker, Client, Layout, Limits, ObjectError, Options, PartSpec, Reader};
@@ -13,6 +14,10 @@ use crate::wait_until;
 
 /// Why a connect failed.
 #[derive(Debug)]
+#[expect(
+    dead_code,
+    reason = "the texts are for the message of a case that fails"
+)]
 pub enum Failed {
     /// No answer came in time.
     Late,
@@ -57,6 +62,8 @@ pub trait Server: Sized + 'static {
     /// Fewer steps than these, of a newcomer's connect, of a server that lets it in, and of a
     /// server that is killed as it does, and the injector missed some.
     const LEAST: (u32, u32, u32);
+    /// The same for a client that leaves.
+    const LEAST_GOODBYE: u32;
 
     /// Serves in a directory.
     fn open(dir: &Path, gpu: &Gpu) -> Self;
@@ -87,6 +94,7 @@ impl Server for Session {
     /// one.
     const FILES: (usize, usize) = (3, 2);
     const LEAST: (u32, u32, u32) = (20, 15, 15);
+    const LEAST_GOODBYE: u32 = 1;
 
     fn open(dir: &Path, gpu: &Gpu) -> Session {
         let builder = Session::builder(gpu.clone())
@@ -138,6 +146,17 @@ impl Server for Session {
 /// the driver and the keeper, stay.
 pub struct Brokered;
 
+/// Brokers that were opened in this process.
+static BROKERS: AtomicUsize = AtomicUsize::new(0);
+
+/// The library's threads of all brokers that were opened in this process, sorted.
+pub fn threads_of_brokers() -> Vec<String> {
+    let brokers = BROKERS.load(Ordering::Relaxed);
+    let each = ["gpu-ipc-deposit", "gpu-ipc-worksho"];
+    let names = each.map(|name| vec![name.to_owned(); brokers]);
+    names.concat()
+}
+
 const OBJECT: &str = "held";
 const BYTES: [u8; 5] = *b"bytes";
 
@@ -155,7 +174,9 @@ impl Server for Brokered {
     /// A counter file has two mappings, one at each side, and the client's registration; the
     /// object is mapped by the client.
     const FILES: (usize, usize) = (3, 1);
-    const LEAST: (u32, u32, u32) = (20, 15, 15);
+    const LEAST: (u32, u32, u32) = (14, 15, 15);
+    /// It only closes its socket, which takes nothing.
+    const LEAST_GOODBYE: u32 = 0;
 
     fn open(dir: &Path, gpu: &Gpu) -> Brokered {
         let gpu = gpu.clone();
@@ -167,6 +188,7 @@ impl Server for Brokered {
             keeper: None,
         };
         let broker = Broker::open(options).expect("a broker");
+        BROKERS.fetch_add(1, Ordering::Relaxed);
         std::thread::Builder::new()
             .name("a-broker".into())
             .spawn(move || broker.run())

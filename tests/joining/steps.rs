@@ -12,34 +12,36 @@ use gpu_ipc::{Gpu, Session};
 use harness::WATCHDOG;
 
 use crate::injector::{Action, Injector};
-use crate::servers::{Brokered, Failed, Server};
-use crate::{Case, wait_until};
+use crate::servers::{Brokered, Failed, Server, threads_of_brokers};
+use crate::{Case, own_thread, wait_until};
 
 pub const CASES: &[Case] = &[
     ("steps::a_newcomers_step_that_fails_leaves_nothing", || {
-        fails::<Session>(Session::NEWCOMER, Session::LEAST.0);
-        fails::<Brokered>(Brokered::NEWCOMER, Brokered::LEAST.0);
+        own_thread(|| fails::<Session>(Session::NEWCOMER, Session::LEAST.0));
+        own_thread(|| fails::<Brokered>(Brokered::NEWCOMER, Brokered::LEAST.0));
     }),
     ("steps::a_sessions_step_that_fails_leaves_nothing", || {
-        fails::<Session>(Session::SERVER, Session::LEAST.1);
-        fails::<Brokered>(Brokered::SERVER, Brokered::LEAST.1);
+        own_thread(|| fails::<Session>(Session::SERVER, Session::LEAST.1));
+    }),
+    ("steps::a_brokers_step_that_fails_leaves_nothing", || {
+        own_thread(|| fails::<Brokered>(Brokered::SERVER, Brokered::LEAST.1));
     }),
     (
         "steps::a_step_of_the_way_out_that_fails_leaves_nothing",
         || {
-            leaving::<Session>();
-            leaving::<Brokered>();
+            own_thread(leaving::<Session>);
+            own_thread(leaving::<Brokered>);
         },
     ),
     ("steps::a_newcomer_that_stands_still_keeps_nobody", || {
-        newcomer_stalls::<Session>();
-        newcomer_stalls::<Brokered>();
+        own_thread(newcomer_stalls::<Session>);
+        own_thread(newcomer_stalls::<Brokered>);
     }),
     (
         "steps::who_does_not_wait_for_a_session_that_stands_still_leaves_nothing",
         || {
-            server_stalls::<Session>();
-            server_stalls::<Brokered>();
+            own_thread(server_stalls::<Session>);
+            own_thread(server_stalls::<Brokered>);
         },
     ),
 ];
@@ -123,7 +125,7 @@ impl Possessions {
 const CLOSER: &str = "gpu-ipc-closer";
 
 /// The names of the library's threads, sorted.
-pub fn own_threads() -> Vec<String> {
+fn own_threads() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task")
         .expect("proc is mounted")
         .flatten();
@@ -147,7 +149,7 @@ pub struct Stage<S: Server> {
 
 impl<S: Server> Stage<S> {
     pub fn new() -> Stage<S> {
-        let others = own_threads();
+        let others = threads_of_brokers();
         let dir = tempfile::tempdir().expect("a directory");
         let (host, gpu) = open();
         let server = S::open(dir.path(), &gpu);
@@ -279,7 +281,7 @@ fn fails<S: Server>(side: &'static [&'static str], least: u32) {
 fn leaving<S: Server>() {
     let injector = Injector::new().expect("it was tried before");
     let stage = Stage::<S>::new();
-    for side in [S::NEWCOMER, S::SERVER] {
+    for (side, least) in [(S::NEWCOMER, S::LEAST_GOODBYE), (S::SERVER, 1)] {
         let mut failed = 0;
         for step in 1..MOST_STEPS {
             let came = stage.come(WATCHDOG).join().expect("nothing panics");
@@ -298,7 +300,7 @@ fn leaving<S: Server>() {
         }
         println!("{failed} steps of {side:?} failed");
         assert!(
-            (1..MOST_STEPS - 1).contains(&failed),
+            (least..MOST_STEPS - 1).contains(&failed),
             "{failed} steps failed"
         );
     }
@@ -330,7 +332,7 @@ fn newcomer_stalls<S: Server>() {
         stage.server.serve(&came.expect("nothing failed"));
         stage.await_rest(&format!("step {step}, {fired:?}"));
         if fired.is_none() {
-            return assert!(step > 20, "only {step} steps");
+            return assert!(step > S::LEAST.0, "only {step} steps");
         }
     }
     panic!("a connect does not end");

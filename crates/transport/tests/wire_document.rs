@@ -21,7 +21,7 @@ fn rows(module: &str) -> Vec<String> {
 fn every_row_of_the_modules_is_a_row_of_the_document() {
     let document = read("../../docs/WIRE.md");
     let lines: Vec<&str> = document.lines().collect();
-    for (module, least) in [("src/wire/descriptor.rs", 23), ("src/wire/message.rs", 18)] {
+    for (module, least) in [("src/wire/descriptor.rs", 22), ("src/wire/message.rs", 18)] {
         let rows = rows(module);
         assert!(rows.len() >= least, "{module} has only {} rows", rows.len());
         for row in rows {
