@@ -23,7 +23,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    fn of(gpu: &Gpu, file: CounterFile) -> Result<Words> {
+    pub(super) fn of(gpu: &Gpu, file: CounterFile) -> Result<Words> {
         // SAFETY: `register` asks for a file that stays mapped until `unregister_words`: `drop`
         // calls that before the file goes.
         let registered = unsafe { file.register(gpu) }?;

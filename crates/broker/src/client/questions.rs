@@ -9,7 +9,10 @@
 //! An answer is known by its number; one that nobody waits for is dropped with its descriptors. A
 //! question that may be put to any broker (open, watch, remove, outcome) is asked again of the next
 //! one; one about an object that is being filled is lost with the broker, for its memory is. A
-//! commit that was asked for turns into the question for its outcome.
+//! commit that was asked for turns into the question for its outcome. Checked by `model`.
+
+#[cfg(test)]
+mod model;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -84,6 +87,9 @@ impl Questions {
             answer: None,
         };
         if self.connection.is_none() && !survives {
+            if matches!(row.waiter, Waiter::Nobody) {
+                return request;
+            }
             row.answer = Some(Err(lost(&row.message)));
         }
         let now = Instant::now();
