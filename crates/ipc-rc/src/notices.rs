@@ -32,7 +32,7 @@ impl<N: Vital> Notices<N> {
     /// [`Error::System`] when the process has no descriptor left.
     pub fn new() -> Result<Notices<N>> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", e))?;
+            .map_err(|e| Error::without_descriptors("eventfd", e))?;
         Ok(Notices {
             fd,
             kept: Mutex::new(VecDeque::new()),

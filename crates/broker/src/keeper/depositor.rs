@@ -80,7 +80,7 @@ impl Depositor {
             SocketFlags::CLOEXEC,
             None,
         )
-        .map_err(|e| Error::system("socket", "raise RLIMIT_NOFILE or close descriptors", e))?;
+        .map_err(|e| Error::without_descriptors("socket", e))?;
         Ok(Depositor {
             path: path.into(),
             socket,
@@ -100,7 +100,7 @@ impl Depositor {
             SocketFlags::CLOEXEC,
             None,
         )
-        .map_err(|e| Error::system("socketpair", "raise RLIMIT_NOFILE or close descriptors", e))?;
+        .map_err(|e| Error::without_descriptors("socketpair", e))?;
         self.tell(
             if with_files {
                 &Request::Read
@@ -117,7 +117,7 @@ impl Depositor {
             let mut fds = Vec::new();
             let received = receive(&ours, &mut packet, &mut fds);
             let len = match received
-                .map_err(|e| Error::system("recvmsg from the keeper", "raise RLIMIT_NOFILE", e))?
+                .map_err(|e| Error::without_descriptors("recvmsg from the keeper", e))?
             {
                 ReceiveOutcome::Packet(len) => len,
                 ReceiveOutcome::HungUp => return Err(DepositError::Absent),
@@ -287,8 +287,8 @@ impl Depositor {
 
     /// Waits until all that was sent before has been done, or the keeper is gone.
     fn barrier(&self) -> Result<(), DepositError> {
-        let (mut ours, theirs) = std::io::pipe()
-            .map_err(|e| Error::system("pipe", "raise RLIMIT_NOFILE or close descriptors", e))?;
+        let (mut ours, theirs) =
+            std::io::pipe().map_err(|e| Error::without_descriptors("pipe", e))?;
         self.tell(&Request::Barrier, &[theirs.as_fd()])?;
         drop(theirs);
         // Nothing is ever written: the end comes when the last copy of the other end is closed.

@@ -59,7 +59,7 @@ impl ParticipantBuilder {
         let fork = ForkGuard::new()?;
         self.check()?;
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", e))?;
+            .map_err(|e| Error::without_descriptors("eventfd", e))?;
         let shared = Arc::new(Shared {
             fd,
             fork,

@@ -242,7 +242,7 @@ fn ask(
                 let until = [deadline, asked.next_due()].into_iter().flatten().min();
                 let _ = socket::wait_ready(socket.as_fd(), PollFlags::IN, what, until);
             }
-            Err(source) => return Err(Error::system("recvmsg", "raise RLIMIT_NOFILE", source)),
+            Err(source) => return Err(Error::without_descriptors("recvmsg", source)),
         }
     }
 }

@@ -118,7 +118,7 @@ impl Waker {
     /// [`Error::System`] when the process has no descriptor left.
     pub fn new() -> Result<Waker> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", e))?;
+            .map_err(|e| Error::without_descriptors("eventfd", e))?;
         Ok(Waker {
             fd,
             sleep: Sleep::default(),

@@ -75,7 +75,7 @@ impl Outbox {
         let fd = match fd {
             Some(fd) => Some(
                 fd.try_clone_to_owned()
-                    .map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?,
+                    .map_err(|e| Error::without_descriptors("dup", e))?,
             ),
             None => None,
         };
