@@ -7,7 +7,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, EventKind, Gpu, RawEvent, RawStream, StreamOp};
+use gpu_api::{Error, EventKind, ForkGuard, Gpu, RawEvent, RawStream, StreamOp};
 use ipc_rc::Stream;
 
 use super::connection::Words;
@@ -42,6 +42,7 @@ impl CommitCell {
 pub struct Commit {
     pub(super) cell: Arc<CommitCell>,
     pub(super) identity: Identity,
+    pub(super) fork: ForkGuard,
 }
 
 impl Commit {
@@ -57,7 +58,8 @@ impl Commit {
     ///
     /// [`ObjectError::Conflict`] when the name has another epoch than was expected,
     /// [`ObjectError::WriterLost`] when the broker died before it was asked,
-    /// [`ObjectError::Refused`] when the keeper does not take the object.
+    /// [`ObjectError::Refused`] when the keeper does not take the object, [`Error::Forked`] in a
+    /// forked child.
     pub fn wait(self) -> Result<Epoch> {
         self.wait_until(None)
     }
@@ -72,6 +74,8 @@ impl Commit {
     }
 
     fn wait_until(self, deadline: Option<Instant>) -> Result<Epoch> {
+        // The thread that finishes it is the parent's.
+        self.fork.check("this commit")?;
         let mut done = self
             .cell
             .done

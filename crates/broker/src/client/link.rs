@@ -134,6 +134,11 @@ impl Link {
         Ok(self.fork.check("this connection to a broker")?)
     }
 
+    /// Returns the guard that tells a forked child.
+    pub(super) fn fork(&self) -> ForkGuard {
+        self.fork
+    }
+
     pub(super) fn is_connected(&self) -> bool {
         !self.fork.is_child() && self.shared.state().questions.connection.is_some()
     }

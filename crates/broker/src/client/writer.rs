@@ -436,7 +436,12 @@ impl Writer {
             _lane: lane,
             lost: false,
         });
-        Ok(Commit { cell, identity })
+        let fork = self.link.fork();
+        Ok(Commit {
+            cell,
+            identity,
+            fork,
+        })
     }
 }
 

@@ -5,11 +5,17 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use broker::wire::RefusalCode;
-use broker::{CreateOptions, Epoch, ObjectError, Readers, Standing};
+use broker::{
+    Client, CreateOptions, Epoch, GroupWriter, Identity, ObjectError, Readers, Roll, Selector,
+    Standing,
+};
+use gpu_api::Error;
+use harness::WATCHDOG;
 use harness::surroundings::{NOBODY, as_user, contained, has_users};
+use ipc_rc::Stream;
 
 use crate::agent::{
-    Agent, Command, Dir, Said, client, fill, layout, put, seed_of, started, to_put,
+    Agent, Command, Dir, Said, client, fill, layout, put, seed_of, serving, started, to_put,
 };
 use crate::{Case, until};
 
@@ -29,6 +35,10 @@ pub const CASES: &[Case] = &[
     (
         "rules::memory_that_comes_back_shows_nothing_of_its_last_user",
         memory_shows_nothing,
+    ),
+    (
+        "rules::a_forked_child_is_refused_every_call",
+        a_forked_child_is_refused_every_call,
     ),
 ];
 
@@ -153,7 +163,7 @@ fn a_name_belongs_to_who_committed_it_first() {
 }
 
 /// A keeper with room for one object of one region, and an object whose commit it refused.
-fn refused(dir: &Dir) -> (broker::Client, broker::Identity) {
+fn refused(dir: &Dir) -> (Client, Identity) {
     let client = client(dir);
     put(&client, "model", 1, &CreateOptions::default()).expect("there is room");
     let mut writer = client.create("other", layout(2)).expect("memory");
@@ -298,4 +308,90 @@ fn lost_addresses_say_so() {
         Said::Epoch(2),
         "every byte was compared"
     );
+}
+
+fn is_forked<T>(done: broker::Result<T>) -> bool {
+    matches!(done, Err(ObjectError::Gpu(Error::Forked { .. })))
+}
+
+/// Of a client, and of everything that it gave to the parent.
+fn a_forked_child_is_refused_every_call() {
+    let (dir, _keeper, client) = serving();
+    let create = |name: &str| client.create(name, layout(1)).expect("memory");
+    let group = |name: &str| GroupWriter::create(name, vec![(client.clone(), layout(1))]);
+    let put_once = || put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
+    put_once();
+    let mut reader = client.open("model").expect("an object");
+    let mut asleep = client.open("model").expect("an object");
+    asleep.sleep(false).expect("unmapped");
+    put_once();
+    let newest = Selector::Latest("model".into());
+    let prepared = reader.prepare(&newest).expect("leased").expect("another");
+    let (mut writer, mut into) = (create("filled"), create("copied"));
+    let mut own = client.scratch("own", layout(1)).expect("memory");
+    let commits = ["a", "b"].map(|name| create(name).commit(&[]).expect("queued"));
+    group("g").expect("memory").commit(None).expect("a commit");
+    let roll = Roll::newest(&client, "g").expect("a roll");
+    let unfinished = group("h").expect("memory");
+    let stream = Stream::create(client.gpu()).expect("a stream");
+    let call_all = || {
+        let identity = Identity([1; 16]);
+        let [first, second] = commits;
+        let builder = Client::builder(client.gpu().clone()).dir(&*dir);
+        let refused = [
+            is_forked(builder.connect()),
+            is_forked(client.create("m", layout(1))),
+            is_forked(client.create_with("m", layout(1), &CreateOptions::default())),
+            is_forked(client.scratch("m", layout(1))),
+            is_forked(client.open("model")),
+            is_forked(client.open_one(&newest)),
+            is_forked(client.outcome(identity)),
+            is_forked(client.commit_again(identity)),
+            is_forked(client.give_up(identity)),
+            is_forked(client.watch("model", Epoch(9), WATCHDOG)),
+            is_forked(client.remove("model")),
+            is_forked(client.remove_epoch("model", Epoch(1))),
+            is_forked(client.list()),
+            !client.is_connected(),
+            is_forked(reader.used_on(&stream)),
+            is_forked(reader.read("p0")),
+            is_forked(reader.read_at("p0", 0, &mut [0])),
+            is_forked(reader.copy_part("p0", &mut into)),
+            is_forked(reader.writable_copy()),
+            is_forked(reader.prepare(&newest)),
+            is_forked(reader.switch(prepared)),
+            is_forked(reader.advance()),
+            is_forked(reader.advance_to(&newest)),
+            is_forked(reader.sleep(true)),
+            is_forked(asleep.wake()),
+            is_forked(asleep.wake_to(&newest)),
+            is_forked(writer.used_on(&stream)),
+            is_forked(writer.write("p0", &[1])),
+            is_forked(writer.write_part("p0", 0, &[1])),
+            is_forked(writer.fill("p0", 1, &stream)),
+            is_forked(writer.commit(&[])),
+            is_forked(own.used_on(&stream)),
+            is_forked(own.read_at("p0", 0, &mut [0])),
+            is_forked(own.write_part("p0", 0, &[1])),
+            is_forked(first.wait()),
+            is_forked(second.wait_for(WATCHDOG)),
+            is_forked(Roll::newest(&client, "g")),
+            is_forked(Roll::read(&client, &newest)),
+            is_forked(roll.open(0, &client)),
+            is_forked(roll.advance(0, &mut reader)),
+            is_forked(group("i")),
+            is_forked(unfinished.commit(None)),
+        ];
+        let granted = refused.iter().position(|is_refused| !is_refused);
+        granted.map_or(0, |at| at as i32 + 1)
+    };
+    // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: it
+    // allocates with the C library's allocator, which glibc keeps usable in a child, and makes the
+    // calls that are under test.
+    let child = unsafe { harness::fork(call_all) }.expect("room for a process");
+    assert_eq!(child.code(), Some(0), "the first call that is let through");
+    // The parent's are as they were.
+    assert_eq!((reader.epoch(), seed_of(&reader)), (Epoch(1), 1));
+    assert_eq!(asleep.wake().map(|()| seed_of(&asleep)).ok(), Some(1));
+    assert!(client.list().is_ok());
 }
