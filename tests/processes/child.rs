@@ -10,7 +10,7 @@ use std::thread;
 use gpu_ipc::allocators::{AllocatorAttributes, Arena, ArenaOptions, ProcessState, VirtualDevice};
 use gpu_ipc::backend::{Backends, EventKind, HostMemory, Sharing};
 use gpu_ipc::participant::GraphBlocks;
-use gpu_ipc::session::{AdoptToken, ShareOptions};
+use gpu_ipc::session::{AdoptToken, Loan, Released, ShareOptions};
 use gpu_ipc::{
     After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ReceivedBlock, Result,
     SentBlock, Session, Stream, To, Wait, detect,
@@ -64,6 +64,8 @@ struct Prepared {
     arena: Arc<Arena>,
     options: ShareOptions,
     ticket: Descriptor,
+    loan: Loan,
+    released: Released,
     /// For a call that takes a block; the parent's other threads leave it alone.
     spare: Mutex<Option<SentBlock>>,
 }
@@ -125,6 +127,17 @@ calls! { with:
     "SentBlock::cancel" => refused(with.own.sent.cancel(&with.ticket));
     "SentBlock::used_on" => refused(with.own.sent.used_on(&with.own.stream));
     "SentBlock::wait_released" => refused(with.own.sent.wait_released(Some(WATCHDOG)));
+    "SentBlock::lend" => refused(with.own.sent.lend(After::Done));
+    "Loan::share" => refused(with.loan.share(TICKET));
+    "Loan::share_with" => refused(with.loan.share_with(TICKET, &with.options));
+    "Loan::into_block" => {
+        // A copy of what the child drops, so that only this call could take a lock.
+        // SAFETY: `read` asks for a valid value: the loan is one. It is given up without a drop.
+        let loan = unsafe { std::ptr::read(&raw const with.loan) };
+        std::mem::forget(loan.into_block());
+        true
+    };
+    "Released::wait" => refused(with.released.wait(Some(WATCHDOG)));
     "SentBlock::slice" => refused(with.own.sent.slice(..1));
     "SentBlock::host_bytes" => with.own.sent.host_bytes().is_none();
     "ParticipantBuilder::connect" => {
@@ -196,6 +209,12 @@ calls! { with:
 pub fn call_in_children(own: Belongings, children: u32) -> Result<(), String> {
     let builder = Participant::builder(own.gpu.clone());
     let text = |error: Error| error.to_string();
+    let stream = &own.stream;
+    let lent = own.session.alloc(64).map_err(text)?;
+    let loan = own
+        .session
+        .lend(lent, After::Stream(stream))
+        .map_err(text)?;
     let prepared = Prepared {
         connecting: builder
             .start_connect(own.session.socket_path())
@@ -208,6 +227,8 @@ pub fn call_in_children(own: Belongings, children: u32) -> Result<(), String> {
         options: ShareOptions::default(),
         spare: Mutex::new(Some(own.session.alloc(64).map_err(text)?)),
         ticket: own.sent.share(TICKET, After::Done).map_err(text)?,
+        released: loan.released(),
+        loan,
         own,
     };
     let ends = AtomicBool::new(false);

@@ -108,6 +108,7 @@ macro_rules! source {
 const TYPES: &[(&str, &[&str])] = &[
     ("Connecting", &[source!("consumer/connecting.rs")]),
     ("GraphBlocks", &[source!("consumer/graph.rs")]),
+    ("Loan", &[source!("producer/loan.rs")]),
     ("Participant", &[source!("consumer/participant.rs")]),
     (
         "ParticipantBuilder",
@@ -123,9 +124,14 @@ const TYPES: &[(&str, &[&str])] = &[
             source!("contents.rs"),
         ],
     ),
+    ("Released", &[source!("producer/loan.rs")]),
     (
         "SentBlock",
-        &[source!("producer/sent_block.rs"), source!("contents.rs")],
+        &[
+            source!("producer/sent_block.rs"),
+            source!("producer/loan.rs"),
+            source!("contents.rs"),
+        ],
     ),
     ("Session", &[source!("producer/session.rs")]),
     ("SessionBuilder", &[source!("producer/builder.rs")]),

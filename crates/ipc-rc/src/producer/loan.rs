@@ -178,7 +178,9 @@ impl Loan {
     /// [`wait_released`](SentBlock::wait_released) waits for the holders.
     pub fn into_block(self) -> SentBlock {
         let block = self.block;
-        block.core().end_broadcasts(block.shared());
+        if block.core().check_fork().is_ok() {
+            block.core().end_broadcasts(block.shared());
+        }
         block
     }
 }
