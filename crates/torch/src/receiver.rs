@@ -177,9 +177,12 @@ impl Receiver {
         self.gpu().check_fork().is_ok() && self.0.releases.settle(timeout)
     }
 
-    /// Says what was opened and given back.
+    /// Says what was opened and given back; nothing in a forked child.
     pub fn stats(&self) -> ReceiverStats {
-        self.0.releases.desk().stats()
+        match self.gpu().check_fork() {
+            Ok(()) => self.0.releases.desk().stats(),
+            Err(_) => ReceiverStats::default(),
+        }
     }
 
     /// Maps a counter file, or shares its mapping.

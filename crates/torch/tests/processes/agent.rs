@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, DevicePtr, DeviceUuid, Error, Gpu, Sharing};
-use gpu_ipc_torch::{CounterFile, ReceivedStorage, Receiver, Recipient, Sender, TensorMessage};
+use gpu_ipc_torch::{
+    CounterFile, ReceivedStorage, Receiver, ReceiverStats, Recipient, Sender, TensorMessage,
+};
 use harness::{Child, WATCHDOG, say};
 use ipc_rc::{After, Participant, ReceivedBlock, Session, Stream, Wait};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -395,7 +397,9 @@ impl Life {
                 let opened =
                     message.and_then(|storage| self.receiver.open(&storage, Wait::None, None));
                 self.held.clear();
-                i32::from(!matches!(opened, Err(Error::Forked { .. })))
+                let is_refused = matches!(opened, Err(Error::Forked { .. }))
+                    && self.receiver.stats() == ReceiverStats::default();
+                i32::from(!is_refused)
             })
         };
         Answer::ChildEnded(child.ok().and_then(|child| child.code()))
