@@ -91,12 +91,13 @@ impl Wakeups {
             let wait = left
                 .unwrap_or(Duration::MAX)
                 .min(Duration::from_millis(100));
+            if wait == Duration::ZERO {
+                // Whatever has changed since the look: changes may never end.
+                return None;
+            }
             let mut changes = self.changes();
             if changes.count != seen {
                 continue;
-            }
-            if wait == Duration::ZERO {
-                return None;
             }
             changes.waiting += 1;
             let (mut changes, _) = self
@@ -105,5 +106,27 @@ impl Wakeups {
                 .unwrap_or_else(PoisonError::into_inner);
             changes.waiting -= 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_at_its_deadline_however_often_something_changes() {
+        let wakeups = std::sync::Arc::new(Wakeups::new().expect("a descriptor"));
+        let (done, ended) = std::sync::mpsc::channel();
+        let waiter = wakeups.clone();
+        std::thread::spawn(move || {
+            // Something changes during each look.
+            let look = || {
+                waiter.announce_change();
+                None::<()>
+            };
+            let _ = done.send(waiter.wait_until(Some(Instant::now()), look));
+        });
+        let waited = ended.recv_timeout(Duration::from_secs(120));
+        assert_eq!(waited, Ok(None), "it looks for ever");
     }
 }
