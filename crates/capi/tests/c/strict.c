@@ -258,6 +258,7 @@ static void a_consumer_that_starts_first(void)
 
 int main(int argc, char **argv)
 {
+    size_t connected;
     require(argc == 2, "usage: strict SOCKET");
     socket_path = argv[1];
     the_version();
@@ -271,6 +272,8 @@ int main(int argc, char **argv)
     check(gpu_ipc_block_close(block), "close");
     check(gpu_ipc_participant_leave(participant, -1), "leave");
     check(gpu_ipc_session_shutdown(session, -1), "shutdown");
+    // Not for ever: no participant can come.
+    SAYS(GPU_IPC_CLOSING, "shutting down", gpu_ipc_session_participants(session, 1, -1, NULL, 0, &connected));
     check(gpu_ipc_session_close(session), "close");
     check(gpu_ipc_stream_close(stream), "close");
     check(gpu_ipc_device_close(device), "close");
