@@ -49,6 +49,28 @@ pub fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
     }
 }
 
+/// `PF_EXITING` of the kernel's `include/linux/sched.h`.
+const EXITING: u64 = 4;
+
+/// Returns whether the kernel is ending the process: it was killed or called `exit`, and closes
+/// files, or has yet to be waited for. `false` where `/proc` does not show the process.
+///
+/// It is also true of a process that lives on after its first thread has ended.
+pub fn is_exiting(pid: u32) -> bool {
+    // The fields of proc_pid_stat(5): the name, in parentheses, may hold anything; the flags are the
+    // seventh behind it.
+    fs::read(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        let stat = String::from_utf8_lossy(&stat);
+        let behind_name = stat.rsplit(')').next().unwrap_or_default();
+        let flags = behind_name.split_ascii_whitespace().nth(6);
+        flags
+            .and_then(|flags| flags.parse::<u64>().ok())
+            .unwrap_or(0)
+            & EXITING
+            != 0
+    })
+}
+
 /// Says whether a descriptor from another process is a pidfd, by the name that the kernel gave its
 /// file.
 ///
@@ -155,8 +177,10 @@ mod tests {
         );
         assert!(!same_process(pidfd.as_fd()).expect("a readable /proc"));
         assert!(!has_exited(pidfd.as_fd()));
+        assert!(!is_exiting(child.pid()));
         child.kill();
         await_readable(pidfd.as_fd());
+        assert!(is_exiting(child.pid()), "dead, and not waited for");
         assert!(
             has_exited(pidfd.as_fd()),
             "dead, though nobody waited for it"
@@ -183,6 +207,8 @@ mod tests {
         });
         assert_eq!(command_of(child.pid()), "?[2J) R 1 (?\u{fffd}");
         assert_eq!(command_of(0), "?");
+        assert!(!is_exiting(child.pid()), "the name holds what ends a name");
+        assert!(!is_exiting(0));
     }
 
     #[test]

@@ -101,6 +101,11 @@ impl Seat {
         *self.lock()
     }
 
+    /// Returns whether the kernel is ending the process; `false` where its pid is hidden.
+    pub fn is_exiting(&self) -> bool {
+        process::is_exiting(self.pid)
+    }
+
     /// Takes the token that a watch brought.
     pub(super) fn note<Id>(&self, watch: Watch<Id>) {
         self.lock().note(watch);

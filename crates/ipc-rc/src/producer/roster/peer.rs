@@ -37,28 +37,48 @@ pub(crate) struct Leaving {
 }
 
 /// How long the end of a connection waits for the end of its process, which tells a death from a
-/// lost connection. A dying process closes its sockets a moment before its pidfd says so.
+/// lost connection. A dying process closes its sockets a moment before its pidfd becomes readable.
 const EXIT_FOLLOWS: Duration = Duration::from_millis(100);
 
+/// How long it waits for a process that the kernel is already ending. A driver takes the process's
+/// contexts down in between, which took NVIDIA's more than 100 ms on a GPU with other users.
+const EXIT_LASTS: Duration = Duration::from_secs(30);
+
 impl Leaving {
-    /// Says how the participant went, and `None` while that may still become known.
-    pub fn departure(&self, proof: Proof, now: Instant) -> Option<Departure> {
+    /// Returns how the participant went, and `None` while that may still become known.
+    /// `is_exiting` asks whether the kernel is ending the process.
+    pub fn departure(
+        &self,
+        proof: Proof,
+        now: Instant,
+        is_exiting: impl FnOnce() -> bool,
+    ) -> Option<Departure> {
         if self.said_goodbye {
             Some(Departure::Goodbye)
         } else if proof.exited {
             Some(Departure::Died)
         } else {
-            let left = self.until_departed(proof, now)?;
+            let left = self.until_departed(proof, now, is_exiting)?;
             left.is_zero().then_some(Departure::ConnectionLost)
         }
     }
 
     /// Returns how long the end of the process is still waited for after the end of its connection.
-    pub fn until_departed(&self, proof: Proof, now: Instant) -> Option<Duration> {
+    pub fn until_departed(
+        &self,
+        proof: Proof,
+        now: Instant,
+        is_exiting: impl FnOnce() -> bool,
+    ) -> Option<Duration> {
         let hung_up = self
             .hung_up
             .filter(|_| !self.said_goodbye && !proof.exited)?;
-        Some(EXIT_FOLLOWS.saturating_sub(now.duration_since(hung_up)))
+        let since = now.duration_since(hung_up);
+        let follows = EXIT_FOLLOWS.saturating_sub(since);
+        if follows.is_zero() && is_exiting() {
+            return Some(EXIT_LASTS.saturating_sub(since));
+        }
+        Some(follows)
     }
 }
 
@@ -283,4 +303,39 @@ impl Peer {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel's last step may come seconds after the sockets are closed.
+    #[test]
+    fn a_process_that_is_being_ended_is_waited_for_before_its_connection_counts_as_lost() {
+        let began = Instant::now();
+        let leaving = Leaving {
+            hung_up: Some(began),
+            ..Leaving::default()
+        };
+        let hung_up = Proof {
+            hung_up: true,
+            ..Proof::default()
+        };
+        let at = |after| began + after;
+        let soon = at(EXIT_FOLLOWS / 2);
+        assert_eq!(leaving.departure(hung_up, soon, || false), None);
+        let later = at(EXIT_FOLLOWS);
+        let lost = Some(Departure::ConnectionLost);
+        assert_eq!(leaving.departure(hung_up, later, || false), lost);
+        assert_eq!(leaving.departure(hung_up, later, || true), None);
+        let left = leaving.until_departed(hung_up, later, || true);
+        assert_eq!(left, Some(EXIT_LASTS - EXIT_FOLLOWS));
+        assert_eq!(leaving.departure(hung_up, at(EXIT_LASTS), || true), lost);
+        let exited = Proof {
+            exited: true,
+            ..hung_up
+        };
+        let died = Some(Departure::Died);
+        assert_eq!(leaving.departure(exited, at(EXIT_LASTS), || true), died);
+    }
 }

@@ -51,7 +51,11 @@ impl Service {
                     .proven
                     .is_some_and(|proven| now.duration_since(proven) >= self.core.facts.quarantine);
                 let proof = peer.seat.proof();
-                (over, proof.hung_up, leaving.departure(proof, now))
+                (
+                    over,
+                    proof.hung_up,
+                    leaving.departure(proof, now, || peer.seat.is_exiting()),
+                )
             };
             // Nobody speaks for it any more, and it has nothing: it needs no proof of its death,
             // and may not be dead. Whether it is becomes known in a moment.

@@ -137,7 +137,9 @@ impl Service {
                 leaving.proven.map_or_else(
                     || {
                         // After that it stays for what it holds alone.
-                        let left = leaving.until_departed(peer.seat.proof(), Instant::now());
+                        let is_exiting = || peer.seat.is_exiting();
+                        let proof = peer.seat.proof();
+                        let left = leaving.until_departed(proof, Instant::now(), is_exiting);
                         let is_idle = || peer.ledger.is_empty() && peer.mappings() == 0;
                         left.filter(|left| !left.is_zero() || is_idle())
                     },
