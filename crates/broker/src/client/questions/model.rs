@@ -291,7 +291,11 @@ proptest! {
             prop_assert!(world.take(0), "a question without an answer");
         }
         for (cell, identity) in std::mem::take(&mut world.commits) {
-            let commit = super::super::commit::Commit { cell, identity };
+            let commit = super::super::commit::Commit {
+                cell,
+                identity,
+                fork: gpu_api::ForkGuard::new().expect("a guard"),
+            };
             match commit.wait_for(Duration::ZERO) {
                 Ok(epoch) => prop_assert_eq!(world.kept.get(&identity), Some(&epoch)),
                 Err(ObjectError::WriterLost { .. }) => prop_assert!(!world.kept.contains_key(&identity)),
