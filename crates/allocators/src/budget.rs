@@ -8,7 +8,7 @@ use gpu_api::{DeviceId, Error};
 
 use crate::Trim;
 use crate::keepers::Keepers;
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::sync::{Acquire, Condvar, Mutex, PoisonError};
 use crate::upstream::{RoomListener, RoomListeners};
 
 /// A limit that several allocators share: what one takes the others cannot. Returned bytes wake
@@ -47,7 +47,7 @@ impl Budget {
 
     /// Returns the bytes that are taken.
     pub fn used(&self) -> u64 {
-        self.state().used
+        self.state.acquire().used
     }
 
     /// Takes bytes, all or none; says how many are left when there are too few.
@@ -92,7 +92,7 @@ impl Budget {
     ///
     /// The bytes that are left, after the deadline; at once if they are more than the limit.
     pub fn take_until(&self, bytes: u64, deadline: Option<Instant>) -> Result<(), u64> {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         let mut asked_keepers = false;
         loop {
             let free = self.limit - state.used;
@@ -111,7 +111,7 @@ impl Budget {
                 asked_keepers = true;
                 drop(state);
                 self.keepers.ask();
-                state = self.state();
+                state = self.state.acquire();
                 if bytes <= self.limit - state.used {
                     state.waiters -= 1;
                     continue;
@@ -128,7 +128,7 @@ impl Budget {
 
     /// Gives bytes back that were taken.
     pub fn give_back(&self, bytes: u64) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         debug_assert!(state.used >= bytes, "gave back more than was taken");
         state.used = state.used.saturating_sub(bytes);
         let waiters = state.waiters;
@@ -146,16 +146,12 @@ impl Budget {
 
     /// Says whether a request waits for bytes.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.state().waiters > 0
+        self.state.acquire().waiters > 0
     }
 
     /// Adds a keeper of free memory that counts here.
     pub(crate) fn register_keeper(&self, keeper: Weak<dyn Trim>) {
         self.keepers.add(keeper);
-    }
-
-    fn state(&self) -> MutexGuard<'_, BudgetState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

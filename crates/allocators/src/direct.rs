@@ -4,8 +4,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Gpu, HostMemory, Result};
 
 use crate::allocator::hand_on;
@@ -48,10 +49,6 @@ impl<U: SubAllocator> Direct<U> {
     pub fn upstream(&self) -> &U {
         &self.upstream
     }
-
-    fn state(&self) -> MutexGuard<'_, DirectState<U::Token>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 // SAFETY: `Allocator` asks that what is handed out does not overlap: each is an extent of its own,
@@ -77,7 +74,7 @@ unsafe impl<U: SubAllocator> Allocator for Direct<U> {
                 remedy: "put a best-fit allocator over it",
             });
         }
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.number += 1;
         let placed = Placed {
             address: base,
@@ -95,7 +92,7 @@ unsafe impl<U: SubAllocator> Allocator for Direct<U> {
     fn free(&self, address: u64) -> Result<()> {
         self.upstream.check_owner()?;
         let (placed, token) = {
-            let mut state = self.state();
+            let mut state = self.state.acquire();
             let (placed, token) = state
                 .live
                 .remove(&address)
@@ -114,11 +111,16 @@ unsafe impl<U: SubAllocator> Allocator for Direct<U> {
     }
 
     fn get(&self, address: u64) -> Option<Placed> {
-        self.state().live.get(&address).map(|(placed, _)| *placed)
+        self.state
+            .acquire()
+            .live
+            .get(&address)
+            .map(|(placed, _)| *placed)
     }
 
     fn find(&self, address: u64) -> Option<Placed> {
-        self.state()
+        self.state
+            .acquire()
             .live
             .values()
             .map(|(placed, _)| *placed)
@@ -126,11 +128,11 @@ unsafe impl<U: SubAllocator> Allocator for Direct<U> {
     }
 
     fn stats(&self) -> AllocatorStats {
-        self.state().counters.stats(u64::MAX, 0)
+        self.state.acquire().counters.stats(u64::MAX, 0)
     }
 
     fn clear_stats(&self) {
-        self.state().counters.clear();
+        self.state.acquire().counters.clear();
     }
 
     fn trim(&self) -> Result<u64> {
@@ -146,7 +148,7 @@ impl<U: SubAllocator> Drop for Direct<U> {
         if self.upstream.check_owner().is_err() {
             return;
         }
-        let in_use = self.state().counters.in_use;
+        let in_use = self.state.acquire().counters.in_use;
         if in_use > 0 {
             tracing::warn!(
                 allocator = self.name,

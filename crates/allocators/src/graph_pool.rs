@@ -10,8 +10,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Result, StreamIdentity};
 
 use crate::bfc::Counters;
@@ -120,12 +121,7 @@ unsafe impl SubAllocator for Leased {
     }
 
     fn free(&self, extent: Extent, (): ()) -> Result<()> {
-        let after = self
-            .0
-            .after
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let after = self.0.after.acquire().clone();
         self.0.inner.free_after(extent.base, after)
     }
 
@@ -179,18 +175,10 @@ impl GraphPool {
     pub fn release(&self, after: Vec<Work>) -> Result<u64> {
         self.lease.inner.check_owner()?;
         if !self.lease.is_over() {
-            *self
-                .lease
-                .after
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = after;
+            *self.lease.after.acquire() = after;
             self.lease.is_over.store(true, Ordering::Release);
         }
         self.trim()
-    }
-
-    fn state(&self) -> MutexGuard<'_, StreamHeaps> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the heap of a stream; makes it if need be.
@@ -204,7 +192,8 @@ impl GraphPool {
             let options = BfcOptions::new(name).growth(GROWTH).collect_regions(false);
             Arc::new(Bfc::new(options, Leased(self.lease.clone())))
         };
-        self.state()
+        self.state
+            .acquire()
             .heaps
             .entry(stream)
             .or_insert_with(made)
@@ -212,7 +201,7 @@ impl GraphPool {
     }
 
     fn heaps(&self) -> Vec<Arc<Heap>> {
-        self.state().heaps.values().cloned().collect()
+        self.state.acquire().heaps.values().cloned().collect()
     }
 
     /// Stands for the graph, and for work that may go on after it.
@@ -229,7 +218,8 @@ impl GraphPool {
         done: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Result<()> {
         let own = self
-            .state()
+            .state
+            .acquire()
             .live
             .get(&address)
             .ok_or_else(|| foreign(address))?
@@ -260,7 +250,7 @@ unsafe impl Allocator for GraphPool {
         // Its heap has nothing that is pending in the stream's order: frees are of the same order
         // as allocations.
         let placed = self.heap(request.stream).alloc(request.idle())?;
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.number += 1;
         let placed = Placed {
             number: state.number,
@@ -280,7 +270,7 @@ unsafe impl Allocator for GraphPool {
     fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
         self.check_owner()?;
         let (placed, own) = {
-            let mut state = self.state();
+            let mut state = self.state.acquire();
             let live = state
                 .live
                 .remove(&address)
@@ -312,11 +302,11 @@ unsafe impl Allocator for GraphPool {
     }
 
     fn get(&self, address: u64) -> Option<Placed> {
-        self.state().live.get(&address).map(|live| live.0)
+        self.state.acquire().live.get(&address).map(|live| live.0)
     }
 
     fn find(&self, address: u64) -> Option<Placed> {
-        let state = self.state();
+        let state = self.state.acquire();
         let (_, live) = state.live.range(..=address).next_back()?;
         Some(live.0).filter(|placed| placed.covers(address))
     }
@@ -325,7 +315,7 @@ unsafe impl Allocator for GraphPool {
         let heaps = self.heaps();
         let of =
             |count: fn(AllocatorStats) -> u64| heaps.iter().map(|heap| count(heap.stats())).sum();
-        let mut counters = self.state().counters;
+        let mut counters = self.state.acquire().counters;
         counters.reserved = of(|stats| stats.bytes_reserved);
         counters.peak_reserved = of(|stats| stats.peak_bytes_reserved);
         counters.stats(
@@ -340,7 +330,7 @@ unsafe impl Allocator for GraphPool {
 
     fn clear_stats(&self) {
         self.heaps().iter().for_each(|heap| heap.clear_stats());
-        self.state().counters.clear();
+        self.state.acquire().counters.clear();
     }
 
     /// Gives back what is free, if the graph is gone; before, all of it is the graph's.
@@ -379,7 +369,7 @@ impl Drop for GraphPool {
 
 impl fmt::Debug for GraphPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.state();
+        let state = self.state.acquire();
         f.debug_struct("GraphPool")
             .field("name", &self.name)
             .field("heaps", &state.heaps.len())

@@ -4,8 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Access, AddressRange, DevicePtr, Error, Gpu, RawMemory, Result};
 
 use crate::upstream::RoomListener;
@@ -106,7 +107,7 @@ impl GrowingMemory {
     /// [`Error::System`] or [`Error::Driver`] when the process has no room for them.
     pub fn reserve(&self) -> Result<()> {
         self.check_owner()?;
-        self.reserved(&mut self.mapped(), 0).map(drop)
+        self.reserved(&mut self.mapped.acquire(), 0).map(drop)
     }
 
     /// Returns the device.
@@ -116,7 +117,7 @@ impl GrowingMemory {
 
     /// Exports a piece that is out.
     pub(crate) fn export(&self, extent: Extent) -> Result<ExportedPiece> {
-        let mapped = self.mapped();
+        let mapped = self.mapped.acquire();
         let (range, at) = mapped.find(extent)?;
         // SAFETY: `export_memory` asks for memory that is not yet released: the table has it.
         let fd = unsafe { self.gpu.backend().export_memory(mapped.pieces[&at]) }?;
@@ -154,10 +155,6 @@ impl GrowingMemory {
         self
     }
 
-    fn mapped(&self) -> MutexGuard<'_, Mapped> {
-        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes bytes of the budget.
     fn afford(&self, bytes: u64, asked: u64) -> Result<()> {
         self.budget.as_ref().map_or(Ok(()), |budget| {
@@ -174,7 +171,7 @@ impl GrowingMemory {
     /// Makes a piece and maps it at the lowest place that is free.
     fn grow(&self, len: u64) -> Result<Extent> {
         let (backend, device) = (self.gpu.backend(), self.gpu.device());
-        let mut mapped = self.mapped();
+        let mut mapped = self.mapped.acquire();
         let range = self.reserved(&mut mapped, len)?;
         let memory = backend.create_memory(device, len)?;
         let at = mapped.place(memory.len, range.len);
@@ -273,7 +270,7 @@ unsafe impl SubAllocator for GrowingMemory {
 
     fn free(&self, extent: Extent, (): ()) -> Result<()> {
         self.check_owner()?;
-        let mut mapped = self.mapped();
+        let mut mapped = self.mapped.acquire();
         let (_, at) = mapped.find(extent)?;
         let memory = mapped.pieces[&at];
         let backend = self.gpu.backend();

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Gpu, HostMemory, HostPtr, Result};
 
 use crate::{Extent, HostBytes, Memory, SubAllocator};
@@ -113,20 +114,13 @@ unsafe impl SubAllocator for HostPages {
         } else {
             (start as u64).next_multiple_of(align)
         };
-        self.starts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(base, start);
+        self.starts.acquire().insert(base, start);
         Ok((Extent { base, len }, ()))
     }
 
     fn free(&self, extent: Extent, (): ()) -> Result<()> {
         self.check_owner()?;
-        let start = self
-            .starts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&extent.base);
+        let start = self.starts.acquire().remove(&extent.base);
         let start = start.ok_or_else(|| Error::Invalid {
             what: "extent",
             got: format!("{extent:?}"),

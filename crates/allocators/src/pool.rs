@@ -9,7 +9,7 @@ use gpu_api::{Error, Result};
 use crate::bfc::Counters;
 use crate::pool_options::PoolOptions;
 use crate::request::foreign;
-use crate::sync::{Mutex, MutexGuard, PoisonError};
+use crate::sync::{Acquire, Mutex, MutexGuard};
 use crate::{Allocator, AllocatorStats, Memory, Placed, Request, Snapshot, Trim, Work};
 
 /// How many evictions there are between two looks at whether the pool is too small.
@@ -195,7 +195,7 @@ impl<A: Allocator> Core<A> {
     }
 
     fn state(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.acquire()
     }
 }
 

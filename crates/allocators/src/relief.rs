@@ -17,9 +17,10 @@
 // Tests: `crates/allocators/tests/arena.rs`, `crates/allocators/tests/bfc_waiting.rs`.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, ParticipantId, Reclaim, Result};
 
 use crate::allocator::hand_on;
@@ -53,7 +54,7 @@ impl Relief {
 
     /// Adds a session of the device; one that is there is not added again.
     pub fn register(&self, session: Weak<dyn Reclaim>) {
-        let mut sessions = lock(&self.sessions);
+        let mut sessions = self.sessions.acquire();
         sessions.retain(|other| other.strong_count() > 0);
         if !sessions.iter().any(|other| other.ptr_eq(&session)) {
             sessions.push(session);
@@ -62,7 +63,7 @@ impl Relief {
 
     /// Adds an allocator of the device.
     pub fn register_neighbour(&self, neighbour: Weak<dyn Trim>) {
-        let mut neighbours = lock(&self.neighbours);
+        let mut neighbours = self.neighbours.acquire();
         neighbours.retain(|other| other.strong_count() > 0);
         neighbours.push(neighbour);
     }
@@ -86,12 +87,14 @@ impl Relief {
 
     /// Says whether there is one allocator and no other.
     fn is_alone(&self) -> bool {
-        lock(&self.neighbours).len() == 1
+        self.neighbours.acquire().len() == 1
     }
 
     /// Lets every allocator give idle memory back; says how many bytes.
     pub fn trim(&self) -> u64 {
-        let neighbours: Vec<Arc<dyn Trim>> = lock(&self.neighbours)
+        let neighbours: Vec<Arc<dyn Trim>> = self
+            .neighbours
+            .acquire()
             .iter()
             .filter_map(Weak::upgrade)
             .collect();
@@ -125,7 +128,8 @@ impl Relief {
 
     /// Sessions are called with no lock held.
     fn sessions(&self) -> Vec<Arc<dyn Reclaim>> {
-        lock(&self.sessions)
+        self.sessions
+            .acquire()
             .iter()
             .filter_map(Weak::upgrade)
             .collect()
@@ -135,8 +139,8 @@ impl Relief {
 impl fmt::Debug for Relief {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Relief")
-            .field("sessions", &lock(&self.sessions).len())
-            .field("neighbours", &lock(&self.neighbours).len())
+            .field("sessions", &self.sessions.acquire().len())
+            .field("neighbours", &self.neighbours.acquire().len())
             .finish()
     }
 }
@@ -171,10 +175,6 @@ fn add_session(snapshot: &mut Snapshot, session: &dyn Reclaim) {
             .into_iter()
             .map(|lent| LentSnapshot::of(lent, place(lent.participant))),
     );
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A request's questions to consumers.

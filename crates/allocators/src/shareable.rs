@@ -3,8 +3,9 @@
 // Tests: `crates/allocators/tests/process_state.rs`, `crates/allocators/tests/bfc_on_memory.rs`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{DevicePtr, Export, Region, RegionId, Result, Spot};
 
 use crate::upstream::RoomListener;
@@ -95,11 +96,7 @@ impl Shareable {
                 tracing::warn!(%error, "a region is leaked");
             }
         })?;
-        let id = self
-            .numbers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .next();
+        let id = self.numbers.acquire().next();
         Ok((
             extent,
             Region::new(
@@ -121,7 +118,7 @@ impl Shareable {
         })?;
         let offset = extent.base - exported.range.base.0;
         let (id, behind) = {
-            let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut numbers = self.numbers.acquire();
             (
                 numbers.of_place(offset),
                 numbers.of_place(offset + extent.len),

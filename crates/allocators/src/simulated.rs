@@ -3,8 +3,9 @@
 // Tests: `crates/allocators/tests/suite.rs`.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{DeviceId, Error, Result};
 
 use crate::{Extent, SubAllocator};
@@ -101,21 +102,17 @@ impl Simulated {
 
     /// Counts the calls of `alloc`.
     pub fn calls(&self) -> u64 {
-        self.state().calls
+        self.state.acquire().calls
     }
 
     /// Counts the calls of `free`.
     pub fn free_calls(&self) -> u64 {
-        self.state().free_calls
+        self.state.acquire().free_calls
     }
 
     /// Returns the bytes that are out.
     pub fn live_bytes(&self) -> u64 {
-        self.state().live.values().sum()
-    }
-
-    fn state(&self) -> MutexGuard<'_, SimulatedState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.acquire().live.values().sum()
     }
 }
 
@@ -131,7 +128,7 @@ unsafe impl SubAllocator for Simulated {
     type Token = ();
 
     fn alloc(&self, len: u64, align: u64) -> Result<(Extent, ())> {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.calls += 1;
         let free = self.capacity - state.live.values().sum::<u64>().min(self.capacity);
         if len > free || matches!(self.fails_at, Some(n) if n == 0 || n == state.calls) {
@@ -166,7 +163,7 @@ unsafe impl SubAllocator for Simulated {
     }
 
     fn free(&self, extent: Extent, (): ()) -> Result<()> {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.free_calls += 1;
         let freed = state.live.remove(&extent.base);
         if freed != Some(extent.len) {

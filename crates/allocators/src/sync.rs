@@ -6,7 +6,19 @@ cfg_if::cfg_if! {
     if #[cfg(gpu_ipc_loom)] {
         pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64};
         pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+
+        /// As that of the standard library's locks.
+        pub(crate) trait Acquire<T> {
+            fn acquire(&self) -> MutexGuard<'_, T>;
+        }
+
+        impl<T> Acquire<T> for Mutex<T> {
+            fn acquire(&self) -> MutexGuard<'_, T> {
+                self.lock().unwrap_or_else(PoisonError::into_inner)
+            }
+        }
     } else {
+        pub(crate) use gpu_api::lock::Acquire;
         pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64};
         pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
     }
@@ -30,7 +42,7 @@ pub(crate) fn lock_briefly<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     if let Some(guard) = contended::try_lock(mutex).or_else(|| contended::spin(mutex)) {
         return guard;
     }
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.acquire()
 }
 
 #[cfg(not(gpu_ipc_loom))]

@@ -3,8 +3,9 @@
 // Tests: `crates/allocators/tests/suite.rs`.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Result};
 
 use crate::Memory;
@@ -52,9 +53,7 @@ impl RoomListeners {
     }
 
     fn listeners(&self) -> MutexGuard<'_, Vec<Weak<dyn RoomListener>>> {
-        self.listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.listeners.acquire()
     }
 }
 

@@ -11,6 +11,7 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use gpu_api::groups::*;
+use gpu_api::lock::Acquire;
 use gpu_api::{
     BackendKind, CaptureStatus, DeviceId, DeviceInfo, DeviceUuid, Error, Group, KernelPages,
     MemoryInfo, QUARANTINE, RawEvent, RawStream, Result, refuse_capture,
@@ -127,7 +128,7 @@ impl HostBackend {
     }
 
     pub(crate) fn tables(&self) -> MutexGuard<'_, Tables> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tables.acquire()
     }
 
     pub(crate) fn check_device(&self, call: &'static str, device: DeviceId) -> Result<()> {

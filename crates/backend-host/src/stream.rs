@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{CaptureStatus, DeviceId, Result, thread};
 
 type Op = Box<dyn FnOnce() + Send>;
@@ -40,14 +41,10 @@ impl Stream {
         Ok(stream)
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn work(&self, broken: &AtomicBool) {
         loop {
             let op = {
-                let mut queue = self.queue();
+                let mut queue = self.queue.acquire();
                 queue.running = false;
                 loop {
                     if let Some(op) = queue.ops.pop_front() {
@@ -72,19 +69,19 @@ impl Stream {
 
     /// Queues an operation.
     pub fn push(&self, op: impl FnOnce() + Send + 'static) {
-        self.queue().ops.push_back(Box::new(op));
+        self.queue.acquire().ops.push_back(Box::new(op));
         self.changed.notify_all();
     }
 
     /// Says whether all that was queued has run.
     pub fn is_idle(&self) -> bool {
-        let queue = self.queue();
+        let queue = self.queue.acquire();
         queue.ops.is_empty() && !queue.running
     }
 
     /// Waits until all that was queued has run.
     pub fn synchronize(&self) {
-        let mut queue = self.queue();
+        let mut queue = self.queue.acquire();
         while queue.running || !queue.ops.is_empty() {
             queue = self
                 .changed
@@ -95,7 +92,7 @@ impl Stream {
 
     /// Lets the worker end when all that was queued has run.
     pub fn destroy(&self) {
-        self.queue().destroyed = true;
+        self.queue.acquire().destroyed = true;
         self.changed.notify_all();
     }
 

@@ -39,7 +39,7 @@
 //! assert_eq!(e.to_string(), "the cuda backend is not compiled in; build with the feature `cuda`");
 //! ```
 //!
-//! [`thread`] starts every thread of the library. [`groups`] re-exports every trait, for calls on a
+//! [`thread`] starts every thread of the library, [`lock`] takes its locks. [`groups`] re-exports every trait, for calls on a
 //! backend's own type.
 
 // Tests: `testing/conformance/src`.
@@ -54,6 +54,7 @@ mod gpu;
 mod guarded;
 pub mod id;
 mod locality;
+pub mod lock;
 pub mod memory;
 pub mod pages;
 pub mod pool;

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Result};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -41,7 +42,7 @@ impl<N: Vital> Notices<N> {
 
     /// Adds a notice, unless the same one waits already.
     pub fn push(&self, notice: N) {
-        let mut kept = self.kept();
+        let mut kept = self.kept.acquire();
         if kept.contains(&notice) || (kept.len() >= MOST_KEPT && !notice.is_vital()) {
             return;
         }
@@ -53,7 +54,7 @@ impl<N: Vital> Notices<N> {
 
     /// Takes the oldest notice. The descriptor is readable while there is one.
     pub fn take(&self) -> Option<N> {
-        let mut kept = self.kept();
+        let mut kept = self.kept.acquire();
         let notice = kept.pop_front();
         self.settle(&kept);
         notice
@@ -61,7 +62,7 @@ impl<N: Vital> Notices<N> {
 
     /// Takes a notice back: its occasion is over.
     pub fn withdraw(&self, notice: N) {
-        let mut kept = self.kept();
+        let mut kept = self.kept.acquire();
         let before = kept.len();
         kept.retain(|other| *other != notice);
         if kept.len() < before {
@@ -75,10 +76,6 @@ impl<N: Vital> Notices<N> {
             // Nothing to read means that it was not readable.
             let _ = rustix::io::read(&self.fd, &mut [0; 8]);
         }
-    }
-
-    fn kept(&self) -> MutexGuard<'_, VecDeque<N>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

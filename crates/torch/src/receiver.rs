@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{DevicePtr, Error, EventHandle, Gpu, RawEvent, Result};
 use ipc_rc::{Stream, Wait};
 
@@ -187,7 +188,7 @@ impl Receiver {
 
     /// Maps a counter file, or shares its mapping.
     fn file(&self, counter: &Counter) -> Result<Arc<CounterFile>> {
-        let mut files = self.0.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.0.files.acquire();
         if let Some(file) = files.get(&counter.file).and_then(Weak::upgrade) {
             return Ok(file);
         }
@@ -409,11 +410,7 @@ impl ReceivedStorage {
         self.0.receiver.gpu().check_fork()?;
         stream.refuse_per_thread()?;
         same_gpu(stream, self.0.receiver.gpu())?;
-        let mut used = self
-            .0
-            .used_on
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.0.used_on.acquire();
         if !used
             .iter()
             .any(|known| known.identity() == stream.identity())

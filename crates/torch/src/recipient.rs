@@ -1,9 +1,10 @@
 //! To whom a storage is sent, as far as the sender can tell.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, RawPid, pidfd_open};
@@ -86,7 +87,7 @@ impl Process {
 
     /// Says since when it is known to be gone.
     pub fn gone_since(&self) -> Option<Instant> {
-        let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gone = self.gone.acquire();
         if gone.is_none() {
             let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
             // An error says nothing of the process: it counts as alive.

@@ -17,6 +17,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, EventKind, Gpu, RawEvent, Result, thread};
 use ipc_rc::Stream;
 
@@ -67,7 +68,7 @@ type HeldHere = HashMap<(u32, CounterName, u32), i64>;
 
 fn held_here() -> MutexGuard<'static, HeldHere> {
     static HELD: LazyLock<Mutex<HeldHere>> = LazyLock::new(Mutex::default);
-    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+    HELD.acquire()
 }
 
 fn key(file: &CounterFile, slot: u32) -> (u32, CounterName, u32) {
@@ -93,7 +94,7 @@ impl Desk {
         ReceiverStats {
             opened: read(&self.opened),
             released: read(&self.released),
-            pending: *self.pending.lock().unwrap_or_else(PoisonError::into_inner),
+            pending: *self.pending.acquire(),
             kept: read(&self.kept),
             over_released: read(&self.over_released),
             segments: self.segments.count() as u64,
@@ -219,11 +220,7 @@ impl Releases {
                 Err(_) => unmarked.push(stream.clone()),
             }
         }
-        *self
-            .desk
-            .pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) += 1;
+        *self.desk.pending.acquire() += 1;
         let pending = Pending { held, events };
         if unmarked.is_empty() {
             hand_over(&self.desk, &self.queue, pending)
@@ -241,7 +238,7 @@ impl Releases {
         let theirs = waits.clone();
         let spawned = thread::start("gpu-ipc-torch-wait", move || {
             let passed = streams.iter().try_for_each(Stream::synchronize);
-            let Some(pending) = theirs.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            let Some(pending) = theirs.acquire().take() else {
                 return;
             };
             match passed {
@@ -250,7 +247,7 @@ impl Releases {
             }
         });
         if let Err(error) = spawned
-            && let Some(pending) = waits.lock().unwrap_or_else(PoisonError::into_inner).take()
+            && let Some(pending) = waits.acquire().take()
         {
             give_up(&self.desk, pending, &error.to_string());
         }
@@ -272,11 +269,7 @@ impl Releases {
     /// Waits until everything dropped so far was given back, and says whether it was.
     pub(crate) fn settle(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
-        let mut pending = self
-            .desk
-            .pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut pending = self.desk.pending.acquire();
         while *pending > 0 {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 return false;
@@ -314,7 +307,7 @@ fn give_up(desk: &Arc<Desk>, pending: Pending, why: &str) {
         destroy(&desk.gpu, event);
     }
     desk.keep(pending.held, why);
-    *desk.pending.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+    *desk.pending.acquire() -= 1;
     desk.settled.notify_all();
 }
 
@@ -405,11 +398,7 @@ impl Worker {
             ended += 1;
         }
         if ended > 0 {
-            *self
-                .desk
-                .pending
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) -= ended;
+            *self.desk.pending.acquire() -= ended;
             self.desk.settled.notify_all();
         }
         ended > 0

@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Access, DevicePtr, Error, Gpu, Result};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, RawPid, pidfd_getfd, pidfd_open};
@@ -59,13 +60,9 @@ impl Segments {
         }
     }
 
-    fn entries(&self) -> MutexGuard<'_, HashMap<Vec<u8>, SegmentUse>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts the segments that are open.
     pub(crate) fn count(&self) -> usize {
-        self.entries().len()
+        self.entries.acquire().len()
     }
 
     /// Opens a segment, or takes part in its being open.
@@ -82,7 +79,7 @@ impl Segments {
             ]
             .concat(),
         };
-        let mut entries = self.entries();
+        let mut entries = self.entries.acquire();
         loop {
             match entries.get_mut(&key) {
                 Some(SegmentUse::Busy) => {
@@ -105,7 +102,7 @@ impl Segments {
         entries.insert(key.clone(), SegmentUse::Busy);
         drop(entries);
         let opened = self.open(&place.segment);
-        let mut entries = self.entries();
+        let mut entries = self.entries.acquire();
         match &opened {
             Ok((base, len)) => entries.insert(
                 key.clone(),
@@ -125,7 +122,7 @@ impl Segments {
     /// Ends one use; the last one closes the segment, which may block. After an error it stays
     /// mapped for good.
     pub(crate) fn release(&self, mapped: Mapped) -> Result<()> {
-        let mut entries = self.entries();
+        let mut entries = self.entries.acquire();
         match entries.get_mut(&mapped.key) {
             Some(SegmentUse::Open { users, .. }) if *users > 1 => {
                 *users -= 1;
@@ -141,7 +138,7 @@ impl Segments {
         // - that no work of this process touches it: each user gave its use back when its work was
         //   done, and this was the last one.
         let closed = unsafe { self.gpu.backend().close(mapped.base) };
-        let mut entries = self.entries();
+        let mut entries = self.entries.acquire();
         match &closed {
             Ok(()) => entries.remove(&mapped.key),
             // Mapped for all that anybody knows: with a user that never ends.

@@ -1,10 +1,11 @@
 //! To PyTorch: send a block as a storage, keep it while it is counted, have it back.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{
     AddressRange, BackendKind, DevicePtr, DeviceUuid, Error, EventHandle, EventKind, Export, Gpu,
     RawEvent, Region, Result, Sharing,
@@ -107,10 +108,6 @@ impl Sender {
         self
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sends a block: counts it, and returns what one receiver needs to open it once.
     ///
     /// With [`After::Stream`] the receiver's stream waits for what is queued on that stream at this
@@ -170,7 +167,8 @@ impl Sender {
             }
         };
         let counted = self
-            .ledger()
+            .ledger
+            .acquire()
             .count(block, to, event.map(|(event, _)| event), kept);
         let (id, file, slot) = match counted {
             Ok(counted) => counted,
@@ -274,7 +272,8 @@ impl Sender {
     fn descriptor(&self, range: AddressRange) -> Result<Arc<OwnedFd>> {
         // A region with a counted send has a block that lives, so its base is no other's.
         if let Some(fd) = self
-            .ledger()
+            .ledger
+            .acquire()
             .exports
             .get(&range.base.0)
             .and_then(Weak::upgrade)
@@ -282,7 +281,7 @@ impl Sender {
             return Ok(fd);
         }
         let fd = Arc::new(self.gpu.backend().export_fd(range.base)?);
-        let mut ledger = self.ledger();
+        let mut ledger = self.ledger.acquire();
         ledger.exports.retain(|_, export| export.strong_count() > 0);
         ledger.exports.insert(range.base.0, Arc::downgrade(&fd));
         Ok(fd)
@@ -294,12 +293,12 @@ impl Sender {
         stream.refuse_capture("send before or after the capture")?;
         let backend = self.gpu.backend();
         let by_event = self.gpu.caps().event_ipc && self.gpu.kind() != BackendKind::Hip;
-        if !by_event || self.ledger().events >= MAX_EVENTS {
+        if !by_event || self.ledger.acquire().events >= MAX_EVENTS {
             stream.synchronize()?;
             return Ok(None);
         }
         let event = backend.create_event(self.gpu.device(), EventKind::Interprocess)?;
-        self.ledger().events += 1;
+        self.ledger.acquire().events += 1;
         // SAFETY: `record_event` asks for a live event and stream of one device: just made, kept by
         // `stream`, compared.
         let recorded = unsafe { backend.record_event(event, stream.raw()) };
@@ -322,12 +321,12 @@ impl Sender {
         // it, and the caller has taken it out of the ledger. A receiver has opened it already, or
         // never will. An error leaks it.
         let _ = unsafe { self.gpu.backend().destroy_event(event) };
-        self.ledger().events -= 1;
+        self.ledger.acquire().events -= 1;
     }
 
     /// Looks at a few sends, in turn.
     fn look(&self) {
-        let ids = self.ledger().few();
+        let ids = self.ledger.acquire().few();
         self.take_back(&ids);
     }
 
@@ -338,12 +337,12 @@ impl Sender {
         if self.gpu.check_fork().is_err() {
             return Collected::default();
         }
-        let ids = self.ledger().all();
+        let ids = self.ledger.acquire().all();
         self.take_back(&ids)
     }
 
     fn take_back(&self, ids: &[u64]) -> Collected {
-        let (collected, ended) = self.ledger().take_ended(ids, self.quarantine);
+        let (collected, ended) = self.ledger.acquire().take_ended(ids, self.quarantine);
         // Without the lock: a block's end calls its session and perhaps an allocator, a file's end
         // unlinks.
         for sent in ended {
@@ -356,7 +355,7 @@ impl Sender {
     /// back; whether the send is outstanding. With [`Recipient::Unknown`] the send is held until
     /// [`Sender::reclaim`] again.
     pub fn sent_to(&self, id: SendId, to: Recipient) -> bool {
-        self.gpu.check_fork().is_ok() && self.ledger().sent_to(id, to)
+        self.gpu.check_fork().is_ok() && self.ledger.acquire().sent_to(id, to)
     }
 
     /// Takes back a send that nobody has or will open, and says whether it was outstanding.
@@ -369,7 +368,7 @@ impl Sender {
         if self.gpu.check_fork().is_err() {
             return false;
         }
-        let sent = self.ledger().take(id);
+        let sent = self.ledger.acquire().take(id);
         match sent {
             Some(sent) => {
                 self.destroy(sent.event);
@@ -382,7 +381,7 @@ impl Sender {
     /// Lists what is still counted, oldest first; nothing in a forked child.
     pub fn outstanding(&self) -> Vec<Outstanding> {
         match self.gpu.check_fork() {
-            Ok(()) => self.ledger().outstanding(),
+            Ok(()) => self.ledger.acquire().outstanding(),
             Err(_) => Vec::new(),
         }
     }
@@ -399,7 +398,7 @@ impl Sender {
             if self.collect() != Collected::default() {
                 pause = Duration::from_micros(50);
             }
-            if self.ledger().is_empty() {
+            if self.ledger.acquire().is_empty() {
                 return true;
             }
             if start.elapsed() >= timeout {
@@ -415,7 +414,7 @@ impl Drop for Sender {
     fn drop(&mut self) {
         let is_own = self.gpu.check_fork().is_ok();
         if is_own {
-            let ids = self.ledger().all();
+            let ids = self.ledger.acquire().all();
             self.take_back(&ids);
         }
         // Without the lock: in a forked child it may be held for good.

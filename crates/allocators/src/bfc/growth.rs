@@ -9,7 +9,7 @@ use super::chunk::UNIT;
 use super::core::{Core, Grower, Refused};
 use super::heap::{Fit, Unfit};
 use super::options::Growth;
-use crate::sync::{MutexGuard, PoisonError};
+use crate::sync::Acquire;
 use crate::{Extent, Placed, Request, Snapshot, SubAllocator, Trim};
 
 /// The most chunks of which an error shows the sizes and the places: to list them holds up
@@ -27,12 +27,12 @@ impl<U: SubAllocator> Core<U> {
     pub(crate) fn trim(&self) -> Result<u64> {
         self.upstream.check_owner()?;
         self.settle();
-        self.give_regions_back(&mut self.grower())
+        self.give_regions_back(&mut self.grower.acquire())
     }
 
     /// Grows, or makes room to grow, and allocates; fails with the reason when that cannot be.
     pub(crate) fn grow_for(&self, request: &Request, fit: Fit) -> Result<Placed<U::Token>> {
-        let mut grower = self.grower();
+        let mut grower = self.grower.acquire();
         // The thread that held the lock before may have added a region with room for both.
         if let Some(placed) = self.try_fit(request, fit) {
             return Ok(placed);
@@ -125,10 +125,6 @@ impl<U: SubAllocator> Core<U> {
         if let Err(error) = self.give_regions_back(grower) {
             tracing::warn!(allocator = self.options.name, %error, "a region is leaked");
         }
-    }
-
-    fn grower(&self) -> MutexGuard<'_, Grower> {
-        self.grower.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives idle regions back. The caller holds the lock of growth.

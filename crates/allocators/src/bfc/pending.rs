@@ -8,9 +8,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use gpu_api::StreamIdentity;
+use gpu_api::lock::Acquire;
 
 use super::chunk::{ChunkId, Chunks, Standing};
 use super::free_chunk::FreeChunk;
@@ -73,7 +74,7 @@ impl Work {
                 return false;
             }
             // The lock is held while it is done: other threads that ask meanwhile must wait for it.
-            let mut then = then.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut then = then.acquire();
             if let Some(then) = then.take() {
                 then();
             }

@@ -4,10 +4,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{DevicePtr, Error, Gpu, PoolUsage, RawPool, RawStream, Result, StreamIdentity};
 
 use crate::bfc::Counters;
@@ -73,7 +74,7 @@ pub(super) struct Pending {
 
 impl Core {
     pub(super) fn state(&self) -> MutexGuard<'_, PoolTables> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.acquire()
     }
 
     pub(super) fn check(&self) -> Result<()> {

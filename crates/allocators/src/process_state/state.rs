@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{BackendKind, Error, ForkGuard, Gpu, Reclaim, RegionSource, Result};
 
 use super::made::{Inner, Made, Shared, physical};
@@ -348,7 +349,7 @@ impl ProcessState {
     /// Locks it, in its own process alone.
     fn own(&self) -> Result<MutexGuard<'_, Inner>> {
         self.check_fork()?;
-        Ok(self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.inner.acquire())
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use gpu_api::{DeviceId, Error, Result};
 
-use crate::sync::{Mutex, MutexGuard, PoisonError};
+use crate::sync::{Acquire, Mutex, MutexGuard};
 use crate::upstream::{RoomListener, RoomListeners};
 use crate::{BfcOptions, Extent, Memory, SubAllocator};
 
@@ -68,10 +68,7 @@ impl<U> OneUpstream<U> {
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.shared
-            .taken
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.shared.taken.acquire()
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Result};
 
 use crate::allocator::hand_on;
@@ -118,7 +119,7 @@ impl<A: Allocator> Guard<A> {
     pub fn check(&self, address: u64) -> Result<Option<Damage>> {
         self.check_owner()?;
         // The lock keeps it from being freed meanwhile.
-        let state = self.state();
+        let state = self.state.acquire();
         look(
             &*self.memory,
             state.live.get(&address).ok_or_else(|| foreign(address))?,
@@ -134,12 +135,8 @@ impl<A: Allocator> Guard<A> {
     /// The driver's error.
     pub fn check_all(&self) -> Result<Vec<Damage>> {
         self.check_owner()?;
-        let state = self.state();
-        let mut damaged = self
-            .late
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let state = self.state.acquire();
+        let mut damaged = self.late.acquire().clone();
         for guarded in state.live.values() {
             damaged.extend(look(&*self.memory, guarded)?);
         }
@@ -155,15 +152,12 @@ impl<A: Allocator> Guard<A> {
     pub fn free_damaged(&self, address: u64) -> Result<()> {
         self.check_owner()?;
         let guarded = self
-            .state()
+            .state
+            .acquire()
             .live
             .remove(&address)
             .ok_or_else(|| foreign(address))?;
         self.give_back(guarded)
-    }
-
-    fn state(&self) -> MutexGuard<'_, GuardState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives back what is looked at when the work on it is done, and before anybody gets it.
@@ -173,15 +167,16 @@ impl<A: Allocator> Guard<A> {
             Ok(None) => {}
             Ok(Some(damage)) => {
                 tracing::error!(%damage, "a write went past the end of an allocation");
-                late.lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(damage);
+                late.acquire().push(damage);
             }
             Err(error) => tracing::warn!(%error, "marks around an allocation cannot be read"),
         });
         let given = self.inner.free_after(guarded.start, vec![looked]);
         if given.is_err() {
-            self.state().live.insert(guarded.placed.address, guarded);
+            self.state
+                .acquire()
+                .live
+                .insert(guarded.placed.address, guarded);
         }
         given
     }
@@ -189,7 +184,10 @@ impl<A: Allocator> Guard<A> {
     fn give_back(&self, guarded: Guarded) -> Result<()> {
         let freed = self.inner.free(guarded.start);
         if freed.is_err() {
-            self.state().live.insert(guarded.placed.address, guarded);
+            self.state
+                .acquire()
+                .live
+                .insert(guarded.placed.address, guarded);
         }
         freed
     }
@@ -245,7 +243,7 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
             let _ = self.inner.free(taken.address);
             return Err(error);
         }
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.number += 1;
         let placed = Placed {
             address,
@@ -273,7 +271,8 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
     fn free_after(&self, address: u64, mut work: Vec<Work>) -> Result<()> {
         self.check_owner()?;
         let guarded = self
-            .state()
+            .state
+            .acquire()
             .live
             .remove(&address)
             .ok_or_else(|| foreign(address))?;
@@ -290,13 +289,13 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
             }),
             Err(error) => Err(error),
         };
-        self.state().live.insert(address, guarded);
+        self.state.acquire().live.insert(address, guarded);
         looked
     }
 
     fn record_work(&self, address: u64, work: Work) -> Result<()> {
         self.check_owner()?;
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state
             .live
             .get_mut(&address)
@@ -307,14 +306,16 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
     }
 
     fn get(&self, address: u64) -> Option<Placed> {
-        self.state()
+        self.state
+            .acquire()
             .live
             .get(&address)
             .map(|guarded| guarded.placed)
     }
 
     fn find(&self, address: u64) -> Option<Placed> {
-        self.state()
+        self.state
+            .acquire()
             .live
             .values()
             .map(|guarded| guarded.placed)

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Result, StreamIdentity};
 
 use crate::allocator::hand_on;
@@ -77,10 +78,6 @@ impl<A: Allocator, W: Write + Send + 'static> Log<A, W> {
         }
     }
 
-    fn sink(&self) -> MutexGuard<'_, Sink<W>> {
-        self.sink.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn write(
         &self,
         action: &str,
@@ -97,7 +94,7 @@ impl<A: Allocator, W: Write + Send + 'static> Log<A, W> {
         let thread = rustix::thread::gettid().as_raw_nonzero();
         let line =
             format!("{thread},{time:.6},{action},{address:#x},{size},{stream},{align},{tag}\n");
-        let mut sink = self.sink();
+        let mut sink = self.sink.acquire();
         if sink.failed.is_none() {
             sink.failed = sink.to.write_all(line.as_bytes()).err();
         }

@@ -1,9 +1,10 @@
 //! Contents that show.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use gpu_api::Result;
+use gpu_api::lock::Acquire;
 
 use crate::allocator::hand_on;
 use crate::request::foreign;
@@ -52,10 +53,6 @@ impl<A: Allocator> NanFill<A> {
             noted: Mutex::default(),
         })
     }
-
-    fn noted(&self) -> MutexGuard<'_, HashMap<u64, Vec<Work>>> {
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 fn fill(memory: &dyn Memory, placed: &Placed) -> Result<()> {
@@ -96,7 +93,7 @@ unsafe impl<A: Allocator> Allocator for NanFill<A> {
         let Some(placed) = self.inner.get(address) else {
             return self.inner.free(address);
         };
-        let noted = self.noted().remove(&address).unwrap_or_default();
+        let noted = self.noted.acquire().remove(&address).unwrap_or_default();
         work.extend(noted.iter().cloned());
         let freed = if work.is_empty() {
             fill(&*self.memory, &placed).and_then(|()| self.inner.free(address))
@@ -110,7 +107,7 @@ unsafe impl<A: Allocator> Allocator for NanFill<A> {
             self.inner.free_after(address, vec![filled])
         };
         if freed.is_err() && !noted.is_empty() {
-            self.noted().insert(address, noted);
+            self.noted.acquire().insert(address, noted);
         }
         freed
     }
@@ -118,7 +115,7 @@ unsafe impl<A: Allocator> Allocator for NanFill<A> {
     fn record_work(&self, address: u64, work: Work) -> Result<()> {
         self.check_owner()?;
         self.inner.get(address).ok_or_else(|| foreign(address))?;
-        self.noted().entry(address).or_default().push(work);
+        self.noted.acquire().entry(address).or_default().push(work);
         Ok(())
     }
 

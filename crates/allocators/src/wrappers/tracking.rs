@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use gpu_api::Result;
+use gpu_api::lock::Acquire;
 
 use crate::allocator::hand_on;
 use crate::{Allocator, Placed, Request, Work};
@@ -80,7 +81,7 @@ impl<A: Allocator> Tracking<A> {
 
     /// Lists what is live, in the order in which it was allocated.
     pub fn live(&self) -> Vec<Tracked> {
-        let mut live: Vec<Tracked> = self.state().live.values().copied().collect();
+        let mut live: Vec<Tracked> = self.state.acquire().live.values().copied().collect();
         live.sort_by_key(|tracked| tracked.placed.number);
         live
     }
@@ -88,7 +89,7 @@ impl<A: Allocator> Tracking<A> {
     /// Sums up what is live by tag.
     pub fn by_tag(&self) -> BTreeMap<&'static str, TagUse> {
         let mut tags = BTreeMap::<_, TagUse>::new();
-        for tracked in self.state().live.values() {
+        for tracked in self.state.acquire().live.values() {
             let tag = tags.entry(tracked.tag).or_default();
             tag.count += 1;
             tag.bytes += tracked.placed.asked;
@@ -98,16 +99,16 @@ impl<A: Allocator> Tracking<A> {
 
     /// Returns the sums.
     pub fn sizes(&self) -> Sizes {
-        self.state().sizes
+        self.state.acquire().sizes
     }
 
     fn forget(&self, address: u64, free: impl FnOnce() -> Result<()>) -> Result<()> {
         self.inner.check_owner()?;
         // Taken out first: as soon as it is free another thread may get the address.
-        let tracked = self.state().live.remove(&address);
+        let tracked = self.state.acquire().live.remove(&address);
         let freed = free();
         if let Some(tracked) = tracked {
-            let mut state = self.state();
+            let mut state = self.state.acquire();
             match freed {
                 Ok(()) => state.sizes.live -= tracked.placed.asked,
                 Err(_) => {
@@ -117,17 +118,13 @@ impl<A: Allocator> Tracking<A> {
         }
         freed
     }
-
-    fn state(&self) -> MutexGuard<'_, TrackingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 // SAFETY: as the allocator beneath, which hands out and takes back.
 unsafe impl<A: Allocator> Allocator for Tracking<A> {
     fn alloc(&self, request: Request) -> Result<Placed> {
         let placed = self.inner.alloc(request)?;
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.sizes.total += placed.asked;
         state.sizes.live += placed.asked;
         state.sizes.peak = state.sizes.peak.max(state.sizes.live);
@@ -152,7 +149,7 @@ unsafe impl<A: Allocator> Allocator for Tracking<A> {
 
     fn clear_stats(&self) {
         self.inner.clear_stats();
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.sizes.peak = state.sizes.live;
     }
 

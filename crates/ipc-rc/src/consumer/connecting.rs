@@ -3,8 +3,9 @@
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, ForkGuard, Result, thread};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -68,7 +69,7 @@ impl ParticipantBuilder {
         let (path, told) = (path.as_ref().to_path_buf(), shared.clone());
         thread::start("gpu-ipc-connect", move || {
             let done = self.connect(path);
-            *told.done.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
+            *told.done.acquire() = Some(done);
             // The only failure is a counter that is full: it is at 0.
             let _ = rustix::io::write(&told.fd, &1u64.to_ne_bytes());
         })?;
@@ -82,12 +83,7 @@ impl Connecting {
         if let Err(error) = self.0.fork.check("this connection") {
             return Some(Err(error));
         }
-        let done = self
-            .0
-            .done
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()?;
+        let done = self.0.done.acquire().take()?;
         let _ = rustix::io::read(&self.0.fd, &mut [0; 8]);
         Some(done)
     }

@@ -3,8 +3,9 @@
 // Tests: `tests/processes/gpu.rs`.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, ForkGuard, Result};
 
 use crate::consumer::leases::lease::Lease;
@@ -104,7 +105,7 @@ impl GraphBlocks {
 
     fn kept(&self) -> Option<MutexGuard<'_, Kept>> {
         let own = !self.0.fork.is_some_and(|fork| fork.is_child());
-        own.then(|| self.0.kept.lock().unwrap_or_else(PoisonError::into_inner))
+        own.then(|| self.0.kept.acquire())
     }
 }
 

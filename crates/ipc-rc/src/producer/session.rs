@@ -5,9 +5,10 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{DevicePtr, Error, Gpu, ParticipantId, Reclaim, Result};
 
 use crate::producer::blocks::adopted::Adopted;
@@ -141,10 +142,7 @@ impl Session {
         core.check_open()?;
         let connection = connection.into();
         socket::take_over(&connection)?;
-        core.arrivals
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(connection);
+        core.arrivals.acquire().push(connection);
         core.wakeups.thread.wake();
         Ok(())
     }

@@ -1,10 +1,11 @@
 //! Wake-ups: of the session's thread, and of callers that wait for a change of the session.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu_api::Result;
+use gpu_api::lock::Acquire;
 
 use transport::os::waker::Waker;
 
@@ -50,15 +51,11 @@ impl Wakeups {
 
     /// Tells the callers that wait to look again. Without one no system call.
     pub fn announce_change(&self) {
-        let mut changes = self.changes();
+        let mut changes = self.changes.acquire();
         changes.count += 1;
         if changes.waiting > 0 {
             self.changed.notify_all();
         }
-    }
-
-    fn changes(&self) -> MutexGuard<'_, Changes> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until `done` gives something, looking again at every change; `None` after the
@@ -80,7 +77,7 @@ impl Wakeups {
         mut done: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         loop {
-            let seen = self.changes().count;
+            let seen = self.changes.acquire().count;
             if let Some(value) = done() {
                 return Some(value);
             }
@@ -95,7 +92,7 @@ impl Wakeups {
                 // Whatever has changed since the look: changes may never end.
                 return None;
             }
-            let mut changes = self.changes();
+            let mut changes = self.changes.acquire();
             if changes.count != seen {
                 continue;
             }

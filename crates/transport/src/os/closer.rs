@@ -16,10 +16,11 @@ use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use gpu_api::lock::Acquire;
 use gpu_api::{ForkGuard, Result, thread};
 
 /// Closes under way at once, at most. A descriptor's number is free when its close begins.
@@ -107,7 +108,7 @@ impl Closer {
     }
 
     fn close(&self, fd: OwnedFd) {
-        let mut state = self.pool.state();
+        let mut state = self.pool.state.acquire();
         self.owner.waiting.fetch_add(1, Ordering::Relaxed);
         state.waiting.push_back((fd, self.owner.clone()));
         if state.idle > 0 {
@@ -135,10 +136,6 @@ impl Pool {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, Queue> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts a thread for what waits, if one may be started and has something to do.
     fn start_one(self: &Arc<Pool>, state: &mut Queue) {
         if state.threads >= MOST_THREADS || state.next().is_none() {
@@ -153,7 +150,7 @@ impl Pool {
     }
 
     fn run(self: Arc<Pool>) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         loop {
             while let Some((fd, owner)) = state.next().and_then(|at| state.waiting.remove(at)) {
                 owner.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -164,7 +161,7 @@ impl Pool {
                 }
                 drop(state);
                 drop(fd);
-                state = self.state();
+                state = self.state.acquire();
                 owner.closing.fetch_sub(1, Ordering::Relaxed);
             }
             state.idle += 1;
@@ -252,10 +249,10 @@ mod tests {
             let (_, writer) = std::io::pipe().expect("a pipe");
             drop(closer.guard(writer.into()));
         }
-        while closer.pool.state().threads > 0 {
+        while closer.pool.state.acquire().threads > 0 {
             std::thread::yield_now();
         }
-        assert!(closer.pool.state().waiting.is_empty() && !closer.is_crowded());
+        assert!(closer.pool.state.acquire().waiting.is_empty() && !closer.is_crowded());
     }
 
     #[test]
@@ -270,7 +267,7 @@ mod tests {
                 drop(closer.guard(writer.into()));
                 readers.push(reader);
             }
-            most = most.max(pool.state().threads);
+            most = most.max(pool.state.acquire().threads);
         }
         for mut reader in readers {
             assert_eq!(reader.read(&mut [0]).expect("the pipe's end"), 0);

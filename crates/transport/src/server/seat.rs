@@ -10,8 +10,9 @@
 //! waits for its quarantine, a broker closes what a dead writer leaves and never hands it out again.
 
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Result, explain};
 
 use super::watch::Watch;
@@ -98,7 +99,7 @@ pub struct Seat {
 impl Seat {
     /// Returns how far the proof of its death has come.
     pub fn proof(&self) -> Proof {
-        *self.lock()
+        *self.proof.acquire()
     }
 
     /// Returns whether the kernel is ending the process; `false` where its pid is hidden.
@@ -108,11 +109,7 @@ impl Seat {
 
     /// Takes the token that a watch brought.
     pub(super) fn note<Id>(&self, watch: Watch<Id>) {
-        self.lock().note(watch);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Proof> {
-        self.proof.lock().unwrap_or_else(PoisonError::into_inner)
+        self.proof.acquire().note(watch);
     }
 }
 

@@ -8,9 +8,10 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Access, BackendKind, ForkGuard, Gpu, ParticipantId, RegionId, Result};
 
 use crate::consumer::connection::files::Files;
@@ -201,7 +202,7 @@ impl Link {
     pub fn table(&self) -> Locked<'_> {
         Locked {
             link: self,
-            table: self.table.lock().unwrap_or_else(PoisonError::into_inner),
+            table: self.table.acquire(),
         }
     }
 
@@ -235,32 +236,28 @@ impl Link {
         }
     }
 
-    fn asked(&self) -> MutexGuard<'_, HashSet<RegionId>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes that the producer would like a region unmapped.
     pub fn note_asked(&self, region: RegionId) {
-        self.asked().insert(region);
+        self.asked.acquire().insert(region);
         self.wants_idle.store(true, Ordering::Relaxed);
         self.waker.nudge();
     }
 
     /// Says whether it would.
     pub fn is_asked(&self, region: RegionId) -> bool {
-        self.asked().contains(&region)
+        self.asked.acquire().contains(&region)
     }
 
     /// Forgets the regions that are not mapped, and says whether any is left.
     pub fn is_asked_for_any(&self, is_mapped: impl Fn(RegionId) -> bool) -> bool {
-        let mut asked = self.asked();
+        let mut asked = self.asked.acquire();
         asked.retain(|region| is_mapped(*region));
         !asked.is_empty()
     }
 
     /// Tells the application when a fence that is pending is reached.
     pub fn watch_fence(&self, fence: descriptor::Fence) {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.watched.acquire();
         if !watched.contains(&fence) {
             watched.push(fence);
         }
@@ -270,7 +267,7 @@ impl Link {
 
     /// Looks at the fences that are watched, and says whether any is still pending.
     pub fn look_at_watched(&self) -> bool {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.watched.acquire();
         let before = watched.len();
         watched.retain(|fence| self.files.look(fence) == timeline::Fence::Pending);
         let (left, reached) = (watched.len(), watched.len() < before);

@@ -5,11 +5,12 @@
 //! need no more order than the slot gives. A record that is held while its slot is granted again is
 //! the producer's fault, and refused.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use crate::consumer::leases::handle_count::HandleCount;
 use crate::stream::Stream;
+use gpu_api::lock::Acquire;
 use transport::wire::descriptor::{Fence, NO_FENCE};
 
 /// What the handles of one lease share.
@@ -57,7 +58,7 @@ impl Record {
 
     /// Keeps an empty list's memory for the streams of a later lease.
     pub fn give_room(&self, empty: Vec<Stream>) {
-        let mut room = self.used_on.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut room = self.used_on.acquire();
         if room.capacity() == 0 {
             *room = empty;
         }
@@ -75,7 +76,7 @@ impl Record {
 
     /// Notes that the lease's end waits for the work on a stream.
     pub fn note_use(&self, stream: &Stream) {
-        let mut used = self.used_on.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.used_on.acquire();
         if !used.iter().any(|s| s.key() == stream.key()) {
             used.push(stream.clone());
             self.is_used.store(true, Ordering::Relaxed);
@@ -89,8 +90,6 @@ impl Record {
             return None;
         }
         self.is_used.store(false, Ordering::Relaxed);
-        Some(std::mem::take(
-            &mut *self.used_on.lock().unwrap_or_else(PoisonError::into_inner),
-        ))
+        Some(std::mem::take(&mut *self.used_on.acquire()))
     }
 }

@@ -18,10 +18,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
+use gpu_api::lock::Acquire;
 use gpu_api::{Gpu, MAX_BATCH, Result, StreamOp};
 
 use crate::gpu_event::GpuEvent;
@@ -304,7 +305,7 @@ impl<E: Ends> ReleaseQueues<E> {
         };
         loop {
             if let Some(found) = self.table.load().get(key) {
-                let mut queue = found.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut queue = found.acquire();
                 if !queue.retired {
                     return run(&mut queue);
                 }
@@ -341,9 +342,7 @@ impl<E: Ends> ReleaseQueues<E> {
                 });
             }
             let place = table.entry(key.into()).or_insert_with(|| fresh.clone());
-            if !Arc::ptr_eq(place, &fresh)
-                && place.lock().unwrap_or_else(PoisonError::into_inner).retired
-            {
+            if !Arc::ptr_eq(place, &fresh) && place.acquire().retired {
                 *place = fresh.clone();
             }
             table
@@ -355,7 +354,7 @@ impl<E: Ends> ReleaseQueues<E> {
     pub fn poll(&self) -> bool {
         let mut left = false;
         for queue in self.table.load().values() {
-            let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = queue.acquire();
             queue.settle();
             let unneeded = self.look_after(&mut queue);
             left |= !queue.later.is_empty();

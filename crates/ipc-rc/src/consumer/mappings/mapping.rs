@@ -12,8 +12,9 @@
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{DevicePtr, RegionId};
 
 use crate::consumer::connection::link::Link;
@@ -96,7 +97,7 @@ impl<H: Home> Mapping<H> {
 
     /// Locks what keeps the home.
     pub fn keeper(&self) -> MutexGuard<'_, Option<Arc<H>>> {
-        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+        self.keeper.acquire()
     }
 
     /// Returns the region that is mapped.

@@ -14,10 +14,11 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use gpu_api::lock::Acquire;
 use gpu_api::{Access, Error, RegionId, Result};
 
 use crate::consumer::connection::asking::{Asking, Patience};
@@ -131,17 +132,10 @@ impl<H: Home> Mappings<H> {
 
     /// Opens a mapping, entered.
     fn open(&self, home: &Arc<H>, opened: Opened, by: usize) -> Arc<Mapping<H>> {
-        let spare = self
-            .spare
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let spare = self.spare.acquire().pop();
         let mapping = spare.unwrap_or_else(|| {
             let fresh = Arc::new(Mapping::closed(home));
-            self.made
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(fresh.clone());
+            self.made.acquire().push(fresh.clone());
             fresh
         });
         mapping.open(home.clone(), opened, by);
@@ -489,11 +483,7 @@ pub(crate) fn unmap<H: Home>(mappings: &Mappings<H>, link: &Link, mapping: &Arc<
     };
     // The caller keeps the home; from here on the mapping does not.
     drop(mapping.keeper().take());
-    mappings
-        .spare
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push(mapping.clone());
+    mappings.spare.acquire().push(mapping.clone());
     match closed {
         Ok(()) => acting.end(Ends::Unmapped),
         Err(error) => {

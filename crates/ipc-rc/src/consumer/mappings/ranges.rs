@@ -26,8 +26,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Access, AddressRange, DevicePtr, Error, Gpu, Result, Spot};
 
 /// The ranges of one producer.
@@ -59,7 +60,7 @@ impl Range {
 
 impl Ranges {
     fn table(&self) -> MutexGuard<'_, HashMap<u64, Range>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.acquire()
     }
 
     /// Maps a piece at its place, reserving the range if it is the first.

@@ -9,8 +9,9 @@
 //! The memory of a span is the home's, and is used again for spans only.
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, RegionId, Result};
 
 use crate::consumer::mappings::mapping::{Entered, Home, Mapping, Opened};
@@ -96,7 +97,7 @@ impl<H: Home> Spans<H> {
     }
 
     fn table(&self) -> MutexGuard<'_, Table<H>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.acquire()
     }
 
     /// Makes one mapping of several pieces, entered by a cell.

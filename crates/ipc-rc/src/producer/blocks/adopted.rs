@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{
     BackendKind, DevicePtr, Error, Export, Gpu, MemoryKind, Piece, Region, RegionId, Result,
     Sharing,
@@ -64,7 +65,7 @@ impl Adopted {
                 must: "inside one allocation",
             });
         }
-        let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut regions = self.regions.acquire();
         let known = regions.get(&range.base.0).and_then(Weak::upgrade);
         let region = match known {
             Some(region) => region,

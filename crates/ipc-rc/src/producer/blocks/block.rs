@@ -8,8 +8,9 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{DevicePtr, Error, Piece, Region};
 
 use crate::producer::blocks::memory::Memory;
@@ -157,13 +158,9 @@ impl Block {
         std::mem::forget(self);
     }
 
-    fn used_on(&self) -> MutexGuard<'_, UsedOn> {
-        self.used_on.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes that work on `stream` may touch the block.
     pub(crate) fn note_use(&self, stream: &Stream, fences: &Fences) {
-        let mut used = self.used_on();
+        let mut used = self.used_on.acquire();
         if !used.streams.iter().any(|s| s.key() == stream.key()) {
             used.prune(fences);
             used.streams.push(stream.name());
@@ -172,7 +169,7 @@ impl Block {
 
     /// Takes what work may touch the block, if there is any.
     pub(crate) fn take_uses(&self) -> Option<UsedOn> {
-        let mut used = self.used_on();
+        let mut used = self.used_on.acquire();
         // Most blocks are shared after nothing: what is empty is not moved.
         let is_any = !used.streams.is_empty() || !used.proofs.is_empty();
         is_any.then(|| std::mem::take(&mut *used))

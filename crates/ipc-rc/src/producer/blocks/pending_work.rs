@@ -6,9 +6,10 @@
 //! does not depend on it.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Gpu, Result};
 
 use crate::gpu_event::GpuEvent;
@@ -139,7 +140,7 @@ impl<B> PendingWork<B> {
         if !unmarked.is_empty() {
             self.waiting.fetch_add(1, Ordering::Relaxed);
             self.unmarked.fetch_add(1, Ordering::Relaxed);
-            self.lock().unmarked.push(Unmarked {
+            self.state.acquire().unmarked.push(Unmarked {
                 block,
                 proofs,
                 streams: unmarked,
@@ -150,7 +151,8 @@ impl<B> PendingWork<B> {
         // the lock.
         if let Some(proof) = proofs.pop() {
             self.waiting.fetch_add(1, Ordering::Relaxed);
-            self.lock()
+            self.state
+                .acquire()
                 .queues
                 .entry(proof.stream)
                 .or_default()
@@ -169,7 +171,7 @@ impl<B> PendingWork<B> {
         if self.waiting() == 0 {
             return Vec::new();
         }
-        std::mem::take(&mut self.lock().unmarked)
+        std::mem::take(&mut self.state.acquire().unmarked)
     }
 
     /// Waits for the streams on which no event could be recorded, on the calling thread, and then
@@ -205,15 +207,12 @@ impl<B> PendingWork<B> {
     fn record(&self, stream: &Stream) -> Result<GpuEvent> {
         stream.refuse_capture("drop the block after the capture ended")?;
         let spare = self
-            .lock()
+            .state
+            .acquire()
             .spare
             .pop_if(|spare| spare.gpu() == stream.gpu());
         let event = spare.map_or_else(|| GpuEvent::new(stream.gpu()), Ok)?;
         event.record(stream).map(|()| event)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, WorkState<B>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Moves blocks whose work has finished to `out`. The driver is asked with no lock held: what
@@ -224,7 +223,7 @@ impl<B> PendingWork<B> {
         }
         let mut taken = Taken {
             of: self,
-            queues: std::mem::take(&mut self.lock().queues),
+            queues: std::mem::take(&mut self.state.acquire().queues),
         };
         let queues = &mut taken.queues;
         let mut passed = Vec::new();
@@ -259,7 +258,7 @@ impl<B> PendingWork<B> {
             }
         }
         drop(taken);
-        let mut state = self.lock();
+        let mut state = self.state.acquire();
         let room = SPARE_EVENTS.saturating_sub(state.spare.len());
         state.spare.extend(
             passed
@@ -289,7 +288,7 @@ struct Taken<'a, B> {
 
 impl<B> Drop for Taken<'_, B> {
     fn drop(&mut self) {
-        let mut state = self.of.lock();
+        let mut state = self.of.state.acquire();
         for (stream, mut queue) in self.queues.drain().filter(|(_, queue)| !queue.is_empty()) {
             let come = state.queues.entry(stream).or_default();
             queue.append(come);

@@ -1,9 +1,10 @@
 //! Blocks that an application asked about while they were held: it is told of their release.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::producer::blocks::block::Block;
+use gpu_api::lock::Acquire;
 
 /// The blocks.
 #[derive(Debug, Default)]
@@ -21,7 +22,7 @@ impl Releases {
 
     /// Adds one.
     pub fn watch(&self, block: &Arc<Block>) {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.watched.acquire();
         if !watched
             .iter()
             .any(|other| other.as_ptr() == Arc::as_ptr(block))
@@ -36,7 +37,7 @@ impl Releases {
         if !self.is_any() {
             return false;
         }
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.watched.acquire();
         let before = watched.len();
         // The application's handle counts as one.
         watched.retain(|block| block.strong_count() > 1);

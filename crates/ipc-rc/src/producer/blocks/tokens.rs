@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Piece, RegionId};
 
 use crate::notices::Notices;
@@ -43,13 +44,12 @@ impl ReturnedTokens {
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Returned>> {
-        self.is_any()
-            .then(|| self.returned.lock().unwrap_or_else(PoisonError::into_inner))
+        self.is_any().then(|| self.returned.acquire())
     }
 
     /// Adds one.
     pub fn push(&self, token: AdoptToken, piece: Option<Piece>) {
-        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut returned = self.returned.acquire();
         match returned.entry(token) {
             Entry::Occupied(back) => back.into_mut().times += 1,
             Entry::Vacant(place) => drop(place.insert(Back { piece, times: 1 })),

@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::slice;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Gpu, MAX_BATCH, ParticipantId, Result, StreamOp};
 
 use crate::gpu_event::GpuEvent;
@@ -98,7 +99,7 @@ impl Fences {
     fn with_line<T>(&self, stream: StreamKey, run: impl FnOnce(&Line, &mut LineState) -> T) -> T {
         loop {
             if let Some(line) = self.lines.load().get(&stream) {
-                let mut state = line.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut state = line.state.acquire();
                 if !state.is_retired {
                     return run(line, &mut state);
                 }
@@ -216,7 +217,7 @@ impl Fences {
             loop {
                 let next = state.next;
                 let cell = state.cell(line, participant, words)?;
-                let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut cell = cell.acquire();
                 let open = words.check_open(participant);
                 if open.is_ok() && Arc::ptr_eq(&cell.owner, &line.progress) {
                     let value = value_after(next, cell.last)?;
@@ -263,10 +264,7 @@ impl Fences {
                 }
                 // Each is held until its value is queued. They are all this line's; who looks for a
                 // word to take over does not wait for them.
-                let locked: Vec<_> = cells
-                    .iter()
-                    .map(|cell| cell.lock().unwrap_or_else(PoisonError::into_inner))
-                    .collect();
+                let locked: Vec<_> = cells.iter().map(|cell| cell.acquire()).collect();
                 for to in addressees.iter() {
                     if let Err(gone) = to.words.check_open(to.id) {
                         state.cells.remove(&to.id);

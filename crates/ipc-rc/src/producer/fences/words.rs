@@ -4,8 +4,9 @@
 //! thread only ever tries it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, ParticipantId, Result, WordPtr};
 
 use crate::producer::fences::progress::{Debt, Progress};
@@ -63,15 +64,11 @@ impl Words {
         }
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Refuses every later value: the participant has gone.
     pub fn close(&self) {
         // Under the lock, so that a thread that takes a word is either seen by the looks that
         // follow or refused.
-        let _taken = self.taken();
+        let _taken = self.taken.acquire();
         self.is_closed.store(true, Ordering::Relaxed);
     }
 
@@ -89,7 +86,7 @@ impl Words {
         stream: &Arc<Progress>,
         participant: ParticipantId,
     ) -> Result<Arc<Mutex<Cell>>> {
-        let mut taken = self.taken();
+        let mut taken = self.taken.acquire();
         self.check_open(participant)?;
         let Taken { cells, former } = &mut *taken;
         let index = cells.len() as u32;
@@ -132,7 +129,7 @@ impl Words {
 
     /// Says whether a stream of ours has yet to write a word, by our own events alone. Never waits.
     pub fn are_owed(&self) -> bool {
-        let taken = self.taken();
+        let taken = self.taken.acquire();
         taken.former.iter().any(Debt::is_open)
             || taken
                 .cells
@@ -142,7 +139,7 @@ impl Words {
 
     /// Has the next share after each stream that owes a word record an event.
     pub fn want_proof(&self) {
-        let taken = self.taken();
+        let taken = self.taken.acquire();
         let owing = taken
             .cells
             .iter()
@@ -157,7 +154,8 @@ impl Words {
     /// participant writes there decides how soon a broken context is noticed for it, and nothing
     /// else. Never waits.
     pub fn are_awaited(&self) -> bool {
-        self.taken()
+        self.taken
+            .acquire()
             .cells
             .iter()
             .any(|cell| try_lock(cell).is_none_or(|cell| self.is_awaited(&cell)))
@@ -170,7 +168,13 @@ impl Words {
     /// Completes every wait for a value that will never come, because the producer's context is
     /// broken. One that is being queued at this moment is left to the next call.
     pub fn poison(&self) {
-        for cell in self.taken().cells.iter().filter_map(|cell| try_lock(cell)) {
+        for cell in self
+            .taken
+            .acquire()
+            .cells
+            .iter()
+            .filter_map(|cell| try_lock(cell))
+        {
             if self.is_awaited(&cell) {
                 self.file.timeline(cell.index).poison();
             }

@@ -17,9 +17,10 @@
 //! calls wait for each other.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Access, ParticipantId};
 
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
@@ -94,12 +95,6 @@ struct Locked<B, F> {
 }
 
 impl<B, F: SlotFile> Locked<B, F> {
-    fn lock(&self) -> MutexGuard<'_, Shard<B, F>> {
-        // A panic while a shard is locked is a broken invariant of ours; the rows are consistent
-        // between any two statements that can panic, so the others go on.
-        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Relaxed)
     }
@@ -143,7 +138,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Gives the ledger to a participant. It is empty: never used, or [left](Ledger::leave).
     pub fn open(&self, owner: ParticipantId, sealer: Sealer) {
         for locked in &self.shards {
-            let mut shard = locked.lock();
+            let mut shard = locked.shard.acquire();
             debug_assert!(
                 shard.owner.is_none() && !locked.is_busy(),
                 "somebody else's"
@@ -162,7 +157,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Lets go of the counter files: every lease has ended.
     pub fn leave(&self) {
         for locked in &self.shards {
-            let mut shard = locked.lock();
+            let mut shard = locked.shard.acquire();
             debug_assert!(!locked.is_busy(), "left with a lease");
             *shard = Shard {
                 parts: Vec::new(),
@@ -177,7 +172,11 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Adds a counter file; its number is how many there were before, the same in every shard.
     pub fn add_file(&self, file: &Arc<F>) {
         for (number, shard) in (0..).zip(&self.shards) {
-            shard.lock().parts.push(SlotGroups::new(file, number));
+            shard
+                .shard
+                .acquire()
+                .parts
+                .push(SlotGroups::new(file, number));
         }
     }
 
@@ -279,7 +278,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         }
         for n in 0..SHARDS {
             let locked = &self.shards[(own + n) % SHARDS];
-            match Self::grant_in(locked, &mut locked.lock(), owner, block, terms) {
+            match Self::grant_in(locked, &mut locked.shard.acquire(), owner, block, terms) {
                 Err(Refusal::Full) => {}
                 done => return done,
             }
@@ -321,7 +320,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Looks for released leases and moves their blocks to `out`.
     pub fn collect(&self, effort: Effort, out: &mut ReclaimedBlocks<B>) {
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
-            let mut shard = locked.lock();
+            let mut shard = locked.shard.acquire();
             for number in 0..shard.parts.len() {
                 let (looked, corrupt) = shard.parts[number].collect(effort, out);
                 if looked {
@@ -377,7 +376,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Takes an unclaimed grant back, and returns its block then.
     pub fn revoke(&self, entry: LeaseAddress) -> Option<B> {
         let locked = self.shard_of(entry)?;
-        let mut shard = locked.lock();
+        let mut shard = locked.shard.acquire();
         let block = shard
             .parts
             .get_mut(entry.file as usize)?
@@ -392,7 +391,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         let Some(locked) = self.shard_of(entry) else {
             return false;
         };
-        let shard = locked.lock();
+        let shard = locked.shard.acquire();
         let part = shard.parts.get(entry.file as usize);
         part.is_some_and(|part| part.is_unclaimed(entry.slot, entry.generation))
     }
@@ -409,7 +408,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         entry: LeaseAddress,
         look: impl FnOnce(&B, Access) -> T,
     ) -> Option<T> {
-        let shard = self.shard_of(entry)?.lock();
+        let shard = self.shard_of(entry)?.shard.acquire();
         let part = shard.parts.get(entry.file as usize)?;
         let (block, access) = part.block(entry.slot, entry.generation)?;
         Some(look(block, access))
@@ -425,7 +424,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     ) -> Tick {
         let mut next = Tick::NEVER;
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
-            let mut shard = locked.lock();
+            let mut shard = locked.shard.acquire();
             if shard.first_lapse <= now {
                 let mut first = Tick::NEVER;
                 for (file, part) in (0..).zip(&mut shard.parts) {
@@ -449,7 +448,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Refuses every later grant, and takes unclaimed ones back. Held leases stay.
     pub fn close(&self, out: &mut ReclaimedBlocks<B>) {
         for locked in &self.shards {
-            let mut shard = locked.lock();
+            let mut shard = locked.shard.acquire();
             shard.owner = None;
             for part in &mut shard.parts {
                 part.revoke_all(out);
@@ -462,7 +461,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// is over.
     pub fn bury(&self, out: &mut ReclaimedBlocks<B>) {
         for locked in &self.shards {
-            let mut shard = locked.lock();
+            let mut shard = locked.shard.acquire();
             debug_assert!(shard.owner.is_none(), "buried before it was closed");
             for part in &mut shard.parts {
                 part.bury(out);
@@ -486,7 +485,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     pub fn tally(&self, now: Tick, mut bytes_of: impl FnMut(&B) -> u64) -> Tally {
         let mut tally = Tally::default();
         for locked in &self.shards {
-            let shard = locked.lock();
+            let shard = locked.shard.acquire();
             for part in &shard.parts {
                 part.each(|block, row, seen| {
                     match seen {
@@ -507,7 +506,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// shard's lock.
     pub fn each(&self, mut show: impl FnMut(&B)) {
         for locked in &self.shards {
-            let shard = locked.lock();
+            let shard = locked.shard.acquire();
             shard
                 .parts
                 .iter()
@@ -519,7 +518,8 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// tells the division.
     fn shard_of(&self, entry: LeaseAddress) -> Option<&Locked<B, F>> {
         let share = self.shards[0]
-            .lock()
+            .shard
+            .acquire()
             .parts
             .get(entry.file as usize)?
             .capacity();

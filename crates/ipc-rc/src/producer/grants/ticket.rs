@@ -28,9 +28,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, ParticipantId, Result};
 
 use crate::producer::blocks::block::Block;
@@ -152,10 +153,6 @@ fn key_of(block: &Arc<Block>) -> usize {
 }
 
 impl Tickets {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts the tickets that can still be claimed.
     pub fn live(&self) -> usize {
         self.live.load(Ordering::Relaxed)
@@ -163,7 +160,7 @@ impl Tickets {
 
     /// Returns a time before which no ticket lapses.
     pub fn first_lapse(&self) -> Tick {
-        self.table().first_lapse
+        self.table.acquire().first_lapse
     }
 
     /// Makes a ticket of a part of a block.
@@ -180,7 +177,7 @@ impl Tickets {
         now: Tick,
         time_to_live: Option<Duration>,
     ) -> Result<TicketId> {
-        let mut table = self.table();
+        let mut table = self.table.acquire();
         if self.live() >= MOST_LIVE {
             return Err(Error::Exhausted {
                 what: "tickets of a session",
@@ -248,7 +245,7 @@ impl Tickets {
 
     /// Decides a claim: the earlier lease again, a grant, or a refusal with its reason.
     pub fn look(&self, claimant: ParticipantId, ticket: TicketId) -> Result<Plan, Outcome> {
-        let table = self.table();
+        let table = self.table.acquire();
         let row = table.find(ticket).ok_or(Outcome::Stale)?;
         let last = row.given.iter().find(|(id, _)| *id == claimant);
         let last = last.map(|(_, granted)| *granted);
@@ -288,7 +285,7 @@ impl Tickets {
         granted: Granted,
         connected: impl Fn(ParticipantId) -> bool,
     ) -> Result<(), Outcome> {
-        let mut table = self.table();
+        let mut table = self.table.acquire();
         let row = table.find_mut(ticket).ok_or(Outcome::Stale)?;
         let used = match &mut row.state {
             TicketState::Revoked => return Err(Outcome::Revoked),
@@ -317,7 +314,7 @@ impl Tickets {
 
     /// Returns the lease that a ticket gave a claimant last.
     pub fn given(&self, claimant: ParticipantId, ticket: TicketId) -> Option<LeaseAddress> {
-        let table = self.table();
+        let table = self.table.acquire();
         let mut given = table.find(ticket)?.given.iter();
         let (_, granted) = given.find(|(id, _)| *id == claimant)?;
         Some(granted.lease)
@@ -333,7 +330,7 @@ impl Tickets {
         ticket: TicketId,
         block: Option<&Arc<Block>>,
     ) -> Result<Ended, Option<Arc<Block>>> {
-        let mut table = self.table();
+        let mut table = self.table.acquire();
         let Some(row) = table.find(ticket) else {
             return Ok(Ended {
                 was_live: false,
@@ -359,7 +356,7 @@ impl Tickets {
 
     /// Ends the broadcasts of a block, and returns the leases that they gave.
     pub fn end_of(&self, block: &Arc<Block>) -> Vec<(ParticipantId, Granted)> {
-        let mut table = self.table();
+        let mut table = self.table.acquire();
         let numbers = table.unlimited.remove(&key_of(block)).unwrap_or_default();
         let end = |number| self.end(&mut table, number, TicketState::Revoked).given;
         numbers.into_iter().flat_map(end).collect()
@@ -368,7 +365,7 @@ impl Tickets {
     /// Ends the tickets whose time to live is over, moving what they held to `out`; returns how
     /// many there were.
     pub fn expire(&self, now: Tick, out: &mut ReclaimedBlocks<Arc<Block>>) -> u64 {
-        let mut table = self.table();
+        let mut table = self.table.acquire();
         if table.first_lapse > now {
             return 0;
         }
@@ -391,7 +388,7 @@ impl Tickets {
 
     /// Ends every ticket, moving what they held to `out`; returns how many there were.
     pub fn end_all(&self, out: &mut ReclaimedBlocks<Arc<Block>>) -> u64 {
-        let mut table = self.table();
+        let mut table = self.table.acquire();
         let before = self.live();
         for number in 0..table.rows.len() as u32 {
             out.extend(self.end(&mut table, number, TicketState::Revoked).block);

@@ -3,8 +3,9 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, ParticipantId, Result};
 
 use crate::producer::roster::peer::Peer;
@@ -44,7 +45,7 @@ impl Outbox {
     ) -> Result<()> {
         let mut bytes = [0; MOST_BYTES];
         let len = message.encode(&mut bytes);
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.acquire();
         if !kept.contains_key(&peer.id) {
             let fds: &[BorrowedFd<'_>] = fd.as_slice();
             match socket::send(peer.seat.socket.as_fd(), &bytes[..len], fds) {
@@ -95,7 +96,7 @@ impl Outbox {
 
     /// Sends the messages kept for a participant, as far as it reads.
     pub fn flush(&self, peer: &Peer) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.acquire();
         let Some(queue) = kept.get_mut(&peer.id) else {
             return;
         };
@@ -112,18 +113,11 @@ impl Outbox {
 
     /// Says whether something is kept, for anybody.
     pub fn is_waiting(&self) -> bool {
-        !self
-            .kept
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_empty()
+        !self.kept.acquire().is_empty()
     }
 
     /// Drops the messages kept for a participant.
     pub fn forget(&self, participant: ParticipantId) {
-        self.kept
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&participant);
+        self.kept.acquire().remove(&participant);
     }
 }

@@ -3,9 +3,10 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{
     Access, Error, Gpu, Holder, HostPtr, ParticipantId, Region, RegionId, Result, WordPtr,
 };
@@ -170,7 +171,7 @@ impl Peer {
     /// Begins to be granted leases, in its first counter file.
     pub fn open_ledger(&self) {
         self.ledger.open(self.id, *self.sealer);
-        self.ledger.add_file(&lock(&self.files)[0]);
+        self.ledger.add_file(&self.files.acquire()[0]);
     }
 
     /// Returns its holdings.
@@ -220,7 +221,7 @@ impl Peer {
                     return Ok(entry);
                 }
             }
-            let mut files = lock(&self.files);
+            let mut files = self.files.acquire();
             let have: u64 = files.iter().map(|file| u64::from(file.slot_count())).sum();
             // Another thread may have added a file while this one waited for the lock.
             if let Ok(granted) = grant() {
@@ -243,7 +244,7 @@ impl Peer {
 
     /// Returns one of its counter files.
     pub fn file(&self, index: u32) -> Option<Arc<CounterFile>> {
-        lock(&self.files).get(index as usize).cloned()
+        self.files.acquire().get(index as usize).cloned()
     }
 
     /// Notes that it may map a region so, before it learns how.
@@ -264,7 +265,7 @@ impl Peer {
 
     /// Locks what it was told.
     pub fn told(&self) -> MutexGuard<'_, Told<Arc<Region>, Forwarded>> {
-        lock(&self.told)
+        self.told.acquire()
     }
 
     /// Counts the regions that it may have mapped.
@@ -292,17 +293,13 @@ impl Peer {
 
     /// Takes the registrations, to end them on a thread that may block.
     pub fn take_registrations(&self) -> Vec<HostPtr> {
-        std::mem::take(&mut *lock(&self.registrations))
+        std::mem::take(&mut *self.registrations.acquire())
     }
 
     /// Locks how far it has gone.
     pub fn leaving(&self) -> MutexGuard<'_, Leaving> {
-        lock(&self.leaving)
+        self.leaving.acquire()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

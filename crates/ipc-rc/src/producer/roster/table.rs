@@ -1,9 +1,10 @@
 //! The table of participants, by place.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, Guard};
+use gpu_api::lock::Acquire;
 use gpu_api::{Access, Error, ParticipantId, RegionId, Result};
 
 use crate::producer::roster::ledger_table::LedgerTable;
@@ -49,7 +50,7 @@ impl Roster {
     /// Waits until one that has read its welcome is in the table.
     #[cold]
     pub fn await_seating(&self) {
-        drop(self.seating.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(self.seating.acquire());
     }
 
     /// Says whether a participant is connected that may claim.
@@ -79,7 +80,7 @@ impl Roster {
     ///
     /// Those of `welcome`.
     pub fn seat(&self, peer: &Arc<Peer>, welcome: impl FnOnce() -> Result<()>) -> Result<()> {
-        let _seating = self.seating.lock().unwrap_or_else(PoisonError::into_inner);
+        let _seating = self.seating.acquire();
         welcome()?;
         peer.open_ledger();
         let place = place_of(peer.id);

@@ -11,8 +11,9 @@
 //! sent, and every connection, is [`Foreign`]: its close never keeps this thread.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{BackendKind, DeviceUuid, HostPtr, ParticipantId, Result, WordPtr};
 
 use crate::producer::notice::SessionNotice;
@@ -144,13 +145,7 @@ impl Server for Service {
 impl Service {
     /// Takes in the connections that the application passed on.
     pub(super) fn accept_arrivals(&mut self) {
-        let arrivals = std::mem::take(
-            &mut *self
-                .core
-                .arrivals
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let arrivals = std::mem::take(&mut *self.core.arrivals.acquire());
         arrivals
             .into_iter()
             .for_each(|socket| self.take_over(socket));

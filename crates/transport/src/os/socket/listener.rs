@@ -21,8 +21,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, Result};
 use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
@@ -165,7 +166,7 @@ impl Listener {
         match self.accept_one() {
             Ok(connection) => Ok(connection),
             Err(e @ (Errno::MFILE | Errno::NFILE)) => {
-                let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut spare = self.spare.acquire();
                 // The kernel looks for a free number before it looks at the queue, so it may be
                 // that nobody waits.
                 let nobody = spare.take().is_some() && matches!(self.accept_one(), Ok(None));
