@@ -239,12 +239,12 @@ pub fn decode<A: DeserializeOwned>(line: &str) -> Result<A, String> {
 
 /// Lives as a child of this program: until its work is done or its parent dies, which it tells why
 /// it cannot go on.
-pub fn live(work: impl FnOnce() -> Result<(), String>) -> Outcome {
+pub fn live<E: Into<String>>(work: impl FnOnce() -> Result<(), E>) -> Outcome {
     die_with_parent();
     match work() {
         Ok(()) => Outcome::Good,
         Err(why) => {
-            let _ = say(&Err::<(), &str>(&why));
+            let _ = say(&Err::<(), String>(why.into()));
             Outcome::Finding
         }
     }

@@ -10,7 +10,7 @@
 //! 6. `bench`: what sharing costs beside the raw driver calls.
 //! 7. What the commands share: `choice` and `device` (which one), `child` (this program in other
 //!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks),
-//!    `output`, `size`.
+//!    `output`, `size`, `failure` (why a command failed).
 
 // Tests: `crates/cli/tests/program.rs`.
 
@@ -22,6 +22,7 @@ pub mod copier;
 mod demo;
 pub mod device;
 mod doctor;
+mod failure;
 mod gateway;
 pub mod objects;
 pub mod output;

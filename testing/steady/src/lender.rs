@@ -29,7 +29,7 @@ pub struct SteadyLenderOptions {
 
 /// Lends until its input ends.
 pub fn run(options: &SteadyLenderOptions) -> Outcome {
-    child::live(|| {
+    child::live(|| -> Result<(), String> {
         let gpu = device::find(options.backend.kind(), &options.device)?;
         let session = Session::builder(gpu.clone())
             .region_bytes(1 << 20)

@@ -5,6 +5,7 @@
 //! every release, maps it, takes one off, and unmaps it. The producer puts what is still counted
 //! into limbo, and looks through all of limbo at every drop.
 
+use crate::failure::Result;
 use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
@@ -105,7 +106,7 @@ impl Baseline {
     }
 
     /// Counts one send.
-    pub fn share(&mut self) -> Result<Sent, String> {
+    pub fn share(&mut self) -> Result<Sent> {
         let (file, counter) = (self.next / COUNTERS, self.next % COUNTERS);
         if file == self.files.len() {
             self.files
@@ -119,7 +120,7 @@ impl Baseline {
     }
 
     /// Ends what was received, as another process does it: by the file's name.
-    pub fn release(&self, sent: Sent) -> Result<(), String> {
+    pub fn release(&self, sent: Sent) -> Result<()> {
         let path = &self.files[sent.file].path;
         let file = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| format!("open: {e}"))?;
@@ -142,7 +143,7 @@ impl Baseline {
     }
 
     /// Puts something that is never released into limbo, without looking through it.
-    pub fn put_into_limbo(&mut self) -> Result<(), String> {
+    pub fn put_into_limbo(&mut self) -> Result<()> {
         let sent = self.share()?;
         self.limbo.push(sent);
         Ok(())

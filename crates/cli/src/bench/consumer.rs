@@ -16,7 +16,7 @@ use super::raw_calls::Naked;
 use super::sample::{Pairs, time};
 use super::told::{Exported, Told};
 use crate::bench::options::BenchConsumerOptions;
-use crate::device::explain;
+use crate::failure::Result;
 use crate::{Outcome, child, device};
 
 /// Calls in each sample of what goes through the driver.
@@ -35,17 +35,15 @@ pub fn run(options: &BenchConsumerOptions) -> Outcome {
     child::live(|| serve(options))
 }
 
-fn serve(options: &BenchConsumerOptions) -> Result<(), String> {
+fn serve(options: &BenchConsumerOptions) -> Result<()> {
     let gpu = device::find(options.consumer.backend.kind(), &options.consumer.device)?;
     let floor = floor::of(&gpu)?;
     let mut builder = Participant::builder(gpu.clone());
     if options.forgetful {
         builder = builder.mapping_cache(0, 0);
     }
-    let participant = builder
-        .connect(&options.consumer.socket)
-        .map_err(|e| explain(&e))?;
-    let stream = Stream::create(&gpu).map_err(|e| explain(&e))?;
+    let participant = builder.connect(&options.consumer.socket)?;
+    let stream = Stream::create(&gpu)?;
     let channel = options.channel.map(inherited);
     child::reply(&participant.id().0)?;
     let naked = Naked::new(&gpu, &*floor)?;
@@ -84,7 +82,7 @@ struct Consumer<'a> {
 }
 
 impl Consumer<'_> {
-    fn obey(&mut self, told: Told) -> Result<Vec<u64>, String> {
+    fn obey(&mut self, told: Told) -> Result<Vec<u64>> {
         match told {
             Told::Hold(descriptors) => {
                 for bytes in descriptors {
@@ -117,7 +115,7 @@ impl Consumer<'_> {
         }
     }
 
-    fn lease(&mut self, descriptors: &[Vec<u8>]) -> Result<Vec<u64>, String> {
+    fn lease(&mut self, descriptors: &[Vec<u8>]) -> Result<Vec<u64>> {
         let mut pairs = Pairs::new(CALLS);
         let mut left = descriptors.iter();
         self.naked.begin_waits();
@@ -134,8 +132,8 @@ impl Consumer<'_> {
         Ok(pairs.numbers())
     }
 
-    fn end(&mut self) -> Result<Vec<u64>, String> {
-        self.stream.synchronize().map_err(|e| explain(&e))?;
+    fn end(&mut self) -> Result<Vec<u64>> {
+        self.stream.synchronize()?;
         let mut pairs = Pairs::new(CALLS);
         for _ in 0..self.held.len() / CALLS {
             let ours = || {
@@ -149,8 +147,8 @@ impl Consumer<'_> {
         Ok(pairs.numbers())
     }
 
-    fn end_many(&mut self) -> Result<Vec<u64>, String> {
-        self.stream.synchronize().map_err(|e| explain(&e))?;
+    fn end_many(&mut self) -> Result<Vec<u64>> {
+        self.stream.synchronize()?;
         let count = self.held.len();
         let mut pairs = Pairs::new(1);
         let ours_first = self.turn();
@@ -169,27 +167,19 @@ impl Consumer<'_> {
     }
 
     /// What drops add to the stream that the blocks were used on.
-    fn stretch(&mut self, bytes: u64, steps: u64) -> Result<Vec<u64>, String> {
+    fn stretch(&mut self, bytes: u64, steps: u64) -> Result<Vec<u64>> {
         let backend = self.gpu.backend().clone();
-        let sharing = self.gpu.default_sharing().map_err(|e| explain(&e))?;
-        let memory = backend
-            .alloc(self.gpu.device(), bytes, sharing)
-            .map_err(|e| explain(&e))?
-            .base;
+        let sharing = self.gpu.default_sharing()?;
+        let memory = backend.alloc(self.gpu.device(), bytes, sharing)?.base;
         let numbers = self.stretch_over(memory, bytes, steps);
         self.settle()?;
         // SAFETY: `free` asks for memory that came from `alloc`, is not freed, and that nobody
         // uses: the stream is settled.
-        unsafe { backend.free(memory) }.map_err(|e| explain(&e))?;
+        unsafe { backend.free(memory) }?;
         numbers
     }
 
-    fn stretch_over(
-        &mut self,
-        memory: DevicePtr,
-        bytes: u64,
-        steps: u64,
-    ) -> Result<Vec<u64>, String> {
+    fn stretch_over(&mut self, memory: DevicePtr, bytes: u64, steps: u64) -> Result<Vec<u64>> {
         let stream = self.stream.raw();
         let floor = self.floor;
         let mut pairs = Pairs::new(1);
@@ -218,7 +208,7 @@ impl Consumer<'_> {
         Ok(pairs.numbers())
     }
 
-    fn redeem(&mut self, descriptors: &[Vec<u8>]) -> Result<Vec<u64>, String> {
+    fn redeem(&mut self, descriptors: &[Vec<u8>]) -> Result<Vec<u64>> {
         let channel = self.channel.as_ref().ok_or("there is no channel")?;
         let mut pairs = Pairs::new(1);
         let mut left = descriptors.iter();
@@ -242,7 +232,7 @@ impl Consumer<'_> {
         Ok(pairs.numbers())
     }
 
-    fn map(&mut self, descriptor: &[u8], foreign: &Foreign) -> Result<Vec<u64>, String> {
+    fn map(&mut self, descriptor: &[u8], foreign: &Foreign) -> Result<Vec<u64>> {
         let mut pairs = Pairs::new(1);
         let ours_first = self.turn();
         for ours in [ours_first, !ours_first] {
@@ -271,7 +261,7 @@ impl Consumer<'_> {
         Ok(pairs.numbers())
     }
 
-    fn serve(&mut self) -> Result<Vec<u64>, String> {
+    fn serve(&mut self) -> Result<Vec<u64>> {
         let channel = self.channel.as_ref().ok_or("there is no channel")?;
         let mut packet = [0; 256];
         loop {
@@ -286,8 +276,8 @@ impl Consumer<'_> {
         }
     }
 
-    fn settle(&self) -> Result<(), String> {
-        self.stream.synchronize().map_err(|e| explain(&e))?;
+    fn settle(&self) -> Result<()> {
+        self.stream.synchronize()?;
         self.naked.settle()
     }
 
@@ -299,8 +289,6 @@ impl Consumer<'_> {
 }
 
 /// Claims; a claim that waits longer than anybody would is an error.
-fn claim(participant: &Participant, bytes: &[u8], wait: Wait<'_>) -> Result<ReceivedBlock, String> {
-    participant
-        .claim(bytes, wait, Some(PATIENCE))
-        .map_err(|error| error.to_string())
+fn claim(participant: &Participant, bytes: &[u8], wait: Wait<'_>) -> Result<ReceivedBlock> {
+    Ok(participant.claim(bytes, wait, Some(PATIENCE))?)
 }

@@ -13,7 +13,7 @@ use super::raw_calls::Naked;
 use super::row::Row;
 use super::sample::{Figures, Pairs};
 use super::told::Told;
-use crate::device::explain;
+use crate::failure::Result;
 
 /// What a death is kept in quarantine unless said.
 const QUARANTINE: Duration = Duration::from_millis(100);
@@ -23,7 +23,7 @@ const PROOF: Duration = Duration::from_millis(20);
 const BEYOND: f64 = 150.0;
 
 /// One block shared with N consumers at once.
-pub fn fan_out(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn fan_out(stage: &Stage) -> Result<Vec<Row>> {
     let counts: &[usize] = if stage.quick {
         &[1, 2, 4]
     } else {
@@ -38,10 +38,7 @@ pub fn fan_out(stage: &Stage) -> Result<Vec<Row>, String> {
         .into_iter()
         .map(Starting::up)
         .collect::<Result<Vec<_>, _>>()?;
-    let (stream, block) = (
-        stage.stream()?,
-        session.alloc(512).map_err(|e| explain(&e))?,
-    );
+    let (stream, block) = (stage.stream()?, session.alloc(512)?);
     let mut naked = Naked::new(&stage.gpu, &*stage.floor)?;
     let mut all: Vec<Pairs> = counts.iter().map(|_| Pairs::new(1)).collect();
     // What each consumer beyond the first adds, by the same round's share with the first alone:
@@ -109,7 +106,7 @@ fn share_with(
     consumers: &mut [Consumer],
     naked: &mut Naked<'_>,
     pairs: &mut Pairs,
-) -> Result<(), String> {
+) -> Result<()> {
     let to: Vec<(&SentBlock, To)> = consumers
         .iter()
         .map(|consumer| (block, To::Participant(consumer.id)))
@@ -117,13 +114,11 @@ fn share_with(
     let mut descriptors = Vec::new();
     let ours = || {
         let options = ShareOptions::default();
-        descriptors = session
-            .share_many(&to, After::Stream(stream), &options)
-            .map_err(|e| explain(&e))?;
+        descriptors = session.share_many(&to, After::Stream(stream), &options)?;
         Ok(())
     };
     pairs.sample(ours, || naked.writes(to.len()))?;
-    stream.synchronize().map_err(|e| explain(&e))?;
+    stream.synchronize()?;
     naked.settle()?;
     for (consumer, descriptor) in consumers.iter_mut().zip(&descriptors) {
         consumer.ask(Told::Take, [descriptor])?;
@@ -132,20 +127,14 @@ fn share_with(
 }
 
 /// From a kill to the dead consumer's block being free.
-pub fn death(stage: &Stage) -> Result<Vec<Row>, String> {
-    let session = stage
-        .builder()
-        .quarantine(QUARANTINE)
-        .open()
-        .map_err(|e| explain(&e))?;
+pub fn death(stage: &Stage) -> Result<Vec<Row>> {
+    let session = stage.builder().quarantine(QUARANTINE).open()?;
     let mut pairs = Pairs::new(1);
     let mut over = Vec::new();
     for _ in 0..stage.choose(5, 1) {
         let mut consumer = stage.consumer(&session)?;
-        let block = session.alloc(512).map_err(|e| explain(&e))?;
-        let descriptor = block
-            .share(To::Participant(consumer.id), After::Done)
-            .map_err(|e| explain(&e))?;
+        let block = session.alloc(512)?;
+        let descriptor = block.share(To::Participant(consumer.id), After::Done)?;
         consumer.hold(&[descriptor])?;
         drop(block);
         let pid = i32::try_from(consumer.child.id())
@@ -162,8 +151,7 @@ pub fn death(stage: &Stage) -> Result<Vec<Row>, String> {
             polled
                 .map(|_| Instant::now())
                 .map_err(|e| format!("poll: {e}"))
-        })
-        .map_err(|e| explain(&e))?;
+        })?;
         let killed = Instant::now();
         kill_process(pid, Signal::KILL).map_err(|e| format!("kill: {e}"))?;
         until("the block of the dead", || {

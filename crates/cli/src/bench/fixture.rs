@@ -12,7 +12,7 @@ use super::floor::{self, Floor};
 use super::jobs::told as job;
 use super::told::Told;
 use crate::child::Child;
-use crate::device::explain;
+use crate::failure::{Failure, Result};
 
 /// A process that is silent for longer counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ pub struct Stage {
 
 impl Stage {
     /// Sets the stage, for use on this thread alone.
-    pub fn new(gpu: Gpu, quick: bool) -> Result<Stage, String> {
+    pub fn new(gpu: Gpu, quick: bool) -> Result<Stage> {
         Ok(Stage {
             floor: floor::of(&gpu)?,
             gpu,
@@ -51,33 +51,28 @@ impl Stage {
     }
 
     /// Opens a session as users do.
-    pub fn session(&self) -> Result<Session, String> {
-        self.builder().open().map_err(|e| explain(&e))
+    pub fn session(&self) -> Result<Session> {
+        self.builder().open().map_err(Failure::from)
     }
 
     /// Makes a stream.
-    pub fn stream(&self) -> Result<Stream, String> {
-        Stream::create(&self.gpu).map_err(|e| explain(&e))
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::create(&self.gpu).map_err(Failure::from)
     }
 
     /// Opens a session with a participant in this same process.
-    pub fn pair(&self) -> Result<(Session, Participant), String> {
+    pub fn pair(&self) -> Result<(Session, Participant)> {
         let session = self.session()?;
         let participant = Participant::builder(self.gpu.clone()).connect(session.socket_path());
-        Ok((session, participant.map_err(|e| explain(&e))?))
+        Ok((session, participant?))
     }
 
     /// Starts a consumer; its answer is awaited by [`Starting::up`].
-    pub fn start(&self, session: &Session, more: &[String]) -> Result<Starting, String> {
+    pub fn start(&self, session: &Session, more: &[String]) -> Result<Starting> {
         self.start_as("consumer", session, more)
     }
 
-    fn start_as<T>(
-        &self,
-        role: &str,
-        session: &Session,
-        more: &[String],
-    ) -> Result<Starting<T>, String> {
+    fn start_as<T>(&self, role: &str, session: &Session, more: &[String]) -> Result<Starting<T>> {
         let (device, socket) = (
             self.gpu.uuid().to_string(),
             session.socket_path().to_string_lossy().into_owned(),
@@ -92,28 +87,21 @@ impl Stage {
     }
 
     /// Starts a consumer and waits until it is connected.
-    pub fn consumer(&self, session: &Session) -> Result<Consumer, String> {
+    pub fn consumer(&self, session: &Session) -> Result<Consumer> {
         self.start(session, &[])?.up()
     }
 
     /// Starts a consumer that also has one end of a socket pair; the other one is returned.
-    pub fn consumer_by_socket(&self, session: &Session) -> Result<(Consumer, OwnedFd), String> {
+    pub fn consumer_by_socket(&self, session: &Session) -> Result<(Consumer, OwnedFd)> {
         self.by_socket("consumer", session)
     }
 
     /// Starts the process at the other end of a job, in the same way.
-    pub(crate) fn worker(
-        &self,
-        session: &Session,
-    ) -> Result<(Consumer<job::Told>, OwnedFd), String> {
+    pub(crate) fn worker(&self, session: &Session) -> Result<(Consumer<job::Told>, OwnedFd)> {
         self.by_socket("worker", session)
     }
 
-    fn by_socket<T>(
-        &self,
-        role: &str,
-        session: &Session,
-    ) -> Result<(Consumer<T>, OwnedFd), String> {
+    fn by_socket<T>(&self, role: &str, session: &Session) -> Result<(Consumer<T>, OwnedFd)> {
         // Without CLOEXEC: the consumer is to inherit its end.
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
@@ -136,7 +124,7 @@ impl Stage {
         &self,
         session: Session,
         consumers: impl IntoIterator<Item = Consumer>,
-    ) -> Result<(), String> {
+    ) -> Result<()> {
         for mut consumer in consumers {
             consumer.child.wait()?;
         }
@@ -144,10 +132,7 @@ impl Stage {
         if report.clean {
             Ok(())
         } else {
-            Err(format!(
-                "{} blocks are still held at the end",
-                report.blocks
-            ))
+            Err(format!("{} blocks are still held at the end", report.blocks).into())
         }
     }
 }
@@ -158,7 +143,7 @@ pub struct Starting<T = Told>(Child<T>);
 
 impl<T> Starting<T> {
     /// Waits until it is connected.
-    pub fn up(self) -> Result<Consumer<T>, String> {
+    pub fn up(self) -> Result<Consumer<T>> {
         let mut child = self.0;
         let id = ParticipantId(child.answer()?);
         Ok(Consumer { child, id })
@@ -178,17 +163,14 @@ impl Consumer {
         &mut self,
         what: fn(Vec<Vec<u8>>) -> Told,
         descriptors: impl IntoIterator<Item = &'a Descriptor>,
-    ) -> Result<Vec<u64>, String> {
-        self.child.ask(&what(
-            descriptors
-                .into_iter()
-                .map(|descriptor| descriptor.as_bytes().to_vec())
-                .collect(),
-        ))
+    ) -> Result<Vec<u64>> {
+        let descriptors = descriptors.into_iter();
+        let bytes = descriptors.map(|descriptor| descriptor.as_bytes().to_vec());
+        Ok(self.child.ask(&what(bytes.collect()))?)
     }
 
     /// Has it claim and hold many blocks.
-    pub fn hold(&mut self, descriptors: &[Descriptor]) -> Result<(), String> {
+    pub fn hold(&mut self, descriptors: &[Descriptor]) -> Result<()> {
         descriptors
             .chunks(MESSAGE)
             .try_for_each(|some| self.ask(Told::Hold, some).map(drop))
@@ -196,7 +178,7 @@ impl Consumer {
 }
 
 /// Waits until the leases of a block have ended.
-pub fn until_released(session: &Session, block: &SentBlock) -> Result<(), String> {
+pub fn until_released(session: &Session, block: &SentBlock) -> Result<()> {
     until("leases to end", || {
         session.collect();
         block.outstanding() == 0
@@ -204,16 +186,16 @@ pub fn until_released(session: &Session, block: &SentBlock) -> Result<(), String
 }
 
 /// Waits for a condition.
-pub fn until(what: &str, holds: impl FnMut() -> bool) -> Result<(), String> {
+pub fn until(what: &str, holds: impl FnMut() -> bool) -> Result<()> {
     within(PATIENCE, what, holds)
 }
 
 /// Waits for a condition, and no longer than so long.
-pub fn within(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Result<(), String> {
+pub fn within(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
     let start = Instant::now();
     while !holds() {
         if start.elapsed() > limit {
-            return Err(format!("waited {} s in vain for {what}", limit.as_secs()));
+            return Err(format!("waited {} s in vain for {what}", limit.as_secs()).into());
         }
         std::thread::sleep(Duration::from_micros(50));
     }

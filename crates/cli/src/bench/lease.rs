@@ -10,7 +10,7 @@ use super::row::{Goal, Row};
 use super::sample::{Figures, Pairs};
 use super::told::Told;
 use super::words::Hold;
-use crate::device::explain;
+use crate::failure::{Failure, Result};
 
 /// Leases in one round: fewer than a release queue takes, and than a driver's queue takes.
 const ROUND: usize = 64;
@@ -23,7 +23,7 @@ const _: () = assert!(
 );
 
 /// Share, claim and drop, each beside its raw calls, and the sum of them.
-pub fn cycle(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn cycle(stage: &Stage) -> Result<Vec<Row>> {
     let session = stage.session()?;
     let mut consumer = stage.consumer(&session)?;
     let (stream, block) = (stage.stream()?, alloc(&session)?);
@@ -37,16 +37,12 @@ pub fn cycle(stage: &Stage) -> Result<Vec<Row>, String> {
         let mut shared = Pairs::new(CALLS);
         for _ in 0..ROUND / CALLS {
             let ours = || {
-                descriptors.push(
-                    block
-                        .share(to, After::Stream(&stream))
-                        .map_err(|e| explain(&e))?,
-                );
+                descriptors.push(block.share(to, After::Stream(&stream))?);
                 Ok(())
             };
             shared.sample(ours, || naked.write())?;
         }
-        stream.synchronize().map_err(|e| explain(&e))?;
+        stream.synchronize()?;
         naked.settle()?;
         consumer.ask(Told::Take, &descriptors)?;
         until_released(&session, &block)?;
@@ -57,7 +53,7 @@ pub fn cycle(stage: &Stage) -> Result<Vec<Row>, String> {
         let claimed = consumer.ask(Told::Lease, &descriptors);
         hold.let_go();
         let claimed = claimed?;
-        stream.synchronize().map_err(|e| explain(&e))?;
+        stream.synchronize()?;
         let ended: Vec<u64> = consumer.child.ask(&Told::End)?;
         until_released(&session, &block)?;
         // The first round maps the region, makes the queue and warms the rest.
@@ -114,7 +110,7 @@ pub fn cycle(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// Many blocks shared at once, for each.
-pub fn share_many(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn share_many(stage: &Stage) -> Result<Vec<Row>> {
     let session = stage.session()?;
     let mut consumer = stage.consumer(&session)?;
     let stream = stage.stream()?;
@@ -131,13 +127,11 @@ pub fn share_many(stage: &Stage) -> Result<Vec<Row>, String> {
         let mut descriptors = Vec::new();
         let ours = || {
             let options = ShareOptions::default();
-            descriptors = session
-                .share_many(&grants, After::Stream(&stream), &options)
-                .map_err(|e| explain(&e))?;
+            descriptors = session.share_many(&grants, After::Stream(&stream), &options)?;
             Ok(())
         };
         pairs.sample(ours, || naked.write())?;
-        stream.synchronize().map_err(|e| explain(&e))?;
+        stream.synchronize()?;
         naked.settle()?;
         consumer.ask(Told::Take, &descriptors)?;
         until_released(&session, &blocks[MANY - 1])?;
@@ -159,7 +153,7 @@ pub fn share_many(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// Many blocks dropped at once, for each.
-pub fn drop_many(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn drop_many(stage: &Stage) -> Result<Vec<Row>> {
     let session = stage.session()?;
     let mut consumer = stage.consumer(&session)?;
     let block = alloc(&session)?;
@@ -188,7 +182,7 @@ pub fn drop_many(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// What a drop adds to the stream that the block was used on.
-pub fn stretch(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn stretch(stage: &Stage) -> Result<Vec<Row>> {
     // About 20 µs of a fast GPU's time, and not much of a processor's.
     let bytes: u64 = if is_gpu(stage) { 64 << 20 } else { 1 << 20 };
     let session = stage.session()?;
@@ -215,7 +209,7 @@ pub fn stretch(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// Has a consumer hold `count` leases that count as used on its stream.
-fn lease(consumer: &mut Consumer, block: &SentBlock, count: usize) -> Result<(), String> {
+fn lease(consumer: &mut Consumer, block: &SentBlock, count: usize) -> Result<()> {
     let descriptors = share_some(block, To::Participant(consumer.id), After::Done, count)?;
     consumer.ask(Told::Lease, &descriptors).map(drop)
 }
@@ -225,14 +219,14 @@ fn share_some(
     to: To,
     after: After<'_>,
     count: usize,
-) -> Result<Vec<Descriptor>, String> {
+) -> Result<Vec<Descriptor>> {
     (0..count)
-        .map(|_| block.share(to, after).map_err(|e| explain(&e)))
+        .map(|_| block.share(to, after).map_err(Failure::from))
         .collect()
 }
 
-fn alloc(session: &Session) -> Result<SentBlock, String> {
-    session.alloc(512).map_err(|e| explain(&e))
+fn alloc(session: &Session) -> Result<SentBlock> {
+    session.alloc(512).map_err(Failure::from)
 }
 
 fn is_gpu(stage: &Stage) -> bool {

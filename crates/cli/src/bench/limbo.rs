@@ -10,6 +10,7 @@ use super::fixture::Stage;
 use super::protocol::Pair;
 use super::row::{Goal, Row};
 use super::sample::{Figures, Pairs, time};
+use crate::failure::Result;
 
 /// Drops in one sample.
 const CALLS: usize = 64;
@@ -25,7 +26,7 @@ fn steps(stage: &Stage) -> &'static [(usize, &'static str)] {
 }
 
 /// Drops at the producer of blocks that are held, with N in limbo.
-pub fn drops(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn drops(stage: &Stage) -> Result<Vec<Row>> {
     let (full, empty) = (Pair::new(stage)?, Pair::new(stage)?);
     let mut held: Vec<ReceivedBlock> = Vec::new();
     let mut baseline = Baseline::new();
@@ -114,7 +115,7 @@ pub fn drops(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// Blocks that are held, and who holds them.
-fn leased(pair: &Pair) -> Result<(Vec<SentBlock>, Vec<ReceivedBlock>), String> {
+fn leased(pair: &Pair) -> Result<(Vec<SentBlock>, Vec<ReceivedBlock>)> {
     let blocks = (0..CALLS)
         .map(|_| pair.alloc())
         .collect::<Result<Vec<_>, _>>()?;
@@ -125,7 +126,7 @@ fn leased(pair: &Pair) -> Result<(Vec<SentBlock>, Vec<ReceivedBlock>), String> {
     Ok((blocks, held))
 }
 
-fn baseline_drops(stage: &Stage, baseline: &mut Baseline) -> Result<Option<Figures>, String> {
+fn baseline_drops(stage: &Stage, baseline: &mut Baseline) -> Result<Option<Figures>> {
     const DROPS: usize = 8;
     let mut samples = Vec::new();
     for _ in 0..stage.choose(20, 3) {
@@ -149,7 +150,7 @@ fn baseline_drops(stage: &Stage, baseline: &mut Baseline) -> Result<Option<Figur
 }
 
 /// Collects with N held and none released, and of released blocks.
-pub fn collect(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn collect(stage: &Stage) -> Result<Vec<Row>> {
     let (full, empty) = (Pair::new(stage)?, Pair::new(stage)?);
     let block = full.alloc()?;
     let mut held = Vec::new();
@@ -195,7 +196,7 @@ pub fn collect(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// Collects of what was released: each of a block of its own, which the collect gives back.
-fn released(stage: &Stage) -> Result<Row, String> {
+fn released(stage: &Stage) -> Result<Row> {
     let pair = Pair::new(stage)?;
     let words: Vec<AtomicU64> = (0..RELEASED).map(|_| AtomicU64::new(0)).collect();
     let mut pairs = Pairs::new(RELEASED);

@@ -10,14 +10,14 @@ use super::fixture::{Stage, until_released};
 use super::row::{Goal, Row};
 use super::sample::Pairs;
 use super::told::{Exported, Told};
-use crate::device::explain;
+use crate::failure::Result;
 use crate::size;
 
 /// Sizes of regions: to as much as fits, and no more than the last.
 const SIZES: [u64; 6] = [2 << 20, 64 << 20, 512 << 20, 2 << 30, 8 << 30, 32 << 30];
 
 /// First mappings.
-pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn rows(stage: &Stage) -> Result<Vec<Row>> {
     let caps = *stage.gpu.caps();
     let mut rows = Vec::new();
     for (name, sharing, possible) in [
@@ -49,12 +49,8 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// Says whether two regions of this size fit: ours and the bare program's.
-fn fits(stage: &Stage, bytes: u64) -> Result<bool, String> {
-    let memory = stage
-        .gpu
-        .backend()
-        .memory_info(stage.gpu.device())
-        .map_err(|e| explain(&e))?;
+fn fits(stage: &Stage, bytes: u64) -> Result<bool> {
+    let memory = stage.gpu.backend().memory_info(stage.gpu.device())?;
     // Shared memory is everybody's, and its pages are made by who touches them: nobody does.
     let most = if stage.gpu.kind() == BackendKind::Host {
         2 << 30
@@ -75,47 +71,30 @@ impl Drop for Bare {
     }
 }
 
-fn row(
-    stage: &Stage,
-    name: &str,
-    sharing: Sharing,
-    bytes: u64,
-    shown: &str,
-) -> Result<Row, String> {
+fn row(stage: &Stage, name: &str, sharing: Sharing, bytes: u64, shown: &str) -> Result<Row> {
     let session = stage
         .builder()
         .sharing(sharing)
         .region_bytes(bytes)
-        .open()
-        .map_err(|e| explain(&e))?;
-    let block = session.alloc(bytes).map_err(|e| explain(&e))?;
+        .open()?;
+    let block = session.alloc(bytes)?;
     let backend = stage.gpu.backend();
-    let memory = backend
-        .alloc(stage.gpu.device(), bytes, sharing)
-        .map_err(|e| explain(&e))?;
+    let memory = backend.alloc(stage.gpu.device(), bytes, sharing)?;
     let bare = Bare(stage.gpu.clone(), memory.base);
     let mut fd = None;
     let exported = if sharing == Sharing::Fd {
-        let exported = backend.export_fd(memory.base).map_err(|e| explain(&e))?;
+        let exported = backend.export_fd(memory.base)?;
         // The consumer inherits it.
         fcntl_setfd(&exported, FdFlags::empty()).map_err(|e| format!("fcntl: {e}"))?;
         Exported::Fd(fd.insert(exported).as_raw_fd(), memory.len)
     } else {
-        Exported::Handle(
-            backend
-                .export_handle(memory.base)
-                .map_err(|e| explain(&e))?
-                .0
-                .to_vec(),
-        )
+        Exported::Handle(backend.export_handle(memory.base)?.0.to_vec())
     };
     let mut consumer = stage.start(&session, &["--forgetful".into()])?.up()?;
     drop(fd);
     let mut pairs = Pairs::new(1);
     for round in 0..=stage.choose(12, 3) {
-        let descriptor = block
-            .share(To::Participant(consumer.id), After::Done)
-            .map_err(|e| explain(&e))?;
+        let descriptor = block.share(To::Participant(consumer.id), After::Done)?;
         let nanos: Vec<u64> = consumer
             .child
             .ask(&Told::Map(descriptor.as_bytes().to_vec(), exported.clone()))?;

@@ -6,6 +6,7 @@ use super::row::Row;
 use super::sample::Figures;
 use crate::bench::options::BenchMemoryOptions;
 use crate::child::{self, Child};
+use crate::failure::Result;
 use crate::{Outcome, device};
 
 /// Bytes that a lease cannot do without: its word in shared memory, and a pointer to its block.
@@ -13,7 +14,7 @@ const LEAST: f64 = 16.0;
 
 /// Memory for each of many leases of one block, and of many blocks. Each in a process of its own:
 /// an allocator does not give back what an earlier one took.
-pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn rows(stage: &Stage) -> Result<Vec<Row>> {
     let leases: usize = stage.choose(100_000, 5_000);
     let row = |name, what, blocks: usize| {
         let device = stage.gpu.uuid().to_string();
@@ -58,7 +59,7 @@ pub fn run(options: &BenchMemoryOptions) -> Outcome {
 
 /// Returns the bytes that this many leases added. Producer and consumer are one process, whose
 /// proportional set size counts their shared pages once.
-fn grown(stage: &Stage, leases: usize, blocks: usize) -> Result<u64, String> {
+fn grown(stage: &Stage, leases: usize, blocks: usize) -> Result<u64> {
     let pair = Pair::new(stage)?;
     let first = pair.alloc()?;
     drop(pair.lease(&first)?);
@@ -82,7 +83,7 @@ fn grown(stage: &Stage, leases: usize, blocks: usize) -> Result<u64, String> {
 
 /// The process' own memory and its part of what it shares, in bytes; without files, whose part
 /// changes with every other process that has them mapped.
-fn resident() -> Result<u64, String> {
+fn resident() -> Result<u64> {
     let path = "/proc/self/smaps_rollup";
     let text = std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"))?;
     let part = |name: &str| {

@@ -42,6 +42,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use gpu_ipc::backend::thread;
 
+use crate::failure::Result;
 use crate::{Outcome, device, output};
 use fixture::Stage;
 use options::{BenchOptions, BenchProcess, Group};
@@ -53,7 +54,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 
 impl Group {
     /// What measures it.
-    fn measure(self) -> fn(&Stage) -> Result<Vec<Row>, String> {
+    fn measure(self) -> fn(&Stage) -> Result<Vec<Row>> {
         match self {
             Group::Memory => memory::rows,
             Group::Protocol => protocol::protocol,
@@ -85,13 +86,13 @@ pub fn run(options: &BenchOptions) -> Outcome {
     if let Some(file) = &options.replay {
         return match script::replay(file, options.json) {
             Ok(text) => output::conclude(&text, Outcome::Good),
-            Err(why) => output::fail(&why, options.json, Outcome::Finding),
+            Err(why) => output::fail(&String::from(why), options.json, Outcome::Finding),
         };
     }
     if let Some(file) = &options.from {
         return match Report::read(file) {
             Ok(report) => conclude(options, &report),
-            Err(why) => output::fail(&why, options.json, Outcome::Finding),
+            Err(why) => output::fail(&String::from(why), options.json, Outcome::Finding),
         };
     }
     let gpu = match device::choose(options.backend) {
@@ -112,7 +113,7 @@ pub fn run(options: &BenchOptions) -> Outcome {
             spoil: options.spoil,
             ..stage
         },
-        Err(why) => return output::fail(&why, options.json, Outcome::Finding),
+        Err(why) => return output::fail(&String::from(why), options.json, Outcome::Finding),
     };
     let rows: Arc<Mutex<Vec<Row>>> = Arc::default();
     let watch = Watch::start(options.clone(), place.clone(), rows.clone());
@@ -143,7 +144,7 @@ fn measure(stage: &Stage, group: Group) -> Vec<Row> {
     let measured = catch_unwind(AssertUnwindSafe(|| group.measure()(stage)));
     let failed = match measured {
         Ok(Ok(rows)) => return rows,
-        Ok(Err(why)) => why,
+        Ok(Err(why)) => why.into(),
         Err(panic) => {
             let text = panic
                 .downcast_ref::<String>()

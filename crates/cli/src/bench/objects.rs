@@ -14,7 +14,7 @@ use super::row::{Goal, Row};
 use super::sample::{Figures, Pairs};
 use crate::bench::options::BenchObjectOptions;
 use crate::child::{self, Child};
-use crate::device::explain;
+use crate::failure::{Failure, Result};
 use crate::owner::{Owner, connect};
 use crate::{Outcome, device, size};
 
@@ -33,7 +33,7 @@ const SOON: Duration = Duration::from_secs(10);
 const READERS: usize = 64;
 
 /// All rows of objects.
-pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn rows(stage: &Stage) -> Result<Vec<Row>> {
     let is_host = stage.gpu.kind() == BackendKind::Host;
     let taken = taken(&stage.gpu)?;
     let dir = std::env::temp_dir().join(format!("gpu-ipc-bench-objects-{}", std::process::id()));
@@ -60,16 +60,13 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// Returns the bytes that are taken of the device, by everybody.
-fn taken(gpu: &Gpu) -> Result<u64, String> {
-    let memory = gpu
-        .backend()
-        .memory_info(gpu.device())
-        .map_err(|e| explain(&e))?;
+fn taken(gpu: &Gpu) -> Result<u64> {
+    let memory = gpu.backend().memory_info(gpu.device())?;
     Ok(memory.total_bytes - memory.free_bytes)
 }
 
 /// Chooses the largest object that fits with room for contexts and a copy's target.
-fn largest(stage: &Stage, before: u64) -> Result<u64, String> {
+fn largest(stage: &Stage, before: u64) -> Result<u64> {
     if stage.gpu.kind() == BackendKind::Host {
         return Ok(128 << 20);
     }
@@ -81,35 +78,32 @@ fn largest(stage: &Stage, before: u64) -> Result<u64, String> {
     let free = stage
         .gpu
         .backend()
-        .memory_info(stage.gpu.device())
-        .map_err(|e| explain(&e))?
+        .memory_info(stage.gpu.device())?
         .free_bytes;
     [64, 40, 16, 8, 1]
         .map(|gib| gib * GIB)
         .into_iter()
         .find(|bytes| bytes + 4 * GIB <= free)
         .ok_or_else(|| {
-            format!("{free} bytes of the device are free: too few for an object of 1 GiB")
+            format!("{free} bytes of the device are free: too few for an object of 1 GiB").into()
         })
 }
 
 /// Puts an object of this many parts. Its contents do not matter here.
-fn put(client: &Client, name: &str, bytes: u64, parts: u64) -> Result<Epoch, String> {
+fn put(client: &Client, name: &str, bytes: u64, parts: u64) -> Result<Epoch> {
     let specs = (0..parts).map(|number| PartSpec::bytes(format!("p{number:06}"), bytes / parts));
-    let specs = specs
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|e| explain(&e))?;
-    let layout = Layout::pack(specs, b"").map_err(|e| explain(&e))?;
-    let writer = client.create(name, layout).map_err(|e| explain(&e))?;
+    let specs = specs.collect::<Result<Vec<_>, _>>()?;
+    let layout = Layout::pack(specs, b"")?;
+    let writer = client.create(name, layout)?;
     writer
         .commit(&[])
         .and_then(|commit| commit.wait())
-        .map_err(|e| explain(&e))
+        .map_err(Failure::from)
 }
 
 /// Removes everything.
-fn give_back(client: &Client) -> Result<(), String> {
-    let listing = client.list().map_err(|e| explain(&e))?;
+fn give_back(client: &Client) -> Result<()> {
+    let listing = client.list()?;
     let mut names: Vec<&str> = listing
         .objects
         .iter()
@@ -117,7 +111,7 @@ fn give_back(client: &Client) -> Result<(), String> {
         .collect();
     names.dedup();
     for name in names {
-        client.remove(name).map_err(|e| explain(&e))?;
+        client.remove(name)?;
     }
     Ok(())
 }
@@ -131,24 +125,19 @@ struct Bare {
 }
 
 impl Bare {
-    fn new(gpu: &Gpu, lens: &[u64]) -> Result<Bare, String> {
+    fn new(gpu: &Gpu, lens: &[u64]) -> Result<Bare> {
         let backend = gpu.backend();
         let mut regions = Vec::new();
         for &len in lens {
-            let memory = backend
-                .create_memory(gpu.device(), len)
-                .map_err(|e| explain(&e))?;
+            let memory = backend.create_memory(gpu.device(), len)?;
             // SAFETY: `export_memory` asks for memory that is not yet released: just made.
             let fd = unsafe { backend.export_memory(memory) };
             // SAFETY: `release_memory` asks for the same, and this is the only release.
-            unsafe { backend.release_memory(memory) }.map_err(|e| explain(&e))?;
-            regions.push((fd.map_err(|e| explain(&e))?, memory.len));
+            unsafe { backend.release_memory(memory) }?;
+            regions.push((fd?, memory.len));
         }
         let bytes = regions.iter().map(|(_, len)| len).sum();
-        let base = backend
-            .reserve_range(gpu.device(), bytes, None)
-            .map_err(|e| explain(&e))?
-            .base;
+        let base = backend.reserve_range(gpu.device(), bytes, None)?.base;
         Ok(Bare {
             gpu: gpu.clone(),
             regions,
@@ -157,33 +146,30 @@ impl Bare {
         })
     }
 
-    fn map(&mut self) -> Result<(), String> {
+    fn map(&mut self) -> Result<()> {
         use std::os::fd::AsFd;
         let mut at = self.base;
         for (fd, len) in &self.regions {
             let backend = self.gpu.backend();
-            let memory = backend
-                .import_memory(self.gpu.device(), fd.as_fd(), *len)
-                .map_err(|e| explain(&e))?;
+            let memory = backend.import_memory(self.gpu.device(), fd.as_fd(), *len)?;
             // SAFETY: `map_memory` asks for memory that is not released and for reserved addresses
             // with nothing on them: the range has room for all regions in order, and `unmap` takes
             // them off.
-            unsafe { backend.map_memory(at, memory, Access::ReadWrite) }
-                .map_err(|e| explain(&e))?;
+            unsafe { backend.map_memory(at, memory, Access::ReadWrite) }?;
             self.mapped.push((at, memory));
             at = at.offset(*len);
         }
         Ok(())
     }
 
-    fn unmap(&mut self) -> Result<(), String> {
+    fn unmap(&mut self) -> Result<()> {
         for (at, memory) in self.mapped.drain(..) {
             // SAFETY: `unmap_memory` asks for what was mapped there and that no work touches it:
             // `map` did, and every copy was waited for.
-            unsafe { self.gpu.backend().unmap_memory(at) }.map_err(|e| explain(&e))?;
+            unsafe { self.gpu.backend().unmap_memory(at) }?;
             // SAFETY: `release_memory` asks for memory that was imported and is not released: once
             // for each.
-            unsafe { self.gpu.backend().release_memory(memory) }.map_err(|e| explain(&e))?;
+            unsafe { self.gpu.backend().release_memory(memory) }?;
         }
         Ok(())
     }
@@ -207,16 +193,16 @@ fn lens(reader: &Reader) -> Vec<u64> {
 }
 
 /// Opening an object of 1,000 parts, broker and process warm.
-fn open(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>, String> {
+fn open(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>> {
     put(client, "many", bytes, 1_000)?;
-    let first = client.open("many").map_err(|e| explain(&e))?;
+    let first = client.open("many")?;
     let mut bare = Bare::new(&stage.gpu, &lens(&first))?;
     drop(first);
     let mut pairs = Pairs::new(1);
     for round in 0..=stage.choose(20, 3) {
         let mut opened = None;
         let ours = || {
-            opened = Some(client.open("many").map_err(|e| explain(&e))?);
+            opened = Some(client.open("many")?);
             Ok(())
         };
         pairs.sample(ours, || bare.map())?;
@@ -235,13 +221,13 @@ fn open(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>, String> 
 }
 
 /// Going from one epoch to another at the same addresses.
-fn advance(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>, String> {
+fn advance(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>> {
     put(client, "many", bytes, 1_000)?;
-    let mut reader = client.open("many").map_err(|e| explain(&e))?;
+    let mut reader = client.open("many")?;
     let newest = reader.epoch();
     let mut bare = Bare::new(&stage.gpu, &lens(&reader))?;
     bare.map()?;
-    let stream = Stream::create(&stage.gpu).map_err(|e| explain(&e))?;
+    let stream = Stream::create(&stage.gpu)?;
     let at = reader
         .device_ptr("p000000")
         .ok_or("a part without an address")?;
@@ -261,7 +247,7 @@ fn advance(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>, Strin
             reader
                 .advance_to(&other(reader.epoch()))
                 .map(drop)
-                .map_err(|e| explain(&e))
+                .map_err(Failure::from)
         };
         raw.sample(&mut swap, || bare.unmap().and_then(|()| bare.map()))?;
         settle();
@@ -269,19 +255,16 @@ fn advance(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>, Strin
         let copied = || {
             // SAFETY: `copy` asks for a live stream and two ranges that are valid until the copy is
             // done: all regions of both are mapped in a row, and it is waited for.
-            unsafe { stage.gpu.backend().copy(stream.raw(), to, at, bytes) }
-                .map_err(|e| explain(&e))?;
-            stream.synchronize().map_err(|e| explain(&e))
+            unsafe { stage.gpu.backend().copy(stream.raw(), to, at, bytes) }?;
+            stream.synchronize().map_err(Failure::from)
         };
         copy.sample(&mut swap, copied)?;
         settle();
-        let mut next = reader
-            .prepare(&other(reader.epoch()))
-            .map_err(|e| explain(&e))?;
+        let mut next = reader.prepare(&other(reader.epoch()))?;
         let switch = || {
             reader
                 .switch(next.take().ok_or("nothing to switch to")?)
-                .map_err(|e| explain(&e))
+                .map_err(Failure::from)
         };
         prepared.sample(switch, copied)?;
         settle();
@@ -317,31 +300,25 @@ fn advance(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>, Strin
 
 /// The open of a process that has just been started, beside the copy that it would need without a
 /// broker.
-fn successor(stage: &Stage, owner: &Owner, bytes: u64) -> Result<Row, String> {
-    let stream = Stream::create(&stage.gpu).map_err(|e| explain(&e))?;
+fn successor(stage: &Stage, owner: &Owner, bytes: u64) -> Result<Row> {
+    let stream = Stream::create(&stage.gpu)?;
     let piece = bytes.min(GIB);
     let pinned = HostMemory {
         pinned: true,
         numa_node: None,
     };
     let backend = stage.gpu.backend();
-    let from = backend
-        .host_alloc(stage.gpu.device(), piece as usize, pinned)
-        .map_err(|e| explain(&e))?;
-    let to = backend
-        .alloc(stage.gpu.device(), piece, Sharing::Fd)
-        .map_err(|e| explain(&e))?
-        .base;
+    let from = backend.host_alloc(stage.gpu.device(), piece as usize, pinned)?;
+    let to = backend.alloc(stage.gpu.device(), piece, Sharing::Fd)?.base;
     let mut pairs = Pairs::new(1);
     let copied = |bytes: u64| {
         for _ in 0..bytes.div_ceil(piece) {
             let from = std::ptr::with_exposed_provenance(from.0);
             // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until
             // the copy is done: both have `piece` bytes, and it is waited for below.
-            unsafe { backend.copy_to_device(stream.raw(), to, from, piece as usize) }
-                .map_err(|e| explain(&e))?;
+            unsafe { backend.copy_to_device(stream.raw(), to, from, piece as usize) }?;
         }
-        stream.synchronize().map_err(|e| explain(&e))
+        stream.synchronize().map_err(Failure::from)
     };
     copied(piece)?;
     for _ in 0..stage.choose(3, 1) {
@@ -366,9 +343,9 @@ fn successor(stage: &Stage, owner: &Owner, bytes: u64) -> Result<Row, String> {
     }
     // SAFETY: `free` asks for memory that came from `alloc`, once, and that nothing uses: every
     // copy was waited for.
-    unsafe { backend.free(to) }.map_err(|e| explain(&e))?;
+    unsafe { backend.free(to) }?;
     // SAFETY: `host_free` asks the same of what `host_alloc` gave.
-    unsafe { backend.host_free(from) }.map_err(|e| explain(&e))?;
+    unsafe { backend.host_free(from) }?;
     let what = "the first open of a process that replaces a killed one";
     let row = Row::new(
         "object-successor",
@@ -383,13 +360,13 @@ fn successor(stage: &Stage, owner: &Owner, bytes: u64) -> Result<Row, String> {
 
 /// Lives as the successor: answers with the nanoseconds of its first open, and waits to be killed.
 pub fn run_reader(options: &BenchObjectOptions) -> Outcome {
-    child::live(|| {
+    child::live(|| -> Result<()> {
         let gpu = device::find(options.backend.kind(), &options.device)?;
         // The driver's context is nobody's choice: it is there before the clock starts.
-        drop(Stream::create(&gpu).map_err(|e| explain(&e))?);
+        drop(Stream::create(&gpu)?);
         let client = connect(&gpu, &options.dir, "bench successor")?;
         let start = Instant::now();
-        let reader = client.open(&options.name).map_err(|e| explain(&e))?;
+        let reader = client.open(&options.name)?;
         child::reply(&(start.elapsed().as_nanos() as u64))?;
         child::next::<()>()?;
         drop(reader);
@@ -398,13 +375,8 @@ pub fn run_reader(options: &BenchObjectOptions) -> Outcome {
 }
 
 /// What a broker takes of the device beyond its objects.
-fn broker_memory(
-    stage: &Stage,
-    owner: &Owner,
-    client: &Client,
-    before: u64,
-) -> Result<Row, String> {
-    let objects = client.list().map_err(|e| explain(&e))?.bytes;
+fn broker_memory(stage: &Stage, owner: &Owner, client: &Client, before: u64) -> Result<Row> {
+    let objects = client.list()?.bytes;
     let resident = owner
         .broker()
         .map_or(Ok(0), |broker| resident(broker.as_raw_nonzero().get()))?;
@@ -443,7 +415,7 @@ fn broker_memory(
 }
 
 /// Returns the bytes that a process has for itself.
-fn resident(pid: i32) -> Result<u64, String> {
+fn resident(pid: i32) -> Result<u64> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
     let line = text
@@ -455,11 +427,11 @@ fn resident(pid: i32) -> Result<u64, String> {
         .nth(1)
         .and_then(|word| word.parse().ok());
     kib.map(|kib| kib << 10)
-        .ok_or_else(|| format!("{path}: {line}"))
+        .ok_or_else(|| format!("{path}: {line}").into())
 }
 
 /// Many readers of one object, each a participant of its own: the last beside the first.
-fn readers(stage: &Stage, owner: &Owner) -> Result<Vec<Row>, String> {
+fn readers(stage: &Stage, owner: &Owner) -> Result<Vec<Row>> {
     let mut pairs = Pairs::new(1);
     let mut grown = 0;
     let count = stage.choose(READERS, 8);
@@ -472,7 +444,7 @@ fn readers(stage: &Stage, owner: &Owner) -> Result<Vec<Row>, String> {
         let mut times = Vec::new();
         for client in &clients {
             let start = Instant::now();
-            opened.push(client.open("large").map_err(|e| explain(&e))?);
+            opened.push(client.open("large")?);
             times.push(start.elapsed().as_nanos() as u64);
         }
         // On the host backend a mapping counts for its process, whatever it shares.
@@ -500,7 +472,7 @@ fn readers(stage: &Stage, owner: &Owner) -> Result<Vec<Row>, String> {
 }
 
 /// From a broker's death until an open is answered by the next.
-fn restart(stage: &Stage, owner: &Owner, client: &Client) -> Result<Row, String> {
+fn restart(stage: &Stage, owner: &Owner, client: &Client) -> Result<Row> {
     let objects = stage.choose(OBJECTS, 5);
     for number in 0..objects {
         put(client, &format!("small{number}"), 4096, 1)?;
@@ -520,9 +492,7 @@ fn restart(stage: &Stage, owner: &Owner, client: &Client) -> Result<Row, String>
             .map_err(|e| format!("poll: {e}"))?;
         let dead = Instant::now();
         let next = owner.connect(&stage.gpu, "bench after a restart")?;
-        let served = next
-            .open(&format!("small{}", objects - 1))
-            .map_err(|e| explain(&e))?;
+        let served = next.open(&format!("small{}", objects - 1))?;
         pairs.ours.push(dead.elapsed().as_nanos() as f64);
         pairs.floor.push((dead - killed).as_nanos().max(1) as f64);
         drop(served);

@@ -13,7 +13,7 @@ use super::baseline::Baseline;
 use super::fixture::Stage;
 use super::row::{Goal, Row};
 use super::sample::{Figures, Pairs, time};
-use crate::device::explain;
+use crate::failure::{Failure, Result};
 
 /// Calls in one sample.
 const CALLS: usize = 500;
@@ -32,7 +32,7 @@ pub struct Pair {
 
 impl Pair {
     /// Opens a session and joins it.
-    pub fn new(stage: &Stage) -> Result<Pair, String> {
+    pub fn new(stage: &Stage) -> Result<Pair> {
         let (session, participant) = stage.pair()?;
         Ok(Pair {
             session,
@@ -41,34 +41,34 @@ impl Pair {
     }
 
     /// Allocates a small block.
-    pub fn alloc(&self) -> Result<SentBlock, String> {
-        self.session.alloc(256).map_err(|e| explain(&e))
+    pub fn alloc(&self) -> Result<SentBlock> {
+        self.session.alloc(256).map_err(Failure::from)
     }
 
     /// Shares a block and claims it.
-    pub fn lease(&self, block: &SentBlock) -> Result<ReceivedBlock, String> {
+    pub fn lease(&self, block: &SentBlock) -> Result<ReceivedBlock> {
         let to = To::Participant(self.participant.id());
-        let descriptor = block.share(to, After::Done).map_err(|e| explain(&e))?;
-        self.participant
-            .claim(descriptor.as_bytes(), Wait::None, None)
-            .map_err(|e| e.to_string())
+        let descriptor = block.share(to, After::Done)?;
+        Ok(self
+            .participant
+            .claim(descriptor.as_bytes(), Wait::None, None)?)
     }
 
-    fn cycle(&self, block: &SentBlock) -> Result<(), String> {
+    fn cycle(&self, block: &SentBlock) -> Result<()> {
         drop(self.lease(block)?);
         black_box(self.session.collect());
         Ok(())
     }
 
     /// Takes it down.
-    pub fn end(self, stage: &Stage) -> Result<(), String> {
+    pub fn end(self, stage: &Stage) -> Result<()> {
         drop(self.participant);
         stage.end(self.session, [])
     }
 }
 
 /// The four steps of a slot and nothing else.
-fn bare_slot(word: &AtomicU64) -> Result<(), String> {
+fn bare_slot(word: &AtomicU64) -> Result<()> {
     let granted = word.load(Ordering::Relaxed).wrapping_add(1);
     word.store(granted, Ordering::Release);
     let claimed = word.compare_exchange(granted, granted + 1, Ordering::Acquire, Ordering::Relaxed);
@@ -78,7 +78,7 @@ fn bare_slot(word: &AtomicU64) -> Result<(), String> {
 }
 
 /// A lease's whole life.
-pub fn protocol(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn protocol(stage: &Stage) -> Result<Vec<Row>> {
     let pair = Pair::new(stage)?;
     let block = pair.alloc()?;
     let word = AtomicU64::new(0);
@@ -113,7 +113,7 @@ pub fn protocol(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// The four steps of a lease one by one, each for as many leases as a group of slots has.
-fn steps(stage: &Stage, pair: &Pair, block: &SentBlock) -> Result<Vec<Row>, String> {
+fn steps(stage: &Stage, pair: &Pair, block: &SentBlock) -> Result<Vec<Row>> {
     const LEASES: usize = 64;
     let to = To::Participant(pair.participant.id());
     let word = AtomicU64::new(0);
@@ -128,7 +128,7 @@ fn steps(stage: &Stage, pair: &Pair, block: &SentBlock) -> Result<Vec<Row>, Stri
                 .for_each(|pairs| *pairs = Pairs::new(LEASES));
         }
         let granting = || {
-            descriptors.push(block.share(to, After::Done).map_err(|e| explain(&e))?);
+            descriptors.push(block.share(to, After::Done)?);
             Ok(())
         };
         grant.sample(granting, || store(&word))?;
@@ -175,12 +175,12 @@ fn steps(stage: &Stage, pair: &Pair, block: &SentBlock) -> Result<Vec<Row>, Stri
         .collect())
 }
 
-fn store(word: &AtomicU64) -> Result<(), String> {
+fn store(word: &AtomicU64) -> Result<()> {
     word.store(black_box(0), Ordering::Release);
     Ok(())
 }
 
-fn exchange(word: &AtomicU64) -> Result<(), String> {
+fn exchange(word: &AtomicU64) -> Result<()> {
     let _ = black_box(word.compare_exchange(black_box(0), 0, Ordering::AcqRel, Ordering::Relaxed));
     Ok(())
 }
@@ -190,7 +190,7 @@ fn collect(pair: &Pair) {
 }
 
 /// The same with many leases outstanding.
-pub fn scale(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn scale(stage: &Stage) -> Result<Vec<Row>> {
     let idle = Pair::new(stage)?;
     let idle_block = idle.alloc()?;
     let pair = Pair::new(stage)?;
@@ -230,7 +230,7 @@ pub fn scale(stage: &Stage) -> Result<Vec<Row>, String> {
 
 /// The same with many participants connected, of which one is shared with; and a drop at the
 /// producer among them.
-pub fn participants(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn participants(stage: &Stage) -> Result<Vec<Row>> {
     let (pair, alone) = (Pair::new(stage)?, Pair::new(stage)?);
     let mut others = Vec::new();
     let counts: &[usize] = if stage.quick { &[4] } else { &[16, 64, 256] };
@@ -238,7 +238,7 @@ pub fn participants(stage: &Stage) -> Result<Vec<Row>, String> {
     for &count in counts {
         while others.len() + 1 < count {
             let other = Participant::builder(stage.gpu.clone()).connect(pair.session.socket_path());
-            others.push(other.map_err(|e| explain(&e))?);
+            others.push(other?);
         }
         const DROPS: usize = 64;
         let mut pairs = Pairs::new(DROPS);
@@ -269,7 +269,7 @@ pub fn participants(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// Many threads of one producer, each with a block of its own.
-pub fn producers(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn producers(stage: &Stage) -> Result<Vec<Row>> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(PRODUCERS);
     let pair = Pair::new(stage)?;
@@ -303,7 +303,7 @@ pub fn producers(stage: &Stage) -> Result<Vec<Row>, String> {
 /// Runs cycles on a thread for each block, and returns the nanoseconds of each cycle of all of
 /// them: from the first thread's beginning to the last one's end, by their own clocks, because the
 /// thread that waits for them may sleep through both.
-fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64, String> {
+fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64> {
     let barrier = Barrier::new(blocks.len());
     let run = |block: &SentBlock| {
         barrier.wait();
@@ -314,7 +314,7 @@ fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64, Stri
                 black_box(pair.session.collect());
             }
         }
-        Ok::<_, String>((begun, Instant::now()))
+        Ok::<_, Failure>((begun, Instant::now()))
     };
     let ran = std::thread::scope(|scope| {
         let running: Vec<_> = blocks
@@ -329,7 +329,7 @@ fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64, Stri
                 .join()
                 .unwrap_or_else(|_| Err("a thread panicked".into()))
         });
-        joined.collect::<Result<Vec<(Instant, Instant)>, String>>()
+        joined.collect::<Result<Vec<(Instant, Instant)>>>()
     })?;
     let first = ran.iter().map(|(begun, _)| *begun).min();
     let last = ran.iter().map(|(_, ended)| *ended).max();

@@ -6,7 +6,7 @@ use gpu_ipc::{Gpu, Stream};
 
 use super::floor::Floor;
 use super::words::{Hold, Words};
-use crate::device::explain;
+use crate::failure::{Failure, Result};
 
 /// What raw calls are made on.
 #[derive(Debug)]
@@ -23,15 +23,12 @@ pub struct Naked<'a> {
 
 impl<'a> Naked<'a> {
     /// Makes it.
-    pub fn new(gpu: &Gpu, floor: &'a dyn Floor) -> Result<Naked<'a>, String> {
-        let stream = || Stream::create(gpu).map_err(|e| explain(&e));
+    pub fn new(gpu: &Gpu, floor: &'a dyn Floor) -> Result<Naked<'a>> {
+        let stream = || Stream::create(gpu).map_err(Failure::from);
         Ok(Naked {
             floor,
             streams: (stream()?, stream()?),
-            event: gpu
-                .backend()
-                .create_event(gpu.device(), EventKind::Local)
-                .map_err(|e| explain(&e))?,
+            event: gpu.backend().create_event(gpu.device(), EventKind::Local)?,
             value: 0,
             words: Words::new(gpu)?,
             hold: Hold::new(gpu)?,
@@ -40,14 +37,14 @@ impl<'a> Naked<'a> {
     }
 
     /// Queues one write of a word: what tells a consumer that work is done.
-    pub fn write(&mut self) -> Result<(), String> {
+    pub fn write(&mut self) -> Result<()> {
         self.value += 1;
         self.floor
             .write(self.streams.0.raw(), self.words.word(0), self.value)
     }
 
     /// Queues this many in one batch.
-    pub fn writes(&mut self, count: usize) -> Result<(), String> {
+    pub fn writes(&mut self, count: usize) -> Result<()> {
         self.value += 1;
         self.floor
             .writes(self.streams.0.raw(), self.words.word(0), self.value, count)
@@ -59,20 +56,20 @@ impl<'a> Naked<'a> {
     }
 
     /// Queues one wait for a word.
-    pub fn wait(&self) -> Result<(), String> {
+    pub fn wait(&self) -> Result<()> {
         let (word, value) = self.hold.awaited();
         self.floor.wait(self.streams.0.raw(), word, value)
     }
 
     /// Lets the waits end.
-    pub fn end_waits(&self) -> Result<(), String> {
+    pub fn end_waits(&self) -> Result<()> {
         self.hold.let_go();
         self.settle()
     }
 
     /// Queues what ends a lease: an event behind the caller's work, a wait for it elsewhere, and
     /// the writes there.
-    pub fn end(&mut self, writes: usize) -> Result<(), String> {
+    pub fn end(&mut self, writes: usize) -> Result<()> {
         self.value += 1;
         let (caller, own) = (self.streams.0.raw(), self.streams.1.raw());
         self.floor.record(self.event, caller)?;
@@ -82,7 +79,7 @@ impl<'a> Naked<'a> {
     }
 
     /// Waits until all of it is done.
-    pub fn settle(&self) -> Result<(), String> {
+    pub fn settle(&self) -> Result<()> {
         self.floor.settle(self.streams.0.raw())?;
         self.floor.settle(self.streams.1.raw())
     }

@@ -9,6 +9,7 @@ use gpu_ipc::{BackendKind, Gpu};
 use serde::{Deserialize, Serialize};
 
 use super::row::{Row, digits, fraction, show};
+use crate::failure::Result;
 
 /// Where it was measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -110,11 +111,12 @@ impl Report {
     }
 
     /// Reads what an earlier run wrote.
-    pub fn read(file: &Path) -> Result<Report, String> {
+    pub fn read(file: &Path) -> Result<Report> {
         let name = file.display();
         let text = fs::read_to_string(file).map_err(|e| format!("{name}: {e}"))?;
-        serde_json::from_str(&text)
-            .map_err(|e| format!("{name} is not what `gpu-ipc bench --json` writes of a run: {e}"))
+        serde_json::from_str(&text).map_err(|e| {
+            format!("{name} is not what `gpu-ipc bench --json` writes of a run: {e}").into()
+        })
     }
 
     /// Makes one JSON object.

@@ -1,5 +1,6 @@
 //! Times of our calls and of their floor, taken in turns.
 
+use crate::failure::Result;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -81,9 +82,9 @@ impl Pairs {
     /// What a call gives.
     pub fn sample(
         &mut self,
-        mut ours: impl FnMut() -> Result<(), String>,
-        mut floor: impl FnMut() -> Result<(), String>,
-    ) -> Result<(), String> {
+        mut ours: impl FnMut() -> Result<()>,
+        mut floor: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
         let calls = self.calls.max(1);
         let mut ours =
             |pairs: &mut Pairs| time(calls, &mut ours).map(|nanos| pairs.ours.push(nanos));
@@ -106,11 +107,11 @@ impl Pairs {
     /// What a call gives.
     pub fn sample_whole(
         &mut self,
-        [ours, floor]: [&mut dyn FnMut() -> Result<(), String>; 2],
+        [ours, floor]: [&mut dyn FnMut() -> Result<()>; 2],
         [ours_after, floor_after]: [&dyn Fn(); 2],
-    ) -> Result<(), String> {
+    ) -> Result<()> {
         let calls = std::mem::replace(&mut self.calls, 1);
-        let whole = |call: &mut dyn FnMut() -> Result<(), String>, after: &dyn Fn()| {
+        let whole = |call: &mut dyn FnMut() -> Result<()>, after: &dyn Fn()| {
             (0..calls).try_for_each(|_| call())?;
             after();
             Ok(())
@@ -147,7 +148,7 @@ impl Pairs {
 }
 
 /// Calls so often, and returns the nanoseconds of each.
-pub fn time(calls: usize, call: &mut impl FnMut() -> Result<(), String>) -> Result<f64, String> {
+pub fn time(calls: usize, call: &mut impl FnMut() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     for _ in 0..calls {
         call()?;

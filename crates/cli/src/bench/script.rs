@@ -10,6 +10,7 @@ use serde_json::json;
 use super::fixture::Stage;
 use super::row::{Goal, Row, digits, show};
 use super::sample::Pairs;
+use crate::failure::Result;
 use crate::size;
 
 /// Pairs in one sample.
@@ -36,7 +37,7 @@ impl Sequence {
 }
 
 /// Random pairs of one free and one alloc among N live chunks of sizes from 256 B to 1 MiB.
-pub fn pairs(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn pairs(stage: &Stage) -> Result<Vec<Row>> {
     let steps: &[(usize, &str, f64)] = match stage.quick {
         true => &[(1_000, "1k", 250.0)],
         false => &[
@@ -52,7 +53,7 @@ pub fn pairs(stage: &Stage) -> Result<Vec<Row>, String> {
         .collect()
 }
 
-fn pairs_of(stage: &Stage, live: usize, shown: &str, goal: f64) -> Result<Row, String> {
+fn pairs_of(stage: &Stage, live: usize, shown: &str, goal: f64) -> Result<Row> {
     let options = BfcOptions::new("bench").limit(ROOM).growth(Growth::Whole);
     let bfc = Bfc::new(options, Simulated::new());
     let mut random = Sequence(0x9e37_79b9_7f4a_7c15);
@@ -93,13 +94,13 @@ fn pairs_of(stage: &Stage, live: usize, shown: &str, goal: f64) -> Result<Row, S
 }
 
 /// What a trace took, for people or for programs.
-pub fn replay(file: &Path, as_json: bool) -> Result<String, String> {
+pub fn replay(file: &Path, as_json: bool) -> Result<String> {
     let name = file.display();
     let text = std::fs::read_to_string(file).map_err(|e| format!("{name}: {e}"))?;
     let trace: Trace = text.parse().map_err(|e| format!("{name}: {e}"))?;
     let steps = trace.steps().len();
     if steps == 0 {
-        return Err(format!("{name}: the trace has no steps"));
+        return Err(format!("{name}: the trace has no steps").into());
     }
     let mut nanos = Vec::new();
     let mut last = None;

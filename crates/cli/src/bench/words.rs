@@ -7,7 +7,7 @@ use gpu_ipc::Gpu;
 use gpu_ipc::backend::{HostPtr, RawStream, StreamOp, WordPtr};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use crate::device::explain;
+use crate::failure::{Failure, Result};
 
 const BYTES: usize = 4096;
 /// Past every value that anybody waits for.
@@ -23,7 +23,7 @@ pub struct Words {
 
 impl Words {
     /// Makes it.
-    pub fn new(gpu: &Gpu) -> Result<Words, String> {
+    pub fn new(gpu: &Gpu) -> Result<Words> {
         // SAFETY: `mmap_anonymous` of a null address takes free addresses only.
         let start = unsafe {
             mmap_anonymous(
@@ -49,7 +49,7 @@ impl Words {
             Err(error) => {
                 // SAFETY: `munmap` asks for a mapping that nothing uses: it was not registered.
                 let _ = unsafe { munmap(start, BYTES) };
-                Err(explain(&error))
+                Err(error.into())
             }
         }
     }
@@ -91,7 +91,7 @@ pub struct Hold {
 
 impl Hold {
     /// Makes one that holds nothing.
-    pub fn new(gpu: &Gpu) -> Result<Hold, String> {
+    pub fn new(gpu: &Gpu) -> Result<Hold> {
         Ok(Hold {
             words: Words::new(gpu)?,
             turn: 0,
@@ -109,7 +109,7 @@ impl Hold {
     }
 
     /// Queues a wait.
-    pub fn stop(&self, stream: RawStream) -> Result<(), String> {
+    pub fn stop(&self, stream: RawStream) -> Result<()> {
         let (word, value) = self.awaited();
         // SAFETY: `stream_batch` asks for a live stream, which the caller keeps, and for words in a
         // registration that outlives the operation: `drop` lets everything go first.
@@ -119,7 +119,7 @@ impl Hold {
                 .backend()
                 .stream_batch(stream, &[StreamOp::WaitGeq { word, value }])
         }
-        .map_err(|e| explain(&e))
+        .map_err(Failure::from)
     }
 
     /// Lets all go that wait for this turn.

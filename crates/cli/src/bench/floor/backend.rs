@@ -10,7 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::calls::{Floor, Foreign, Opened};
-use crate::device::explain;
+use crate::failure::{Failure, Result};
 
 /// The calls of a backend.
 #[derive(Debug)]
@@ -29,60 +29,55 @@ impl Backend {
         }
     }
 
-    fn batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<(), String> {
+    fn batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
         // SAFETY: `stream_batch` asks for a live stream and registered words: `Floor` is given no
         // others.
-        unsafe { self.gpu.backend().stream_batch(stream, ops) }.map_err(|e| explain(&e))
+        unsafe { self.gpu.backend().stream_batch(stream, ops) }.map_err(Failure::from)
     }
 }
 
 impl Floor for Backend {
-    fn write(&self, stream: RawStream, word: WordPtr, value: u64) -> Result<(), String> {
+    fn write(&self, stream: RawStream, word: WordPtr, value: u64) -> Result<()> {
         self.batch(stream, &[StreamOp::Write { word, value }])
     }
 
-    fn writes(
-        &self,
-        stream: RawStream,
-        word: WordPtr,
-        value: u64,
-        count: usize,
-    ) -> Result<(), String> {
+    fn writes(&self, stream: RawStream, word: WordPtr, value: u64, count: usize) -> Result<()> {
         self.batch(stream, &vec![StreamOp::Write { word, value }; count])
     }
 
-    fn wait(&self, stream: RawStream, word: WordPtr, value: u64) -> Result<(), String> {
+    fn wait(&self, stream: RawStream, word: WordPtr, value: u64) -> Result<()> {
         self.batch(stream, &[StreamOp::WaitGeq { word, value }])
     }
 
-    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), String> {
+    fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         // SAFETY: `record_event` asks for a live event and stream of one device: `Floor` is given
         // no others.
-        unsafe { self.gpu.backend().record_event(event, stream) }.map_err(|e| explain(&e))
+        unsafe { self.gpu.backend().record_event(event, stream) }.map_err(Failure::from)
     }
 
-    fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<(), String> {
+    fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         // SAFETY: `stream_wait_event` asks for a live stream and event: `Floor` is given no others.
-        unsafe { self.gpu.backend().stream_wait_event(stream, event) }.map_err(|e| explain(&e))
+        unsafe { self.gpu.backend().stream_wait_event(stream, event) }.map_err(Failure::from)
     }
 
-    fn settle(&self, stream: RawStream) -> Result<(), String> {
+    fn settle(&self, stream: RawStream) -> Result<()> {
         // SAFETY: `synchronize_stream` asks for a live stream: `Floor` is given no others.
-        unsafe { self.gpu.backend().synchronize_stream(stream) }.map_err(|e| explain(&e))
+        unsafe { self.gpu.backend().synchronize_stream(stream) }.map_err(Failure::from)
     }
 
-    fn fill(&self, stream: RawStream, to: DevicePtr, len: u64) -> Result<(), String> {
+    fn fill(&self, stream: RawStream, to: DevicePtr, len: u64) -> Result<()> {
         // SAFETY: `fill` asks for a live stream and a range that stays valid: `Floor` is given no
         // others.
-        unsafe { self.gpu.backend().fill(stream, to, 0, len) }.map_err(|e| explain(&e))
+        unsafe { self.gpu.backend().fill(stream, to, 0, len) }.map_err(Failure::from)
     }
 
-    fn stamp(&self, stream: RawStream, to: DevicePtr) -> Result<(), String> {
+    fn stamp(&self, stream: RawStream, to: DevicePtr) -> Result<()> {
         if !self.maps {
             return Err(format!(
                 "{} has no clock here that the kernels of two processes can read",
                 self.gpu.kind()
-            ));
+            )
+            .into());
         }
         let stamp = move || {
             let time = clock_gettime(ClockId::Monotonic);
@@ -95,15 +90,10 @@ impl Floor for Backend {
         };
         // SAFETY: `host_function` asks for a live stream that nobody captures: `Floor` is given no
         // others.
-        unsafe { self.gpu.backend().host_function(stream, Box::new(stamp)) }
-            .map_err(|e| explain(&e))
+        unsafe { self.gpu.backend().host_function(stream, Box::new(stamp)) }.map_err(Failure::from)
     }
 
-    fn stretch(
-        &self,
-        stream: RawStream,
-        work: &mut dyn FnMut() -> Result<(), String>,
-    ) -> Result<f64, String> {
+    fn stretch(&self, stream: RawStream, work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
         self.settle(stream)?;
         let start = Instant::now();
         work()?;
@@ -111,7 +101,7 @@ impl Floor for Backend {
         Ok(start.elapsed().as_nanos() as f64)
     }
 
-    fn open(&self, foreign: &Foreign) -> Result<Opened, String> {
+    fn open(&self, foreign: &Foreign) -> Result<Opened> {
         match foreign {
             Foreign::Fd(fd, len) if self.maps => {
                 let (protection, bytes) = (ProtFlags::READ | ProtFlags::WRITE, *len as usize);
@@ -135,7 +125,7 @@ impl Floor for Backend {
                     Access::ReadWrite,
                 );
                 Ok(Opened {
-                    address: base.map_err(|e| explain(&e))?.0,
+                    address: base?.0,
                     len: *len,
                     is_fd: true,
                 })
@@ -143,7 +133,7 @@ impl Floor for Backend {
             Foreign::Handle(handle) => {
                 let base = self.gpu.backend().open_handle(self.gpu.device(), handle);
                 Ok(Opened {
-                    address: base.map_err(|e| explain(&e))?.0,
+                    address: base?.0,
                     len: 0,
                     is_fd: false,
                 })
@@ -151,15 +141,15 @@ impl Floor for Backend {
         }
     }
 
-    fn close(&self, opened: Opened) -> Result<(), String> {
+    fn close(&self, opened: Opened) -> Result<()> {
         if self.maps && opened.is_fd {
             // SAFETY: `munmap` asks for a mapping that nothing uses: `open` made it, and nobody
             // dereferences it.
             return unsafe { munmap(opened.address as *mut _, opened.len as usize) }
-                .map_err(|e| format!("munmap: {e}"));
+                .map_err(|e| format!("munmap: {e}").into());
         }
         // SAFETY: `close` asks for what was opened and is not in use: `open` made it, and nothing
         // was queued on it.
-        unsafe { self.gpu.backend().close(DevicePtr(opened.address)) }.map_err(|e| explain(&e))
+        unsafe { self.gpu.backend().close(DevicePtr(opened.address)) }.map_err(Failure::from)
     }
 }

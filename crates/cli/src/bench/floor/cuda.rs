@@ -16,7 +16,7 @@ use gpu_ipc::backend::{DevicePtr, RawEvent, RawStream, WordPtr};
 use gpu_ipc::{Gpu, Stream};
 
 use super::calls::{Floor, Foreign, Opened};
-use crate::device::explain;
+use crate::failure::Result;
 
 type MemoryHandle = u64;
 
@@ -75,11 +75,11 @@ macro_rules! functions {
         }
 
         impl Functions {
-            fn load() -> Result<Functions, String> {
+            fn load() -> Result<Functions> {
                 // SAFETY: `is_culib_present` runs the initialisers of the libraries that it tries:
                 // the driver's have no conditions, and the backend has loaded it already.
                 if !unsafe { sys::is_culib_present() } {
-                    return Err("the CUDA driver's library cannot be loaded".to_owned());
+                    return Err("the CUDA driver's library cannot be loaded".into());
                 }
                 // SAFETY: `culib` panics where the library cannot be loaded: it can.
                 let library = unsafe { sys::culib() };
@@ -153,23 +153,21 @@ fn event(raw: RawEvent) -> CUevent {
     ptr::with_exposed_provenance_mut(raw.0 as usize)
 }
 
-fn good(call: &str, code: u32) -> Result<(), String> {
+fn good(call: &str, code: u32) -> Result<()> {
     if code == 0 {
         Ok(())
     } else {
-        Err(format!("{call} gave {code}"))
+        Err(format!("{call} gave {code}").into())
     }
 }
 
 impl Cuda {
     /// Makes the device's primary context current on this thread, as an application has it.
-    pub fn new(gpu: &Gpu) -> Result<Cuda, String> {
+    pub fn new(gpu: &Gpu) -> Result<Cuda> {
         let functions = Functions::load()?;
-        let of = Stream::create(gpu).map_err(|e| explain(&e))?;
+        let of = Stream::create(gpu)?;
         // SAFETY: `stream_info` asks for a live stream: `of` is one.
-        let context = unsafe { gpu.backend().stream_info(of.raw()) }
-            .map_err(|e| explain(&e))?
-            .context;
+        let context = unsafe { gpu.backend().stream_info(of.raw()) }?.context;
         // SAFETY: `cuCtxSetCurrent` asks for a context that is alive: the primary one, which the
         // backend retains.
         let code = unsafe {
@@ -201,7 +199,7 @@ impl Cuda {
     }
 
     /// Returns the kernel that writes the device's time.
-    fn stamp_kernel(&self) -> Result<*mut c_void, String> {
+    fn stamp_kernel(&self) -> Result<*mut c_void> {
         if !self.stamp.get().is_null() {
             return Ok(self.stamp.get());
         }
@@ -220,7 +218,7 @@ impl Cuda {
         Ok(kernel)
     }
 
-    fn open_fd(&self, fd: c_int, len: usize) -> Result<u64, String> {
+    fn open_fd(&self, fd: c_int, len: usize) -> Result<u64> {
         let f = &self.functions;
         let mut handle = 0;
         let number = ptr::without_provenance_mut(fd as usize);
@@ -252,7 +250,7 @@ impl Cuda {
 }
 
 impl Floor for Cuda {
-    fn write(&self, to: RawStream, word: WordPtr, value: u64) -> Result<(), String> {
+    fn write(&self, to: RawStream, word: WordPtr, value: u64) -> Result<()> {
         // SAFETY: `cuStreamWriteValue64` asks for a live stream and a registered word: `Floor` is
         // given no others.
         good("cuStreamWriteValue64", unsafe {
@@ -260,7 +258,7 @@ impl Floor for Cuda {
         })
     }
 
-    fn writes(&self, to: RawStream, word: WordPtr, value: u64, count: usize) -> Result<(), String> {
+    fn writes(&self, to: RawStream, word: WordPtr, value: u64, count: usize) -> Result<()> {
         let mut batch = self.batch.borrow_mut();
         batch.clear();
         batch.resize(
@@ -280,7 +278,7 @@ impl Floor for Cuda {
         good("cuStreamBatchMemOp", code)
     }
 
-    fn wait(&self, on: RawStream, word: WordPtr, value: u64) -> Result<(), String> {
+    fn wait(&self, on: RawStream, word: WordPtr, value: u64) -> Result<()> {
         // SAFETY: `cuStreamWaitValue64` asks for a live stream and a registered word: `Floor` is
         // given no others.
         good("cuStreamWaitValue64", unsafe {
@@ -288,28 +286,28 @@ impl Floor for Cuda {
         })
     }
 
-    fn record(&self, what: RawEvent, on: RawStream) -> Result<(), String> {
+    fn record(&self, what: RawEvent, on: RawStream) -> Result<()> {
         // SAFETY: `cuEventRecord` asks for a live event and stream: `Floor` is given no others.
         good("cuEventRecord", unsafe {
             (self.functions.cuEventRecord)(event(what), stream(on))
         })
     }
 
-    fn wait_event(&self, on: RawStream, what: RawEvent) -> Result<(), String> {
+    fn wait_event(&self, on: RawStream, what: RawEvent) -> Result<()> {
         // SAFETY: `cuStreamWaitEvent` asks for a live stream and event: `Floor` is given no others.
         good("cuStreamWaitEvent", unsafe {
             (self.functions.cuStreamWaitEvent)(stream(on), event(what), PLAIN)
         })
     }
 
-    fn settle(&self, on: RawStream) -> Result<(), String> {
+    fn settle(&self, on: RawStream) -> Result<()> {
         // SAFETY: `cuStreamSynchronize` asks for a live stream: `Floor` is given no others.
         good("cuStreamSynchronize", unsafe {
             (self.functions.cuStreamSynchronize)(stream(on))
         })
     }
 
-    fn fill(&self, on: RawStream, to: DevicePtr, len: u64) -> Result<(), String> {
+    fn fill(&self, on: RawStream, to: DevicePtr, len: u64) -> Result<()> {
         // SAFETY: `cuMemsetD8Async` asks for a live stream and a valid range: `Floor` is given no
         // others.
         good("cuMemsetD8Async", unsafe {
@@ -317,7 +315,7 @@ impl Floor for Cuda {
         })
     }
 
-    fn stamp(&self, on: RawStream, to: DevicePtr) -> Result<(), String> {
+    fn stamp(&self, on: RawStream, to: DevicePtr) -> Result<()> {
         let kernel = self.stamp_kernel()?;
         let mut address = to.0;
         let mut arguments = [(&raw mut address).cast::<c_void>()];
@@ -342,11 +340,7 @@ impl Floor for Cuda {
         good("cuLaunchKernel", code)
     }
 
-    fn stretch(
-        &self,
-        on: RawStream,
-        work: &mut dyn FnMut() -> Result<(), String>,
-    ) -> Result<f64, String> {
+    fn stretch(&self, on: RawStream, work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
         let (from, to) = self.clock;
         // SAFETY: `cuEventRecord` asks for a live event and stream: ours and, as above, the
         // caller's.
@@ -367,7 +361,7 @@ impl Floor for Cuda {
         Ok(f64::from(milliseconds) * 1e6)
     }
 
-    fn open(&self, foreign: &Foreign) -> Result<Opened, String> {
+    fn open(&self, foreign: &Foreign) -> Result<Opened> {
         match foreign {
             Foreign::Fd(fd, len) => Ok(Opened {
                 address: self.open_fd(fd.as_raw_fd(), *len as usize)?,
@@ -394,7 +388,7 @@ impl Floor for Cuda {
         }
     }
 
-    fn close(&self, opened: Opened) -> Result<(), String> {
+    fn close(&self, opened: Opened) -> Result<()> {
         let f = &self.functions;
         if !opened.is_fd {
             // SAFETY: `cuIpcCloseMemHandle` asks for what was opened and is not in use: `open` made

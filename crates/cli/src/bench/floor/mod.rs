@@ -10,12 +10,13 @@ mod calls;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use crate::failure::Result;
 use gpu_ipc::{BackendKind, Gpu};
 
 pub use calls::{Floor, Foreign};
 
 /// Chooses the floor of a device, for use on this thread alone.
-pub fn of(gpu: &Gpu) -> Result<Box<dyn Floor>, String> {
+pub fn of(gpu: &Gpu) -> Result<Box<dyn Floor>> {
     match gpu.kind() {
         #[cfg(feature = "cuda")]
         BackendKind::Cuda => Ok(Box::new(cuda::Cuda::new(gpu)?)),

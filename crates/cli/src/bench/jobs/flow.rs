@@ -19,7 +19,7 @@ use super::{Worker, beside, reason};
 use crate::bench::fixture::{PATIENCE, Stage};
 use crate::bench::row::Row;
 use crate::bench::sample::Figures;
-use crate::device::explain;
+use crate::failure::{Failure, Result};
 use crate::size;
 
 /// Between two ticks.
@@ -49,7 +49,7 @@ struct Run {
 }
 
 /// Frames of 4 MiB at 1 kHz.
-pub fn camera(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn camera(stage: &Stage) -> Result<Vec<Row>> {
     let is_host = stage.gpu.kind() == BackendKind::Host;
     let bytes = if stage.quick { 64 << 10 } else { 4 << 20 };
     // A small machine writes each frame with its own processors.
@@ -69,7 +69,7 @@ pub fn camera(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// 10,000 blocks of 64 KiB a second, between two processes.
-pub fn kv(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn kv(stage: &Stage) -> Result<Vec<Row>> {
     let ticks = stage.choose(2_000, 30);
     rows(
         stage,
@@ -85,7 +85,7 @@ pub fn kv(stage: &Stage) -> Result<Vec<Row>, String> {
     )
 }
 
-fn rows(stage: &Stage, shape: Shape, consumers: u64, ways: &[By]) -> Result<Vec<Row>, String> {
+fn rows(stage: &Stage, shape: Shape, consumers: u64, ways: &[By]) -> Result<Vec<Row>> {
     let today = copied(stage, shape, consumers)?;
     let one = |nanos| Figures::of(vec![nanos], (shape.ticks * shape.batch) as usize);
     let mut rows = Vec::new();
@@ -155,13 +155,7 @@ fn await_tick(begun: Instant, tick: u64) {
 }
 
 /// Queues the producer's kernel: it fills a frame, and the time of its end is the last word.
-fn render(
-    stage: &Stage,
-    stream: &Stream,
-    at: DevicePtr,
-    bytes: u64,
-    frame: u64,
-) -> Result<(), String> {
+fn render(stage: &Stage, stream: &Stream, at: DevicePtr, bytes: u64, frame: u64) -> Result<()> {
     // SAFETY: `fill` asks for a live stream and a range that is valid until the fill is done: the
     // callers keep it.
     unsafe {
@@ -169,18 +163,17 @@ fn render(
             .gpu
             .backend()
             .fill(stream.raw(), at, stage.contents(frame), bytes)
-    }
-    .map_err(|e| explain(&e))?;
+    }?;
     stage.floor.stamp(stream.raw(), at.offset(bytes - 8))
 }
 
 /// By leases.
-fn shared(stage: &Stage, shape: Shape, consumers: u64, by: By) -> Result<Run, String> {
+fn shared(stage: &Stage, shape: Shape, consumers: u64, by: By) -> Result<Run> {
     let (session, stream) = (stage.session()?, stage.stream()?);
     let pool = (0..shape.pool)
         .map(|_| session.alloc(shape.bytes))
         .collect::<gpu_ipc::Result<Vec<_>>>();
-    let pool = pool.map_err(|e| explain(&e))?;
+    let pool = pool?;
     let mut workers = (0..consumers)
         .map(|_| Worker::start(stage, &session))
         .collect::<Result<Vec<_>, _>>()?;
@@ -200,27 +193,25 @@ fn shared(stage: &Stage, shape: Shape, consumers: u64, by: By) -> Result<Run, St
             .by_ref()
             .take(shape.batch as usize)
             .map(|(frame, block)| {
-                block
-                    .wait_released(Some(PATIENCE))
-                    .map_err(|e| explain(&e))?;
+                block.wait_released(Some(PATIENCE))?;
                 render(stage, &stream, block.device_ptr(), shape.bytes, frame).map(|()| block)
             })
-            .collect::<Result<_, String>>()?;
+            .collect::<Result<_>>()?;
         let to = |worker: &Worker| To::Participant(worker.process.id);
         let grants: Vec<_> = workers
             .iter()
             .flat_map(|worker| batch.iter().map(move |&block| (block, to(worker))))
             .collect();
         let shared = session.share_many(&grants, After::Stream(&stream), &ShareOptions::default());
-        let shared = shared.map_err(|e| explain(&e))?;
+        let shared = shared?;
         for (worker, descriptors) in workers.iter().zip(shared.chunks(batch.len())) {
             worker.send_all(descriptors)?;
         }
         Ok(())
     });
-    published.map_err(|why: String| reason(&mut workers, why))?;
+    published.map_err(|why: Failure| reason(&mut workers, why))?;
     let run = finish(shape, &mut workers, process_nanos() - cpu, begun)?;
-    stream.synchronize().map_err(|e| explain(&e))?;
+    stream.synchronize()?;
     drop(pool);
     workers.into_iter().try_for_each(Worker::end)?;
     stage.end(session, [])?;
@@ -228,7 +219,7 @@ fn shared(stage: &Stage, shape: Shape, consumers: u64, by: By) -> Result<Run, St
 }
 
 /// By copies through shared host memory.
-fn copied(stage: &Stage, shape: Shape, consumers: u64) -> Result<Run, String> {
+fn copied(stage: &Stage, shape: Shape, consumers: u64) -> Result<Run> {
     let (session, stream) = (stage.session()?, stage.stream()?);
     let host = HostShared::create(&stage.gpu, shape.pool * shape.bytes)?;
     let frames = DeviceMemory::new(&stream, shape.batch * shape.bytes)?;
@@ -260,14 +251,13 @@ fn copied(stage: &Stage, shape: Shape, consumers: u64) -> Result<Run, String> {
             let (to, len) = (host.at(slot * shape.bytes), shape.bytes as usize);
             // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the
             // copy is done: it is waited for below.
-            unsafe { stage.gpu.backend().copy_to_host(stream.raw(), to, at, len) }
-                .map_err(|e| explain(&e))?;
+            unsafe { stage.gpu.backend().copy_to_host(stream.raw(), to, at, len) }?;
             packet.extend_from_slice(&slot.to_le_bytes());
         }
-        stream.synchronize().map_err(|e| explain(&e))?;
+        stream.synchronize()?;
         workers.iter().try_for_each(|worker| worker.send(&packet))
     });
-    published.map_err(|why: String| reason(&mut workers, why))?;
+    published.map_err(|why: Failure| reason(&mut workers, why))?;
     let run = finish(shape, &mut workers, process_nanos() - cpu, begun)?;
     workers.into_iter().try_for_each(Worker::end)?;
     stage.end(session, [])?;
@@ -276,19 +266,14 @@ fn copied(stage: &Stage, shape: Shape, consumers: u64) -> Result<Run, String> {
 
 /// Takes the workers' answers in. The frames of the first pool do not count: each is mapped for the
 /// first time.
-fn finish(
-    shape: Shape,
-    workers: &mut [Worker],
-    producer: u64,
-    begun: Instant,
-) -> Result<Run, String> {
+fn finish(shape: Shape, workers: &mut [Worker], producer: u64, begun: Instant) -> Result<Run> {
     let count = (shape.ticks * shape.batch) as usize;
     let (mut latencies, mut cpu) = (Vec::new(), 0);
     for worker in &mut *workers {
         let answer: Vec<u64> = worker.process.child.answer()?;
         let (&used, seen) = answer.split_first().ok_or("a worker measured nothing")?;
         if seen.len() != count {
-            return Err(format!("a worker saw {} of {count} frames", seen.len()));
+            return Err(format!("a worker saw {} of {count} frames", seen.len()).into());
         }
         cpu += used;
         latencies.extend(

@@ -1,6 +1,7 @@
 //! Memory of the jobs' own: device memory that a process does not share, and host memory that
 //! processes share.
 
+use crate::failure::Result;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -8,8 +9,6 @@ use gpu_ipc::backend::{DevicePtr, HostPtr, Sharing};
 use gpu_ipc::{BackendKind, Gpu, Stream};
 use memmap2::MmapRaw;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-
-use crate::device::explain;
 
 /// Device memory of this process. Freed when dropped, after all work of its stream.
 #[derive(Debug)]
@@ -21,13 +20,9 @@ pub struct DeviceMemory {
 
 impl DeviceMemory {
     /// Takes it; only work of this stream may use it.
-    pub fn new(stream: &Stream, bytes: u64) -> Result<DeviceMemory, String> {
+    pub fn new(stream: &Stream, bytes: u64) -> Result<DeviceMemory> {
         let gpu = stream.gpu().clone();
-        let base = gpu
-            .backend()
-            .alloc(gpu.device(), bytes, Sharing::Fd)
-            .map_err(|e| explain(&e))?
-            .base;
+        let base = gpu.backend().alloc(gpu.device(), bytes, Sharing::Fd)?.base;
         Ok(DeviceMemory {
             gpu,
             stream: stream.clone(),
@@ -62,7 +57,7 @@ pub struct HostShared {
 
 impl HostShared {
     /// Makes it, for processes that inherit its descriptor.
-    pub fn create(gpu: &Gpu, bytes: u64) -> Result<HostShared, String> {
+    pub fn create(gpu: &Gpu, bytes: u64) -> Result<HostShared> {
         let file = memfd_create("gpu-ipc-job", MemfdFlags::empty())
             .map_err(|e| format!("memfd_create: {e}"))?;
         ftruncate(&file, bytes.next_multiple_of(4096)).map_err(|e| format!("ftruncate: {e}"))?;
@@ -70,7 +65,7 @@ impl HostShared {
     }
 
     /// Maps what another process made.
-    pub fn map(gpu: &Gpu, file: OwnedFd) -> Result<HostShared, String> {
+    pub fn map(gpu: &Gpu, file: OwnedFd) -> Result<HostShared> {
         let file = File::from(file);
         let map =
             MmapRaw::map_raw(&file).map_err(|e| format!("host memory cannot be mapped: {e}"))?;
@@ -85,8 +80,7 @@ impl HostShared {
             unsafe {
                 gpu.backend()
                     .register_words(shared.start(), shared.map.len())
-            }
-            .map_err(|e| explain(&e))?;
+            }?;
             shared.pinned = Some(gpu.clone());
         }
         Ok(shared)

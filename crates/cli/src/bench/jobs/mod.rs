@@ -20,6 +20,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::fixture::{Consumer, Stage};
 use super::row::Row;
 use super::sample::Figures;
+use crate::failure::{Failure, Result};
 pub use flow::{camera, kv};
 pub use weights::rows as weights;
 
@@ -54,20 +55,20 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(stage: &Stage, session: &Session) -> Result<Worker, String> {
+    fn start(stage: &Stage, session: &Session) -> Result<Worker> {
         let (process, channel) = stage.worker(session)?;
         Ok(Worker { process, channel })
     }
 
-    fn send(&self, packet: &[u8]) -> Result<(), String> {
+    fn send(&self, packet: &[u8]) -> Result<()> {
         match send(&self.channel, packet, SendFlags::NOSIGNAL) {
             Ok(sent) if sent == packet.len() => Ok(()),
-            Ok(sent) => Err(format!("{sent} bytes of {} were sent", packet.len())),
-            Err(error) => Err(format!("send: {error}")),
+            Ok(sent) => Err(format!("{sent} bytes of {} were sent", packet.len()).into()),
+            Err(error) => Err(format!("send: {error}").into()),
         }
     }
 
-    fn send_all(&self, descriptors: &[Descriptor]) -> Result<(), String> {
+    fn send_all(&self, descriptors: &[Descriptor]) -> Result<()> {
         descriptors
             .chunks(PACKET / DESCRIPTOR)
             .try_for_each(|some| {
@@ -80,13 +81,13 @@ impl Worker {
     }
 
     /// Takes it down.
-    fn end(mut self) -> Result<(), String> {
-        self.process.child.wait()
+    fn end(mut self) -> Result<()> {
+        Ok(self.process.child.wait()?)
     }
 
     /// Waits until it says that it is done with something. A worker that failed has said why,
     /// instead.
-    fn wait_done(&mut self) -> Result<(), String> {
+    fn wait_done(&mut self) -> Result<()> {
         match recv(&self.channel, &mut [0; 8], RecvFlags::empty()) {
             Ok((1, _)) => Ok(()),
             Ok(_) => Err(self
@@ -94,14 +95,15 @@ impl Worker {
                 .child
                 .answer::<Vec<u64>>()
                 .err()
-                .unwrap_or_else(|| "a worker went away".to_owned())),
-            Err(error) => Err(format!("recv: {error}")),
+                .unwrap_or_else(|| "a worker went away".to_owned())
+                .into()),
+            Err(error) => Err(format!("recv: {error}").into()),
         }
     }
 }
 
 /// Says why a job failed: what a worker said before it went away, or else what the parent met.
-fn reason(workers: &mut [Worker], met: String) -> String {
+fn reason(workers: &mut [Worker], met: Failure) -> Failure {
     let said = workers.iter_mut().filter_map(|worker| {
         let left = recv(&worker.channel, &mut [0; 8], RecvFlags::DONTWAIT);
         let is_gone = matches!(left, Ok((0, _)) | Err(rustix::io::Errno::CONNRESET));
@@ -109,7 +111,7 @@ fn reason(workers: &mut [Worker], met: String) -> String {
             .then(|| worker.process.child.answer::<Vec<u64>>().err())
             .flatten()
     });
-    said.into_iter().next().unwrap_or(met)
+    said.into_iter().next().map_or(met, Failure::from)
 }
 
 /// Puts a figure of a job beside the same of what people use today.

@@ -12,7 +12,7 @@ use super::{DESCRIPTOR, PACKET, Worker, beside};
 use crate::bench::fixture::{Stage, until_released};
 use crate::bench::row::Row;
 use crate::bench::sample::Figures;
-use crate::device::explain;
+use crate::failure::{Failure, Result};
 use crate::size;
 
 /// Processes that open them.
@@ -29,7 +29,7 @@ struct Run {
 }
 
 /// 1,000 tensors of 4 MiB, and 64 GiB in 200; smaller where the machine is.
-pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
+pub fn rows(stage: &Stage) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     let jobs: &[(u64, u64)] = if stage.quick {
         &[(20, 64 << 10)]
@@ -50,9 +50,7 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
             fits(1)
         };
         if bytes == 0 {
-            return Err(format!(
-                "{free} bytes are free: too few for {count} tensors"
-            ));
+            return Err(format!("{free} bytes are free: too few for {count} tensors").into());
         }
         let ours = shared(stage, count, bytes)?;
         let today = if has_copies {
@@ -104,12 +102,8 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// Returns the bytes that a device has free, or a small machine.
-fn free(gpu: &Gpu) -> Result<u64, String> {
-    let free = gpu
-        .backend()
-        .memory_info(gpu.device())
-        .map_err(|e| explain(&e))?
-        .free_bytes;
+fn free(gpu: &Gpu) -> Result<u64> {
+    let free = gpu.backend().memory_info(gpu.device())?.free_bytes;
     if gpu.kind() != BackendKind::Host {
         return Ok(free);
     }
@@ -127,15 +121,12 @@ fn free(gpu: &Gpu) -> Result<u64, String> {
     Ok(free.min(kib << 9))
 }
 
-fn taken(gpu: &Gpu) -> Result<u64, String> {
-    let memory = gpu
-        .backend()
-        .memory_info(gpu.device())
-        .map_err(|e| explain(&e))?;
+fn taken(gpu: &Gpu) -> Result<u64> {
+    let memory = gpu.backend().memory_info(gpu.device())?;
     Ok(memory.total_bytes - memory.free_bytes)
 }
 
-fn fill(stage: &Stage, tensors: &[SentBlock]) -> Result<(), String> {
+fn fill(stage: &Stage, tensors: &[SentBlock]) -> Result<()> {
     let stream = stage.stream()?;
     for (number, tensor) in (0..).zip(tensors) {
         let byte = stage.contents(number);
@@ -146,19 +137,18 @@ fn fill(stage: &Stage, tensors: &[SentBlock]) -> Result<(), String> {
                 .gpu
                 .backend()
                 .fill(stream.raw(), tensor.device_ptr(), byte, tensor.len())
-        }
-        .map_err(|e| explain(&e))?;
+        }?;
     }
-    stream.synchronize().map_err(|e| explain(&e))
+    stream.synchronize().map_err(Failure::from)
 }
 
 /// By leases.
-fn shared(stage: &Stage, count: u64, bytes: u64) -> Result<Run, String> {
+fn shared(stage: &Stage, count: u64, bytes: u64) -> Result<Run> {
     let session = stage.session()?;
     let tensors = (0..count)
         .map(|_| session.alloc(bytes))
         .collect::<gpu_ipc::Result<Vec<_>>>();
-    let tensors = tensors.map_err(|e| explain(&e))?;
+    let tensors = tensors?;
     fill(stage, &tensors)?;
     let mut workers = (0..WORKERS)
         .map(|_| Worker::start(stage, &session))
@@ -179,7 +169,7 @@ fn shared(stage: &Stage, count: u64, bytes: u64) -> Result<Run, String> {
                 let grants: Vec<_> = part.iter().map(|tensor| (tensor, to)).collect();
                 let descriptors =
                     session.share_many(&grants, After::Done, &ShareOptions::default());
-                worker.send_all(&descriptors.map_err(|e| explain(&e))?)?;
+                worker.send_all(&descriptors?)?;
             }
         }
         workers.iter_mut().try_for_each(Worker::wait_done)?;
@@ -204,12 +194,12 @@ fn shared(stage: &Stage, count: u64, bytes: u64) -> Result<Run, String> {
 }
 
 /// By a copy to shared host memory and one in each process.
-fn copied(stage: &Stage, count: u64, bytes: u64) -> Result<Run, String> {
+fn copied(stage: &Stage, count: u64, bytes: u64) -> Result<Run> {
     let (session, stream) = (stage.session()?, stage.stream()?);
     let tensors = (0..count)
         .map(|_| session.alloc(bytes))
         .collect::<gpu_ipc::Result<Vec<_>>>();
-    let tensors = tensors.map_err(|e| explain(&e))?;
+    let tensors = tensors?;
     fill(stage, &tensors)?;
     let mut run = Run {
         nanos: Vec::new(),
@@ -238,10 +228,9 @@ fn copied(stage: &Stage, count: u64, bytes: u64) -> Result<Run, String> {
                     .gpu
                     .backend()
                     .copy_to_host(stream.raw(), to, from, bytes as usize)
-            }
-            .map_err(|e| explain(&e))?;
+            }?;
         }
-        stream.synchronize().map_err(|e| explain(&e))?;
+        stream.synchronize()?;
         workers.iter().try_for_each(|worker| worker.send(&[0; 8]))?;
         workers.iter_mut().try_for_each(Worker::wait_done)?;
         run.nanos.push(start.elapsed().as_nanos() as f64);

@@ -17,7 +17,7 @@ use crate::bench::consumer::inherited;
 use crate::bench::fixture::PATIENCE;
 use crate::bench::floor::{self, Floor};
 use crate::bench::options::BenchConsumerOptions;
-use crate::device::explain;
+use crate::failure::{Failure, Result};
 use crate::{Outcome, child, device};
 
 /// Words that are kept of each frame: when this process' kernel began, when the producer's ended,
@@ -29,13 +29,11 @@ pub fn run(options: &BenchConsumerOptions) -> Outcome {
     child::live(|| serve(options))
 }
 
-fn serve(options: &BenchConsumerOptions) -> Result<(), String> {
+fn serve(options: &BenchConsumerOptions) -> Result<()> {
     let gpu = device::find(options.consumer.backend.kind(), &options.consumer.device)?;
     let floor = floor::of(&gpu)?;
-    let participant = Participant::builder(gpu.clone())
-        .connect(&options.consumer.socket)
-        .map_err(|e| explain(&e))?;
-    let stream = Stream::create(&gpu).map_err(|e| explain(&e))?;
+    let participant = Participant::builder(gpu.clone()).connect(&options.consumer.socket)?;
+    let stream = Stream::create(&gpu)?;
     let channel = inherited(options.channel.ok_or("a worker needs a channel")?);
     child::reply(&participant.id().0)?;
     let worker = Worker {
@@ -71,7 +69,7 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    fn flow(&self, bytes: u64, count: u64, by: By) -> Result<Vec<u64>, String> {
+    fn flow(&self, bytes: u64, count: u64, by: By) -> Result<Vec<u64>> {
         let results = DeviceMemory::new(&self.stream, count * WORDS * 8)?;
         let (mut seen, before) = (0, process_nanos());
         let mut packet = vec![0; PACKET];
@@ -80,24 +78,24 @@ impl Worker<'_> {
             for block in self.claims(&mut packet, by)? {
                 let block = block?;
                 if block.len() != bytes {
-                    return Err(format!("a frame has {} bytes, not {bytes}", block.len()));
+                    return Err(format!("a frame has {} bytes, not {bytes}", block.len()).into());
                 }
                 self.look(&results, seen, block.device_ptr(), bytes)?;
                 if by == By::Stream {
-                    block.used_on(&self.stream).map_err(|e| explain(&e))?;
+                    block.used_on(&self.stream)?;
                 }
                 blocks.push(block);
                 seen += 1;
             }
             if by == By::Host {
-                self.stream.synchronize().map_err(|e| explain(&e))?;
+                self.stream.synchronize()?;
             }
             ReceivedBlock::drop_many(blocks);
         }
         self.judge(&results, count, process_nanos() - before)
     }
 
-    fn copies(&self, bytes: u64, count: u64, fd: RawFd, slots: u64) -> Result<Vec<u64>, String> {
+    fn copies(&self, bytes: u64, count: u64, fd: RawFd, slots: u64) -> Result<Vec<u64>> {
         let shared = HostShared::map(&self.gpu, inherited(fd))?;
         let own = DeviceMemory::new(&self.stream, bytes)?;
         let results = DeviceMemory::new(&self.stream, count * WORDS * 8)?;
@@ -110,13 +108,13 @@ impl Worker<'_> {
                 self.look(&results, seen, own.at(0), bytes)?;
                 seen += 1;
             }
-            self.stream.synchronize().map_err(|e| explain(&e))?;
+            self.stream.synchronize()?;
             self.say_done()?;
         }
         self.judge(&results, count, process_nanos() - before)
     }
 
-    fn tensors(&self, count: u64) -> Result<Vec<u64>, String> {
+    fn tensors(&self, count: u64) -> Result<Vec<u64>> {
         let before = self.taken()?;
         let mut packet = vec![0; PACKET];
         let mut tensors = Vec::with_capacity(count as usize);
@@ -136,7 +134,7 @@ impl Worker<'_> {
         Ok(vec![took])
     }
 
-    fn copied_tensors(&self, count: u64, bytes: u64, fd: RawFd) -> Result<Vec<u64>, String> {
+    fn copied_tensors(&self, count: u64, bytes: u64, fd: RawFd) -> Result<Vec<u64>> {
         let shared = HostShared::map(&self.gpu, inherited(fd))?;
         self.packet(&mut [0; 8])?;
         let before = self.taken()?;
@@ -144,7 +142,7 @@ impl Worker<'_> {
         for tensor in 0..count {
             self.bring(own.at(tensor * bytes), shared.at(tensor * bytes), bytes)?;
         }
-        self.stream.synchronize().map_err(|e| explain(&e))?;
+        self.stream.synchronize()?;
         self.say_done()?;
         let took = self.taken()?.saturating_sub(before);
         let at: Vec<_> = (0..count)
@@ -155,13 +153,9 @@ impl Worker<'_> {
     }
 
     /// Claims what comes in the next packet.
-    fn claims(
-        &self,
-        packet: &mut [u8],
-        by: By,
-    ) -> Result<Vec<Result<ReceivedBlock, String>>, String> {
+    fn claims(&self, packet: &mut [u8], by: By) -> Result<Vec<Result<ReceivedBlock, String>>> {
         let (descriptors, []) = self.packet(packet)?.as_chunks::<DESCRIPTOR>() else {
-            return Err("a packet is not made of descriptors".to_owned());
+            return Err("a packet is not made of descriptors".into());
         };
         let wait = match by {
             By::Stream => Wait::Stream(&self.stream),
@@ -176,28 +170,22 @@ impl Worker<'_> {
             .collect())
     }
 
-    fn packet<'p>(&self, packet: &'p mut [u8]) -> Result<&'p [u8], String> {
+    fn packet<'p>(&self, packet: &'p mut [u8]) -> Result<&'p [u8]> {
         match recv(&self.channel, &mut *packet, RecvFlags::empty()) {
-            Ok((0, _)) => Err("the channel ended before the job".to_owned()),
+            Ok((0, _)) => Err("the channel ended before the job".into()),
             Ok((len, _)) => Ok(&packet[..len]),
-            Err(error) => Err(format!("recv: {error}")),
+            Err(error) => Err(format!("recv: {error}").into()),
         }
     }
 
-    fn say_done(&self) -> Result<(), String> {
+    fn say_done(&self) -> Result<()> {
         send(&self.channel, &[1], SendFlags::NOSIGNAL)
             .map(drop)
-            .map_err(|e| format!("send: {e}"))
+            .map_err(|e| format!("send: {e}").into())
     }
 
     /// Queues what a consumer's kernel does with a frame: it says when it begins, and reads.
-    fn look(
-        &self,
-        results: &DeviceMemory,
-        frame: u64,
-        at: DevicePtr,
-        bytes: u64,
-    ) -> Result<(), String> {
+    fn look(&self, results: &DeviceMemory, frame: u64, at: DevicePtr, bytes: u64) -> Result<()> {
         let to = |word| results.at((frame * WORDS + word) * 8);
         self.floor.stamp(self.stream.raw(), to(0))?;
         for (word, offset) in [(1, bytes - 8), (2, 0), (3, (bytes / 2) & !7)] {
@@ -207,13 +195,12 @@ impl Worker<'_> {
                 self.gpu
                     .backend()
                     .copy(self.stream.raw(), to(word), at.offset(offset), 8)
-            }
-            .map_err(|e| explain(&e))?;
+            }?;
         }
         Ok(())
     }
 
-    fn bring(&self, to: DevicePtr, from: *const u8, bytes: u64) -> Result<(), String> {
+    fn bring(&self, to: DevicePtr, from: *const u8, bytes: u64) -> Result<()> {
         // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the
         // copy is done: both live until the stream is waited for.
         unsafe {
@@ -221,10 +208,10 @@ impl Worker<'_> {
                 .backend()
                 .copy_to_device(self.stream.raw(), to, from, bytes as usize)
         }
-        .map_err(|e| explain(&e))
+        .map_err(Failure::from)
     }
 
-    fn words(&self, results: &DeviceMemory, count: u64) -> Result<Vec<u64>, String> {
+    fn words(&self, results: &DeviceMemory, count: u64) -> Result<Vec<u64>> {
         let mut words = vec![0u64; count as usize];
         let (to, len) = (words.as_mut_ptr().cast(), words.len() * 8);
         // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the
@@ -233,15 +220,14 @@ impl Worker<'_> {
             self.gpu
                 .backend()
                 .copy_to_host(self.stream.raw(), to, results.at(0), len)
-        }
-        .map_err(|e| explain(&e))?;
-        self.stream.synchronize().map_err(|e| explain(&e))?;
+        }?;
+        self.stream.synchronize()?;
         Ok(words)
     }
 
     /// Compares what every frame had with what it must have, and answers with the processor's time
     /// and the latencies.
-    fn judge(&self, results: &DeviceMemory, count: u64, cpu: u64) -> Result<Vec<u64>, String> {
+    fn judge(&self, results: &DeviceMemory, count: u64, cpu: u64) -> Result<Vec<u64>> {
         let words = self.words(results, count * WORDS)?;
         let mut answer = vec![cpu];
         for (frame, seen) in (0..).zip(words.as_chunks::<4>().0) {
@@ -250,7 +236,8 @@ impl Worker<'_> {
             if (first, middle) != (expected, expected) || ended == 0 {
                 return Err(format!(
                     "frame {frame} has {first:#x} and {middle:#x}, not {expected:#x}"
-                ));
+                )
+                .into());
             }
             answer.push(began.saturating_sub(ended));
         }
@@ -258,7 +245,7 @@ impl Worker<'_> {
     }
 
     /// Compares the last word of each tensor with what it must be.
-    fn compare(&self, tensors: &[(DevicePtr, u64)]) -> Result<(), String> {
+    fn compare(&self, tensors: &[(DevicePtr, u64)]) -> Result<()> {
         let results = DeviceMemory::new(&self.stream, tensors.len() as u64 * 8)?;
         for (index, (at, len)) in (0..).zip(tensors) {
             // SAFETY: `copy` asks for a live stream and two ranges that are valid until the copy is
@@ -270,29 +257,24 @@ impl Worker<'_> {
                     at.offset(len - 8),
                     8,
                 )
-            }
-            .map_err(|e| explain(&e))?;
+            }?;
         }
         let words = self.words(&results, tensors.len() as u64)?;
         let wrong = (0..)
             .zip(words)
             .find(|&(tensor, word)| word != u64::from_ne_bytes([contents(tensor); 8]));
         wrong.map_or(Ok(()), |(tensor, word)| {
-            Err(format!("tensor {tensor} has {word:#x}"))
+            Err(format!("tensor {tensor} has {word:#x}").into())
         })
     }
 
     /// Returns the bytes of the device that are taken; on the host backend, by this process.
-    fn taken(&self) -> Result<u64, String> {
+    fn taken(&self) -> Result<u64> {
         // A GPU's memory is everybody's: the parent asks once.
         if self.gpu.kind() != BackendKind::Host {
             return Ok(0);
         }
-        let memory = self
-            .gpu
-            .backend()
-            .memory_info(self.gpu.device())
-            .map_err(|e| explain(&e))?;
+        let memory = self.gpu.backend().memory_info(self.gpu.device())?;
         Ok(memory.total_bytes - memory.free_bytes)
     }
 }
