@@ -6,7 +6,7 @@ A camera (frames of 4 MiB at 1 kHz), a KV cache (10,000 blocks of 64 KiB a secon
 200, to four processes), and weights to processes on other GPUs, beside a broadcast by NCCL (`broadcast.py`). Prints what is slower
 than PyTorch first. Every frame and tensor is counted, and a word of each is compared: one that is missing or wrong fails the job.
 
-`gpu-ipc bench --from FILE --svg PICTURE` draws what `--out` wrote.
+`gpu-ipc bench --from FILE` shows what `--out` wrote, and `ci/device/chart FILE PICTURE` draws it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What jobs measured, as `gpu-ipc bench --json` writes it: `gpu-ipc bench --from FILE --svg FILE` shows and draws it."""
+"""What jobs measured, as `gpu-ipc bench --json` writes it: `gpu-ipc bench --from FILE` shows it, `ci/device/chart` draws it."""
 
 import json
 import os
