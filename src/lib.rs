@@ -149,9 +149,10 @@ pub mod cuda {
 #[cfg(feature = "hip")]
 pub mod hip {
     pub use backend_hip::{
-        Finding, Findings, Hip, HipBackend, Inspection, KnownBug, LIBRARY, PROOF, Proof, Step,
-        Version, probe,
+        Hip, HipBackend, Inspection, KnownBug, LIBRARY, PROOF, Proof, Step, Version,
     };
+    pub use hip_probe as probe;
+    pub use hip_probe::{Finding, Findings};
 }
 
 /// Objects: memory that outlives the process that filled it, and the broker that owns it.

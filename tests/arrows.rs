@@ -19,6 +19,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["gpu-ipc-gpu-api", "gpu-ipc-driver"],
     ),
     (
+        "gpu-ipc-hip-probe",
+        &["gpu-ipc-gpu-api", "gpu-ipc-driver", "gpu-ipc-backend-hip"],
+    ),
+    (
         "gpu-ipc-hip-on-cuda",
         &["gpu-ipc-gpu-api", "gpu-ipc-driver", "gpu-ipc-backend-host"],
     ),
@@ -42,6 +46,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "gpu-ipc-backend-host",
             "gpu-ipc-backend-cuda",
             "gpu-ipc-backend-hip",
+            "gpu-ipc-hip-probe",
             "gpu-ipc-ipc-rc",
             "gpu-ipc-allocators",
             "gpu-ipc-broker",

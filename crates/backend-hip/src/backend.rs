@@ -41,7 +41,7 @@ pub struct Inspection {
 /// AMD's runtime, loaded at run time.
 ///
 /// Beyond plain memory with 64-byte handles, waits on the host and functions that streams call, it
-/// does only what a [`Proof`] says was seen to work: see [`probe`](crate::probe).
+/// does only what a [`Proof`] says was seen to work.
 ///
 /// # Portability
 ///
@@ -91,12 +91,6 @@ impl Hip {
             }),
             _ => Ok(Arc::new(Backend::new(hip))),
         }
-    }
-
-    /// Loads the runtime and takes some steps for proved: for the probe, which is to find out.
-    pub(crate) fn load_assuming(steps: &[Step]) -> Result<Arc<HipBackend>> {
-        let hip = Hip::start(|version| Some(Proof::new(version, steps.iter().copied())))?;
-        Ok(Arc::new(Backend::new(hip)))
     }
 
     /// Loads the runtime and asks what it is, without starting it.

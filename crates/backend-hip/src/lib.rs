@@ -14,8 +14,7 @@
 //! 4. `call`: the current device and the last error of the calling thread. `device`: what the
 //!    runtime says of a device. `stream`, `word`: queues of GPU work. `exporter`, `handles`, `seal`, `plain`,
 //!    `dma_buf`: sharing plain memory. `pointer`: addresses that others allocated.
-//! 5. [`probe`]: how it is found out what may be used.
-//! 6. [`interop`]: streams and addresses of other libraries, and ours for them.
+//! 5. [`interop`]: streams and addresses of other libraries, and ours for them.
 //!
 //! # Examples
 //!
@@ -41,12 +40,12 @@ pub mod hip;
 pub mod interop;
 mod kernel;
 mod library;
+#[cfg(feature = "oracle")]
 #[doc(hidden)]
 pub mod oracle;
 mod plain;
 mod pointer;
 mod pool_defect;
-pub mod probe;
 pub mod proof;
 mod quirks;
 mod seal;
@@ -61,6 +60,5 @@ pub use bugs::KnownBug;
 pub use hip::Hip;
 pub use library::LIBRARY;
 pub use pool_defect::PoolDefect;
-pub use probe::{Finding, Findings};
 pub use proof::{PROOF, Proof, Step};
 pub use version::Version;

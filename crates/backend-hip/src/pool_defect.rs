@@ -90,7 +90,7 @@ impl PoolDefect {
     }
 
     /// Finds the defect that a finding tells of.
-    pub(crate) fn told_in(text: &str) -> Option<PoolDefect> {
+    pub fn told_in(text: &str) -> Option<PoolDefect> {
         text.split([' ', ':']).find_map(PoolDefect::from_name)
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A HIP runtime says of several things that it can do them and then cannot, or brings the process
 //! down, by version and by driver. So nothing beyond plain memory with 64-byte handles is used on
-//! its word: [`prove`](crate::probe::prove) tries each [`Step`] in child processes, and what it saw
-//! is a [`Proof`] that later processes take in.
+//! its word: a probe (the crate `gpu-ipc-hip-probe`) tries each [`Step`] in child processes, and what
+//! it saw is a [`Proof`] that later processes take in.
 
 use std::env;
 use std::fmt;

@@ -212,6 +212,7 @@ impl Symbols {
 }
 
 /// Lists the functions, by the names of AMD's manual, and the sizes of their arguments.
+#[cfg(any(test, feature = "oracle"))]
 pub(crate) fn signatures() -> Vec<(&'static str, Vec<usize>)> {
     let all = Own::signatures().into_iter().chain(Calls::signatures());
     all.map(|(row, sizes)| (named(NAMES, row).0, sizes))

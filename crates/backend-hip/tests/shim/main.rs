@@ -57,7 +57,7 @@ pub enum Library {
 pub const WHOLE: Library = Library::Without(&[]);
 
 fn main() -> ExitCode {
-    backend_hip::probe::run_if_asked();
+    hip_probe::run_if_asked();
     if foreign::run_if_asked() {
         return ExitCode::SUCCESS;
     }

@@ -3,10 +3,10 @@
 use std::env;
 use std::time::Duration;
 
-use backend_hip::probe::{prove, prove_and_tell};
-use backend_hip::{Findings, Hip, PoolDefect, Step};
+use backend_hip::{Hip, PoolDefect, Step};
 use gpu_api::groups::*;
 use gpu_api::{DeviceId, Error};
+use hip_probe::{Findings, prove, prove_and_tell};
 
 use crate::{Case, GPU, Library, WHOLE, proved};
 

@@ -1,19 +1,20 @@
-//! Finding out what a runtime can do, by doing it, in child processes.
+//! Finding out what an installed HIP runtime can do, by doing it, in child processes.
 //!
 //! What is to be found out may bring a process down, or never return. So [`prove`] starts a program
 //! twice for each [`Step`] and device, one to export and one to import as two processes would,
-//! waits for both within a patience, and kills what has not come back. The program is any that
-//! calls [`run_if_asked`] first thing in its `main`, usually the calling one itself:
+//! waits for both within a patience, and kills what has not come back. What it saw is a [`Proof`],
+//! which the backend takes in. The program is any that calls [`run_if_asked`] first thing in its
+//! `main`, usually the calling one itself:
 //!
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use backend_hip::{Step, probe};
+//! use backend_hip::Step;
 //!
 //! fn main() -> gpu_api::Result<()> {
-//!     probe::run_if_asked();
+//!     hip_probe::run_if_asked();
 //!     let program = std::env::current_exe().expect("a program has a path");
-//!     let findings = probe::prove(&program, &Step::HARMLESS, Duration::from_secs(30))?;
+//!     let findings = hip_probe::prove(&program, &Step::HARMLESS, Duration::from_secs(30))?;
 //!     for finding in &findings.all {
 //!         println!("{} on {}: {:?}", finding.step, finding.device, finding.seen);
 //!     }
@@ -27,9 +28,10 @@
 //! `order` of work or with a `pool`.
 //!
 //! A library cannot start its own process again unasked, so
-//! [`HipBackend::load`](crate::HipBackend::load) never probes.
+//! [`HipBackend::load`](backend_hip::HipBackend::load) never probes.
 
 // Tests: `crates/backend-hip/tests/shim/probe.rs`.
+#![deny(unsafe_op_in_unsafe_fn)]
 
 mod channel;
 mod memory;
@@ -44,15 +46,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use backend_hip::{Hip, PoolDefect, Proof, Step};
 use gpu_api::{DeviceId, GpuDevices, Result};
 
-use crate::hip::Hip;
-use crate::pool_defect::PoolDefect;
-use crate::proof::{Proof, Step};
-
-use self::runner::attempt;
-use self::runtime::Seen;
-pub use self::side::run_if_asked;
+use crate::runner::attempt;
+pub use crate::runtime::Seen;
+pub use crate::side::run_if_asked;
 
 /// What was seen of one step on one device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -82,7 +81,7 @@ pub struct Findings {
 ///
 /// # Errors
 ///
-/// Where the runtime cannot be loaded, as [`Hip::load_with`](crate::Hip::load_with);
+/// Where the runtime cannot be loaded, as [`Hip::load_with`];
 /// [`Error::System`](gpu_api::Error::System) where `program` cannot be started. What a step does is never an error: it is a [`Finding`].
 pub fn prove(program: &Path, steps: &[Step], patience: Duration) -> Result<Findings> {
     prove_and_tell(program, steps, patience, |_| {})
@@ -104,7 +103,9 @@ pub fn prove_and_tell(
     let hip = Hip::load_with(None)?;
     let devices: Vec<DeviceId> = (0..hip.device_count()?).map(DeviceId).collect();
     // One that does not say where it is, is alone there.
-    let place = |device: DeviceId| hip.places[device.0 as usize].as_deref();
+    let told = devices.iter().map(|&device| hip.pci_address(device).ok());
+    let places: Vec<Option<String>> = told.map(Option::flatten).collect();
+    let place = |device: DeviceId| places[device.0 as usize].as_deref();
     let mut groups: Vec<Vec<DeviceId>> = Vec::new();
     for &device in &devices {
         let is_with = |group: &&mut Vec<DeviceId>| {

@@ -11,16 +11,16 @@ use rustix::net::{
 };
 
 /// What a side says that was left alone.
-pub(super) const GONE: &str = "the other side is gone";
+pub(crate) const GONE: &str = "the other side is gone";
 
 /// One end of a pair of connected packet sockets.
-pub(super) struct Channel {
+pub(crate) struct Channel {
     socket: OwnedFd,
 }
 
 impl Channel {
     /// Takes the end that stands where the standard input would be.
-    pub(super) fn from_stdin() -> Result<Channel, String> {
+    pub(crate) fn from_stdin() -> Result<Channel, String> {
         let socket = stdin()
             .as_fd()
             .try_clone_to_owned()
@@ -29,7 +29,7 @@ impl Channel {
     }
 
     /// Sends bytes, and a descriptor beside them.
-    pub(super) fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), String> {
+    pub(crate) fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), String> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if let Some(fd) = &fd {
@@ -46,7 +46,7 @@ impl Channel {
     }
 
     /// Receives exactly `N` bytes, and the descriptor beside them.
-    pub(super) fn receive<const N: usize>(&self) -> Result<([u8; N], Option<OwnedFd>), String> {
+    pub(crate) fn receive<const N: usize>(&self) -> Result<([u8; N], Option<OwnedFd>), String> {
         let mut bytes = [0; N];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -69,12 +69,12 @@ impl Channel {
     }
 
     /// Tells the other side that this one has come to a point.
-    pub(super) fn tell(&self, point: u8) -> Result<(), String> {
+    pub(crate) fn tell(&self, point: u8) -> Result<(), String> {
         self.send(&[point], None)
     }
 
     /// Waits until the other side has come to a point.
-    pub(super) fn await_point(&self, point: u8) -> Result<(), String> {
+    pub(crate) fn await_point(&self, point: u8) -> Result<(), String> {
         let ([told], _) = self.receive()?;
         if told == point {
             Ok(())

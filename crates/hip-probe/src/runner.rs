@@ -8,14 +8,14 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use backend_hip::Step;
 use gpu_api::{DeviceId, Error, Result};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::channel;
-use super::runtime::Seen;
-use super::side::{Side, TASK};
-use crate::proof::Step;
+use crate::channel;
+use crate::runtime::Seen;
+use crate::side::{Side, TASK};
 
 /// A side of a step that runs; dropped, it is killed.
 struct Runner {
@@ -112,7 +112,7 @@ impl Drop for Runner {
 }
 
 /// Tries a step.
-pub(super) fn attempt(
+pub(crate) fn attempt(
     program: &Path,
     step: Step,
     device: DeviceId,

@@ -2,29 +2,29 @@
 
 use std::sync::{Arc, mpsc};
 
+use backend_hip::HipBackend;
 use gpu_api::{
     DeviceId, DevicePtr, Error, GpuCopies, GpuDevices, GpuHostFunctions, GpuStreams, RawStream,
 };
 
 use driver::Vendor;
 
-use super::channel::Channel;
-use crate::backend::HipBackend;
+use crate::channel::Channel;
 
 /// What became of one side of a step; the text says why not.
-pub(super) type Seen = Result<(), String>;
+pub type Seen = Result<(), String>;
 
 /// One side of a step, as it sees itself.
-pub(super) struct Runtime {
-    pub(super) hip: Arc<HipBackend>,
-    pub(super) device: DeviceId,
-    pub(super) stream: RawStream,
-    pub(super) channel: Channel,
+pub(crate) struct Runtime {
+    pub(crate) hip: Arc<HipBackend>,
+    pub(crate) device: DeviceId,
+    pub(crate) stream: RawStream,
+    pub(crate) channel: Channel,
 }
 
 impl Runtime {
     /// Writes eight bytes and waits for it.
-    pub(super) fn write(&self, to: DevicePtr, value: u64) -> Seen {
+    pub(crate) fn write(&self, to: DevicePtr, value: u64) -> Seen {
         let bytes = value.to_le_bytes();
         // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is
         // done: this process has the memory and waits.
@@ -37,12 +37,12 @@ impl Runtime {
     }
 
     /// Reads eight bytes.
-    pub(super) fn read(&self, from: DevicePtr) -> Result<u64, String> {
+    pub(crate) fn read(&self, from: DevicePtr) -> Result<u64, String> {
         self.read_by(self.stream, from)
     }
 
     /// Reads eight bytes by a stream.
-    pub(super) fn read_by(&self, stream: RawStream, from: DevicePtr) -> Result<u64, String> {
+    pub(crate) fn read_by(&self, stream: RawStream, from: DevicePtr) -> Result<u64, String> {
         let mut bytes = [0; 8];
         // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until it is done:
         // this process has the memory and waits.
@@ -56,7 +56,7 @@ impl Runtime {
     }
 
     /// Allocates by the runtime's own call, of any size.
-    pub(super) fn malloc(&self, len: usize) -> Result<DevicePtr, String> {
+    pub(crate) fn malloc(&self, len: usize) -> Result<DevicePtr, String> {
         let scope = self.hip.on_device(self.device).map_err(told)?;
         let mut base = 0;
         scope
@@ -69,7 +69,7 @@ impl Runtime {
     }
 
     /// Frees what `malloc` gave.
-    pub(super) fn free(&self, base: DevicePtr) -> Seen {
+    pub(crate) fn free(&self, base: DevicePtr) -> Seen {
         let scope = self.hip.on_device(self.device).map_err(told)?;
         scope
             .call(&self.hip.driver().calls.free, |function| {
@@ -80,12 +80,12 @@ impl Runtime {
     }
 
     /// Returns the free bytes of the device.
-    pub(super) fn free_bytes(&self) -> Result<u64, String> {
+    pub(crate) fn free_bytes(&self) -> Result<u64, String> {
         Ok(self.hip.memory_info(self.device).map_err(told)?.free_bytes)
     }
 
     /// Holds up a stream until the result is dropped.
-    pub(super) fn hold(&self, stream: RawStream) -> Result<mpsc::Sender<()>, String> {
+    pub(crate) fn hold(&self, stream: RawStream) -> Result<mpsc::Sender<()>, String> {
         let (go, gate) = mpsc::channel::<()>();
         let wait = Box::new(move || {
             // An error is the sign: the other end was dropped.
@@ -97,20 +97,20 @@ impl Runtime {
         Ok(go)
     }
 
-    pub(super) fn synchronize(&self, stream: RawStream) -> Seen {
+    pub(crate) fn synchronize(&self, stream: RawStream) -> Seen {
         // SAFETY: `synchronize_stream` asks for a live stream: none is destroyed before the process
         // ends.
         unsafe { self.hip.synchronize_stream(stream) }.map_err(told)
     }
 
-    pub(super) fn is_idle(&self, stream: RawStream) -> Result<bool, String> {
+    pub(crate) fn is_idle(&self, stream: RawStream) -> Result<bool, String> {
         // SAFETY: `query_stream` asks for a live stream: none is destroyed before the process ends.
         unsafe { self.hip.query_stream(stream) }.map_err(told)
     }
 }
 
 /// Says what an error says, its cause included.
-pub(super) fn told(error: Error) -> String {
+pub(crate) fn told(error: Error) -> String {
     match std::error::Error::source(&error) {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
@@ -118,7 +118,7 @@ pub(super) fn told(error: Error) -> String {
 }
 
 /// Makes a reason of what should have been.
-pub(super) fn expect(what: &str, holds: bool) -> Seen {
+pub(crate) fn expect(what: &str, holds: bool) -> Seen {
     if holds {
         Ok(())
     } else {

@@ -11,7 +11,7 @@ use gpu_api::{
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::runtime::{Runtime, Seen, expect, told};
+use crate::runtime::{Runtime, Seen, expect, told};
 
 const BYTES: usize = 4096;
 const LEN: u64 = 2 << 20;
@@ -161,7 +161,7 @@ fn await_word(words: &Words, index: usize, value: u64) {
     }
 }
 
-pub(super) fn words_here(runtime: &Runtime) -> Seen {
+pub(crate) fn words_here(runtime: &Runtime) -> Seen {
     let (file, words) = shared_words(runtime)?;
     let memory = Halves::alloc(runtime)?;
     let other = runtime.hip.create_stream(runtime.device).map_err(told)?;
@@ -198,7 +198,7 @@ pub(super) fn words_here(runtime: &Runtime) -> Seen {
     expect("a stream there writes a word of both", words.load(5) == 1)
 }
 
-pub(super) fn words_there(runtime: &Runtime) -> Seen {
+pub(crate) fn words_there(runtime: &Runtime) -> Seen {
     let (_, file) = runtime.channel.receive::<1>()?;
     let words = Words::map(runtime, &file.ok_or("no descriptor came")?)?;
     await_word(&words, 4, 9);
@@ -229,7 +229,7 @@ fn await_idle(runtime: &Runtime, words: &Words, stream: RawStream, what: &str) -
     Ok(())
 }
 
-pub(super) fn waits_here(runtime: &Runtime) -> Seen {
+pub(crate) fn waits_here(runtime: &Runtime) -> Seen {
     let (file, words) = shared_words(runtime)?;
     let stream = || runtime.hip.create_stream(runtime.device).map_err(told);
     let memory = Halves::alloc(runtime)?;
@@ -299,7 +299,7 @@ pub(super) fn waits_here(runtime: &Runtime) -> Seen {
     runtime.channel.await_point(b'd')
 }
 
-pub(super) fn waits_there(runtime: &Runtime) -> Seen {
+pub(crate) fn waits_there(runtime: &Runtime) -> Seen {
     let (_, file) = runtime.channel.receive::<1>()?;
     let words = Words::map(runtime, &file.ok_or("no descriptor came")?)?;
     words.await_in(runtime, runtime.stream, 4, 9)?;
@@ -326,7 +326,7 @@ pub(super) fn waits_there(runtime: &Runtime) -> Seen {
     runtime.channel.tell(b'd')
 }
 
-pub(super) fn events_here(runtime: &Runtime) -> Seen {
+pub(crate) fn events_here(runtime: &Runtime) -> Seen {
     let event = runtime
         .hip
         .create_event(runtime.device, EventKind::Interprocess)
@@ -350,7 +350,7 @@ pub(super) fn events_here(runtime: &Runtime) -> Seen {
     Ok(())
 }
 
-pub(super) fn events_there(runtime: &Runtime) -> Seen {
+pub(crate) fn events_there(runtime: &Runtime) -> Seen {
     let (handle, _) = runtime.channel.receive()?;
     let open = || {
         runtime

@@ -11,14 +11,14 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use backend_hip::PoolDefect;
 use gpu_api::thread::start_scoped;
 use gpu_api::{
     Allocation, Error, EventKind, GpuCopies, GpuEvents, GpuMemory, GpuPools, GpuStreams, PoolUsage,
     RawEvent, RawPool, RawStream, Sharing,
 };
 
-use super::runtime::{Runtime, Seen, expect, told};
-use crate::pool_defect::PoolDefect;
+use crate::runtime::{Runtime, Seen, expect, told};
 
 /// What buffers that pass from stream to stream have, in bytes.
 const SIZES: [u64; 6] = [256, 4096, 12 << 10, 64 << 10, 1 << 20, 3 << 20];
@@ -181,7 +181,7 @@ fn begin(part: &str) {
     let _ = writeln!(std::io::stderr(), "it {part}");
 }
 
-pub(super) fn use_pools(runtime: &Runtime) -> Seen {
+pub(crate) fn use_pools(runtime: &Runtime) -> Seen {
     runtime.channel.await_point(b'h')?;
     let other = runtime.hip.create_stream(runtime.device).map_err(told)?;
     for keep in [0, u64::MAX] {
@@ -206,7 +206,7 @@ pub(super) fn use_pools(runtime: &Runtime) -> Seen {
 }
 
 /// Allocates from the other process' share, once this one's allocation failed and went back.
-pub(super) fn use_the_rest(runtime: &Runtime) -> Seen {
+pub(crate) fn use_the_rest(runtime: &Runtime) -> Seen {
     runtime.channel.tell(b'h')?;
     runtime.channel.await_point(b'f')?;
     let len = runtime.free_bytes()? / 2;

@@ -13,7 +13,7 @@ use gpu_api::{
     Sharing,
 };
 
-use super::runtime::{Runtime, Seen, expect, told};
+use crate::runtime::{Runtime, Seen, expect, told};
 
 /// Enough to tell it from what a runtime takes for itself.
 const LEN: u64 = 256 << 20;
@@ -70,7 +70,7 @@ fn allocate_on(runtime: &Runtime) -> Seen {
     Ok(())
 }
 
-pub(super) fn export_handles(runtime: &Runtime) -> Seen {
+pub(crate) fn export_handles(runtime: &Runtime) -> Seen {
     let before = free_at_rest(runtime)?;
     let mut exported = Vec::new();
     for n in 1..3 {
@@ -99,7 +99,7 @@ pub(super) fn export_handles(runtime: &Runtime) -> Seen {
     runtime.channel.tell(b'f')
 }
 
-pub(super) fn open_handles(runtime: &Runtime) -> Seen {
+pub(crate) fn open_handles(runtime: &Runtime) -> Seen {
     runtime.channel.tell(b'h')?;
     let mut handles = Vec::new();
     for _ in 1..3 {
@@ -137,7 +137,7 @@ pub(super) fn open_handles(runtime: &Runtime) -> Seen {
     runtime.channel.await_point(b'f')
 }
 
-pub(super) fn export(runtime: &Runtime) -> Seen {
+pub(crate) fn export(runtime: &Runtime) -> Seen {
     let before = free_at_rest(runtime)?;
     let memory = runtime
         .hip
@@ -186,7 +186,7 @@ fn import_unheld(
     })
 }
 
-pub(super) fn import(runtime: &Runtime) -> Seen {
+pub(crate) fn import(runtime: &Runtime) -> Seen {
     runtime.channel.tell(b'h')?;
     let (len, fd) = runtime.channel.receive()?;
     let (len, fd) = (u64::from_le_bytes(len), fd.ok_or("no descriptor came")?);
@@ -233,7 +233,7 @@ pub(super) fn import(runtime: &Runtime) -> Seen {
 }
 
 /// Exports memory that the other side is to read only, and looks whether it stayed as it was.
-pub(super) fn lend(runtime: &Runtime) -> Seen {
+pub(crate) fn lend(runtime: &Runtime) -> Seen {
     let memory = runtime
         .hip
         .alloc(runtime.device, LEN, Sharing::Fd)
@@ -253,7 +253,7 @@ pub(super) fn lend(runtime: &Runtime) -> Seen {
 }
 
 /// Imports memory to read, and writes it all the same.
-pub(super) fn overwrite(runtime: &Runtime) -> Seen {
+pub(crate) fn overwrite(runtime: &Runtime) -> Seen {
     let (len, fd) = runtime.channel.receive()?;
     let (len, fd) = (u64::from_le_bytes(len), fd.ok_or("no descriptor came")?);
     let base = runtime

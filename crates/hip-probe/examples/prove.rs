@@ -10,12 +10,12 @@
 
 use std::time::Duration;
 
-use backend_hip::{Hip, PROOF, Proof, Step, probe};
+use backend_hip::{Hip, PROOF, Proof, Step};
 use gpu_api::groups::*;
 use gpu_api::{DeviceId, Result};
 
 fn main() -> Result<()> {
-    probe::run_if_asked();
+    hip_probe::run_if_asked();
     let found = Hip::inspect()?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let has = |name: &str| arguments.iter().any(|argument| argument == name);
@@ -66,7 +66,7 @@ fn main() -> Result<()> {
     };
     let steps: Vec<Step> = Step::ALL.into_iter().filter(wanted).collect();
     let findings =
-        probe::prove_and_tell(&program, &steps, patience, |finding| match &finding.seen {
+        hip_probe::prove_and_tell(&program, &steps, patience, |finding| match &finding.seen {
             Ok(()) => println!("{} on {}: seen to work", finding.step, finding.device),
             Err(why) => println!("{} on {}: not used, {why}", finding.step, finding.device),
         })?;

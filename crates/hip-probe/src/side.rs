@@ -3,27 +3,25 @@
 use std::env;
 use std::io::Write;
 
+use backend_hip::{Hip, PoolDefect, Proof, Step};
 use gpu_api::{DeviceId, GpuStreams};
 
-use super::channel::Channel;
-use super::runtime::{Runtime, Seen, told};
-use super::{memory, order, pool};
-use crate::hip::Hip;
-use crate::pool_defect::PoolDefect;
-use crate::proof::Step;
+use crate::channel::Channel;
+use crate::runtime::{Runtime, Seen, told};
+use crate::{memory, order, pool};
 
 /// Set in a process that runs one side of a step: the step, the side, the device.
-pub(super) const TASK: &str = "GPU_IPC_HIP_PROBE";
+pub(crate) const TASK: &str = "GPU_IPC_HIP_PROBE";
 
 /// The two sides of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Side {
+pub(crate) enum Side {
     Exporter,
     Importer,
 }
 
 impl Side {
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Side::Exporter => "exporter",
             Side::Importer => "importer",
@@ -31,7 +29,7 @@ impl Side {
     }
 }
 
-/// Runs one side of a step and ends the process, if [`prove`](super::prove) started it for that;
+/// Runs one side of a step and ends the process, if [`prove`](crate::prove) started it for that;
 /// else does nothing.
 ///
 /// Call it first thing in `main`, before anything is printed or any thread is started.
@@ -83,7 +81,9 @@ fn run(task: &str) -> Seen {
         Step::Waits => &[Step::Words, Step::Waits],
         _ => &[step],
     };
-    let hip = Hip::load_assuming(assumed).map_err(told)?;
+    let version = Hip::inspect().map_err(told)?.version;
+    let assumed = Proof::new(version, assumed.iter().copied());
+    let hip = Hip::load_with(Some(assumed)).map_err(told)?;
     let stream = hip.create_stream(device).map_err(told)?;
     let runtime = Runtime {
         hip,
@@ -106,5 +106,6 @@ fn run(task: &str) -> Seen {
         (Step::Events, Side::Importer) => order::events_there(&runtime),
         (Step::Pools, Side::Exporter) => pool::use_pools(&runtime),
         (Step::Pools, Side::Importer) => pool::use_the_rest(&runtime),
+        _ => Err(format!("no such step here: {step}")),
     }
 }
