@@ -3,11 +3,15 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
+use driver::calls::{
+    ACCESS_READ, ACCESS_READ_WRITE, AccessDescription, AllocationProperties, Handle, HostFunction,
+    LOCATION_DEVICE, Location,
+};
 use driver::pool::{self, PoolProperties};
 use gpu_api::PoolUsage;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 
-use crate::cuda_functions::{Access, Functions, Handle, Properties};
+use crate::cuda_functions::Functions;
 use crate::machine::{DEVICE, Kind, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome};
 
 const MANAGED: u32 = 8;
@@ -28,22 +32,29 @@ fn made<T: Default>(make: impl FnOnce(*mut T) -> Outcome) -> Outcome<T> {
     Ok(place)
 }
 
+/// Declares methods that only call a function of the driver's, or return what it writes.
+macro_rules! calls {
+    ($($method:ident($($argument:tt: $type:ty),*) $(-> $made:ty)? = $function:ident($($passed:expr),*);)*) => {
+        $(calls!(@one $method($($argument: $type),*) $(-> $made)? = $function($($passed),*));)*
+    };
+    (@one $method:ident($($argument:tt: $type:ty),*) = $function:ident($($passed:expr),*)) => {
+        fn $method(&self, $($argument: $type),*) -> Outcome {
+            self.functions.$function($($passed),*)
+        }
+    };
+    (@one $method:ident($($argument:tt: $type:ty),*) -> $made:ty = $function:ident($($passed:expr),*)) => {
+        fn $method(&self, $($argument: $type),*) -> Outcome<$made> {
+            made(|place| self.functions.$function(place, $($passed),*))
+        }
+    };
+}
+
 /// Reads a text that the driver wrote.
 fn text(bytes: &[c_char]) -> String {
     // SAFETY: `from_ptr` asks for a zero within: the last byte was not offered to the driver.
     unsafe { CStr::from_ptr(bytes.as_ptr()) }
         .to_string_lossy()
         .into_owned()
-}
-
-fn properties(device: c_int) -> Properties {
-    Properties {
-        kind: 1,
-        handle_types: 1,
-        location: [1, device.cast_unsigned()],
-        win32: 0,
-        flags: [0; 4],
-    }
 }
 
 impl Cuda {
@@ -68,6 +79,49 @@ impl Cuda {
 }
 
 impl Machine for Cuda {
+    calls! {
+        call(stream: u64, function: HostFunction, data: *mut c_void) = call(stream, function, data);
+        free(base: u64) = free(base);
+        host_free(ptr: usize) = host_free(ptr as u64);
+        register(ptr: usize, len: usize, flags: u32) = register(ptr as u64, len, flags);
+        unregister(ptr: usize) = unregister(ptr as u64);
+        pool_destroy(_: i32, pool: u64) = pool_destroy(pool);
+        pool_trim(_: i32, pool: u64, keep: usize) = pool_trim(pool, keep);
+        pool_free(stream: u64, base: u64) = pool_free(base, stream);
+        release(handle: u64) = release(handle);
+        unreserve(base: u64, len: usize) = unreserve(base, len);
+        map(base: u64, len: usize, handle: u64) = map(base, len, 0, handle, 0);
+        unmap(base: u64, len: usize) = unmap(base, len);
+        close(base: u64) = close(base);
+        event_record(event: u64, stream: u64) = event_record(event, stream);
+        event_query(event: u64) = event_query(event);
+        event_destroy(event: u64) = event_destroy(event);
+        stream_destroy(stream: u64) = stream_destroy(stream);
+        stream_query(stream: u64) = stream_query(stream);
+        stream_synchronize(stream: u64) = stream_synchronize(stream);
+        stream_wait(stream: u64, event: u64) = stream_wait(stream, event, 0);
+        write(stream: u64, word: u64, value: u64) = write(stream, word, value, 0);
+        wait_at_least(stream: u64, word: u64, value: u64) = wait(stream, word, value, 0);
+        copy_in(stream: u64, to: u64, from: *const c_void, len: usize) = copy_in(to, from, len, stream);
+        copy_out(stream: u64, to: *mut c_void, from: u64, len: usize) = copy_out(to, from, len, stream);
+        copy(stream: u64, to: u64, from: u64, len: usize) = copy(to, from, len, stream);
+        fill(stream: u64, to: u64, byte: u8, len: usize) = fill(to, byte, len, stream);
+        uuid(device: i32) -> [u8; 16] = uuid(device);
+        total(device: i32) -> usize = total(device);
+        alloc(_: i32, len: usize) -> u64 = alloc(len);
+        device_pointer(ptr: usize) -> u64 = device_pointer(ptr as u64, 0);
+        pool_alloc(_: i32, pool: u64, stream: u64, len: usize) -> u64 = pool_alloc(len, pool, stream);
+        create(device: i32, len: usize) -> u64 = create(len, &AllocationProperties::exportable(device), 0);
+        reserve(len: usize) -> u64 = reserve(len, 0, 0, 0);
+        export(handle: u64) -> i32 = export(handle, 1, 0);
+        import(fd: i32) -> u64 = import(fd as u64, 1);
+        retain(ptr: u64) -> u64 = retain(ptr);
+        open(_: i32, handle: [u8; 64]) -> u64 = open(Handle::new(handle), 1);
+        event(_: i32, flags: u32) -> u64 = event(flags);
+        event_open(_: i32, handle: [u8; 64]) -> u64 = event_open(Handle::new(handle));
+        stream(_: i32, flags: u32) -> u64 = stream(flags);
+    }
+
     fn count(&self) -> i32 {
         self.contexts.len() as i32
     }
@@ -78,26 +132,14 @@ impl Machine for Cuda {
         Ok(text(&name))
     }
 
-    fn uuid(&self, device: i32) -> Outcome<[u8; 16]> {
-        made(|uuid| self.functions.uuid(uuid, device))
-    }
-
     fn place(&self, device: i32) -> Outcome<String> {
         let mut place = [0; 64];
         self.functions.place(place.as_mut_ptr(), 63, device)?;
         Ok(text(&place))
     }
 
-    fn total(&self, device: i32) -> Outcome<usize> {
-        made(|bytes| self.functions.total(bytes, device))
-    }
-
     fn can_reach(&self, device: i32, peer: i32) -> Outcome<bool> {
         made(|can| self.functions.can_access(can, device, peer)).map(|can| can != 0)
-    }
-
-    fn reach(&self, _: i32, peer: i32) -> Outcome {
-        self.functions.enable_peer(self.contexts[peer as usize], 0)
     }
 
     fn enter(&self, device: i32) -> Outcome {
@@ -126,14 +168,6 @@ impl Machine for Cuda {
         let (mut free, mut total) = (0, 0);
         self.functions.mem_info(&raw mut free, &raw mut total)?;
         Ok((free, total))
-    }
-
-    fn alloc(&self, _: i32, len: usize) -> Outcome<u64> {
-        made(|base| self.functions.alloc(base, len))
-    }
-
-    fn free(&self, base: u64) -> Outcome {
-        self.functions.free(base)
     }
 
     fn range(&self, ptr: u64) -> Outcome<(u64, usize)> {
@@ -174,22 +208,6 @@ impl Machine for Cuda {
         made(|start| self.functions.host_alloc(start, len, 1)).map(|start| start as usize)
     }
 
-    fn host_free(&self, ptr: usize) -> Outcome {
-        self.functions.host_free(ptr as u64)
-    }
-
-    fn register(&self, ptr: usize, len: usize, flags: u32) -> Outcome {
-        self.functions.register(ptr as u64, len, flags)
-    }
-
-    fn unregister(&self, ptr: usize) -> Outcome {
-        self.functions.unregister(ptr as u64)
-    }
-
-    fn device_pointer(&self, ptr: usize) -> Outcome<u64> {
-        made(|found| self.functions.device_pointer(found, ptr as u64, 0))
-    }
-
     fn pool(&self, device: i32, keep: u64) -> Outcome<u64> {
         let made = made(|made| self.functions.pool(made, &PoolProperties::private(device)))?;
         let (mut keep, mut none) = (keep, 0_i32);
@@ -211,10 +229,6 @@ impl Machine for Cuda {
         Ok(made)
     }
 
-    fn pool_destroy(&self, _: i32, pool: u64) -> Outcome {
-        self.functions.pool_destroy(pool)
-    }
-
     fn pool_usage(&self, _: i32, pool: u64) -> Outcome<PoolUsage> {
         let get =
             |attribute| made::<u64>(|value| self.functions.pool_get(pool, attribute, value.cast()));
@@ -226,67 +240,28 @@ impl Machine for Cuda {
         })
     }
 
-    fn pool_trim(&self, _: i32, pool: u64, keep: usize) -> Outcome {
-        self.functions.pool_trim(pool, keep)
-    }
-
-    fn pool_alloc(&self, _: i32, pool: u64, stream: u64, len: usize) -> Outcome<u64> {
-        made(|base| self.functions.pool_alloc(base, len, pool, stream))
-    }
-
-    fn pool_free(&self, stream: u64, base: u64) -> Outcome {
-        self.functions.pool_free(base, stream)
-    }
-
     fn granularity(&self, device: i32) -> Outcome<usize> {
         if made(|value| self.functions.attribute(value, VIRTUAL_MEMORY, device))? == 0 {
             return Err(NOT_SUPPORTED);
         }
-        made(|size| self.functions.granularity(size, &properties(device), 1))
-    }
-
-    fn create(&self, device: i32, len: usize) -> Outcome<u64> {
-        made(|handle| self.functions.create(handle, len, &properties(device), 0))
-    }
-
-    fn release(&self, handle: u64) -> Outcome {
-        self.functions.release(handle)
-    }
-
-    fn reserve(&self, len: usize) -> Outcome<u64> {
-        made(|base| self.functions.reserve(base, len, 0, 0, 0))
-    }
-
-    fn unreserve(&self, base: u64, len: usize) -> Outcome {
-        self.functions.unreserve(base, len)
-    }
-
-    fn map(&self, base: u64, len: usize, handle: u64) -> Outcome {
-        self.functions.map(base, len, 0, handle, 0)
-    }
-
-    fn unmap(&self, base: u64, len: usize) -> Outcome {
-        self.functions.unmap(base, len)
+        made(|size| {
+            self.functions
+                .granularity(size, &AllocationProperties::exportable(device), 1)
+        })
     }
 
     fn grant(&self, base: u64, len: usize, device: i32, write: bool) -> Outcome {
-        let access = Access {
-            location: [1, device.cast_unsigned()],
-            flags: if write { 3 } else { 1 },
+        let location = Location {
+            kind: LOCATION_DEVICE,
+            id: device,
         };
+        let flags = if write {
+            ACCESS_READ_WRITE
+        } else {
+            ACCESS_READ
+        };
+        let access = AccessDescription { location, flags };
         self.functions.grant(base, len, &raw const access, 1)
-    }
-
-    fn export(&self, handle: u64) -> Outcome<i32> {
-        made(|fd| self.functions.export(fd, handle, 1, 0))
-    }
-
-    fn import(&self, fd: i32) -> Outcome<u64> {
-        made(|handle| self.functions.import(handle, fd as u64, 1))
-    }
-
-    fn retain(&self, ptr: u64) -> Outcome<u64> {
-        made(|handle| self.functions.retain(handle, ptr))
     }
 
     fn export_plain(&self, _: u64, _: usize) -> Outcome<i32> {
@@ -302,63 +277,19 @@ impl Machine for Cuda {
     }
 
     fn handle(&self, base: u64) -> Outcome<[u8; 64]> {
-        let mut handle = Handle([0; 64]);
+        let mut handle = Handle::new([0; 64]);
         self.functions.handle(&raw mut handle, base)?;
-        Ok(handle.0)
-    }
-
-    fn open(&self, _: i32, handle: [u8; 64]) -> Outcome<u64> {
-        made(|base| self.functions.open(base, Handle(handle), 1))
-    }
-
-    fn close(&self, base: u64) -> Outcome {
-        self.functions.close(base)
-    }
-
-    fn event(&self, _: i32, flags: u32) -> Outcome<u64> {
-        made(|event| self.functions.event(event, flags))
+        Ok(handle.bytes())
     }
 
     fn event_handle(&self, event: u64) -> Outcome<[u8; 64]> {
-        let mut handle = Handle([0; 64]);
+        let mut handle = Handle::new([0; 64]);
         self.functions.event_handle(&raw mut handle, event)?;
-        Ok(handle.0)
+        Ok(handle.bytes())
     }
 
-    fn event_open(&self, _: i32, handle: [u8; 64]) -> Outcome<u64> {
-        made(|event| self.functions.event_open(event, Handle(handle)))
-    }
-
-    fn event_record(&self, event: u64, stream: u64) -> Outcome {
-        self.functions.event_record(event, stream)
-    }
-
-    fn event_query(&self, event: u64) -> Outcome {
-        self.functions.event_query(event)
-    }
-
-    fn event_destroy(&self, event: u64) -> Outcome {
-        self.functions.event_destroy(event)
-    }
-
-    fn stream(&self, _: i32, flags: u32) -> Outcome<u64> {
-        made(|stream| self.functions.stream(stream, flags))
-    }
-
-    fn stream_destroy(&self, stream: u64) -> Outcome {
-        self.functions.stream_destroy(stream)
-    }
-
-    fn stream_query(&self, stream: u64) -> Outcome {
-        self.functions.stream_query(stream)
-    }
-
-    fn stream_synchronize(&self, stream: u64) -> Outcome {
-        self.functions.stream_synchronize(stream)
-    }
-
-    fn stream_wait(&self, stream: u64, event: u64) -> Outcome {
-        self.functions.stream_wait(stream, event, 0)
+    fn reach(&self, _: i32, peer: i32) -> Outcome {
+        self.functions.enable_peer(self.contexts[peer as usize], 0)
     }
 
     fn stream_capturing(&self, stream: u64) -> Outcome<u32> {
@@ -376,38 +307,5 @@ impl Machine for Cuda {
         let device = made(|device| self.functions.context_device(device));
         self.enter(before)?;
         device
-    }
-
-    fn write(&self, stream: u64, word: u64, value: u64) -> Outcome {
-        self.functions.write(stream, word, value, 0)
-    }
-
-    fn wait_at_least(&self, stream: u64, word: u64, value: u64) -> Outcome {
-        self.functions.wait(stream, word, value, 0)
-    }
-
-    fn call(
-        &self,
-        stream: u64,
-        function: unsafe extern "C" fn(*mut c_void),
-        data: *mut c_void,
-    ) -> Outcome {
-        self.functions.call(stream, function, data)
-    }
-
-    fn copy_in(&self, stream: u64, to: u64, from: *const c_void, len: usize) -> Outcome {
-        self.functions.copy_in(to, from, len, stream)
-    }
-
-    fn copy_out(&self, stream: u64, to: *mut c_void, from: u64, len: usize) -> Outcome {
-        self.functions.copy_out(to, from, len, stream)
-    }
-
-    fn copy(&self, stream: u64, to: u64, from: u64, len: usize) -> Outcome {
-        self.functions.copy(to, from, len, stream)
-    }
-
-    fn fill(&self, stream: u64, to: u64, byte: u8, len: usize) -> Outcome {
-        self.functions.fill(to, byte, len, stream)
     }
 }

@@ -1,52 +1,25 @@
-//! Functions of NVIDIA's driver as a table that may have gaps, and its structures.
+//! Functions of NVIDIA's driver as a table that may have gaps.
 
 use std::ffi::{c_char, c_int, c_void};
 
+use driver::calls::{AccessDescription, AllocationProperties, Handle, HostFunction};
 use driver::pool::PoolProperties;
 use libloading::os::unix::Library;
 
 use crate::machine::{NOT_SUPPORTED, Outcome, UNKNOWN};
 
-/// `CUmemAllocationProp`.
-#[repr(C)]
-pub(crate) struct Properties {
-    pub(crate) kind: u32,
-    pub(crate) handle_types: u32,
-    pub(crate) location: [u32; 2],
-    pub(crate) win32: u64,
-    pub(crate) flags: [u16; 4],
-}
-
-/// `CUmemAccessDesc`.
-#[repr(C)]
-pub(crate) struct Access {
-    pub(crate) location: [u32; 2],
-    pub(crate) flags: u32,
-}
-
-/// A handle of memory or of an event, passed by value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Handle(pub(crate) [u8; 64]);
+/// Codes of CUDA's that HIP does not have.
+const NOT_HIPS: [u32; 43] = [
+    34, 36, 46, 47, 102, 220, 221, 222, 223, 224, 225, 226, 227, 402, 703, 714, 715, 716, 717, 718,
+    721, 800, 802, 803, 804, 805, 806, 807, 808, 809, 810, 811, 812, 909, 911, 912, 913, 914, 915,
+    916, 917, 918, 919,
+];
 
 /// Gives HIP's code for one of CUDA's: the same, but for what HIP does not have.
 fn hip_code(code: u32) -> u32 {
     match code {
         711 => 217,
-        34
-        | 36
-        | 46
-        | 47
-        | 102
-        | 220..=227
-        | 402
-        | 703
-        | 714..=718
-        | 721
-        | 800
-        | 802..=812
-        | 909
-        | 911..=919 => UNKNOWN,
+        code if NOT_HIPS.contains(&code) => UNKNOWN,
         code => code,
     }
 }
@@ -120,14 +93,14 @@ driver! {
     pool_trim as "cuMemPoolTrimTo": fn(pool: u64, keep: usize);
     pool_alloc as "cuMemAllocFromPoolAsync": fn(base: *mut u64, len: usize, pool: u64, stream: u64);
     pool_free as "cuMemFreeAsync": fn(base: u64, stream: u64);
-    granularity as "cuMemGetAllocationGranularity": fn(size: *mut usize, properties: *const Properties, option: u32);
-    create as "cuMemCreate": fn(handle: *mut u64, len: usize, properties: *const Properties, flags: u64);
+    granularity as "cuMemGetAllocationGranularity": fn(size: *mut usize, properties: *const AllocationProperties, option: u32);
+    create as "cuMemCreate": fn(handle: *mut u64, len: usize, properties: *const AllocationProperties, flags: u64);
     release as "cuMemRelease": fn(handle: u64);
     reserve as "cuMemAddressReserve": fn(base: *mut u64, len: usize, alignment: usize, hint: u64, flags: u64);
     unreserve as "cuMemAddressFree": fn(base: u64, len: usize);
     map as "cuMemMap": fn(base: u64, len: usize, offset: usize, handle: u64, flags: u64);
     unmap as "cuMemUnmap": fn(base: u64, len: usize);
-    grant as "cuMemSetAccess": fn(base: u64, len: usize, accesses: *const Access, count: usize);
+    grant as "cuMemSetAccess": fn(base: u64, len: usize, accesses: *const AccessDescription, count: usize);
     export as "cuMemExportToShareableHandle": fn(fd: *mut c_int, handle: u64, kind: u32, flags: u64);
     import as "cuMemImportFromShareableHandle": fn(handle: *mut u64, fd: u64, kind: u32);
     retain as "cuMemRetainAllocationHandle": fn(handle: *mut u64, ptr: u64);
@@ -150,7 +123,7 @@ driver! {
     stream_context as "cuStreamGetCtx": fn(stream: u64, context: *mut u64);
     write as "cuStreamWriteValue64_v2": fn(stream: u64, word: u64, value: u64, flags: u32);
     wait as "cuStreamWaitValue64_v2": fn(stream: u64, word: u64, value: u64, flags: u32);
-    call as "cuLaunchHostFunc": fn(stream: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void);
+    call as "cuLaunchHostFunc": fn(stream: u64, function: HostFunction, data: *mut c_void);
     copy_in as "cuMemcpyHtoDAsync_v2": fn(to: u64, from: *const c_void, len: usize, stream: u64);
     copy_out as "cuMemcpyDtoHAsync_v2": fn(to: *mut c_void, from: u64, len: usize, stream: u64);
     copy as "cuMemcpyDtoDAsync_v2": fn(to: u64, from: u64, len: usize, stream: u64);

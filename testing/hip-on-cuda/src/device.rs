@@ -1,5 +1,6 @@
 //! HIP's functions about devices, versions and errors.
 
+use std::env;
 use std::ffi::{CString, c_char, c_int};
 use std::sync::OnceLock;
 
@@ -160,12 +161,6 @@ pub extern "C" fn hipGetLastError() -> u32 {
     LAST.replace(0)
 }
 
-/// HIP's function of that name: the last error, which stays.
-#[unsafe(no_mangle)]
-pub extern "C" fn hipPeekAtLastError() -> u32 {
-    LAST.get()
-}
-
 /// HIP's function of that name.
 #[unsafe(no_mangle)]
 pub extern "C" fn hipGetErrorName(code: u32) -> *const c_char {
@@ -186,35 +181,36 @@ pub extern "C" fn hipGetErrorName(code: u32) -> *const c_char {
     name.as_ptr()
 }
 
+/// Keeps a text for as long as the library is there.
+fn kept(text: &'static OnceLock<CString>, named: impl FnOnce() -> String) -> *const c_char {
+    text.get_or_init(|| CString::new(named()).expect("a path has no zero"))
+        .as_ptr()
+}
+
 /// Names the folder that shows whose queues there are, in place of AMD's.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_signs_of_life() -> *const c_char {
     static FOLDER: OnceLock<CString> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
-        let named = std::env::var("GPU_IPC_SHIM_KFD").unwrap_or_else(|_| "/dev/shm".into());
-        CString::new(named).expect("a path has no zero")
-    });
-    folder.as_ptr()
+    let named = || env::var("GPU_IPC_SHIM_KFD").unwrap_or_else(|_| "/dev/shm".into());
+    kept(&FOLDER, named)
 }
 
 /// Names the folder of the nodes that KFD lists, in place of AMD's.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_topology() -> *const c_char {
     static FOLDER: OnceLock<CString> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
-        let named = std::env::var("GPU_IPC_SHIM_TOPOLOGY").unwrap_or_default();
-        CString::new(named).expect("a path has no zero")
-    });
-    folder.as_ptr()
+    kept(&FOLDER, || {
+        env::var("GPU_IPC_SHIM_TOPOLOGY").unwrap_or_default()
+    })
 }
 
 /// Names the files that a process with this library open keeps open, in place of AMD's.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_device_files() -> *const c_char {
     static FILES: OnceLock<CString> = OnceLock::new();
-    let files = FILES.get_or_init(|| {
-        let named = machine().map_or("/dev/null", |machine| machine.device_files());
-        CString::new(named).expect("a path has no zero")
-    });
-    files.as_ptr()
+    kept(&FILES, || {
+        machine()
+            .map_or("/dev/null", |machine| machine.device_files())
+            .into()
+    })
 }

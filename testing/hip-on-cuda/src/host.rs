@@ -8,10 +8,11 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use backend_host::{HostBackend, HostConfig};
+use driver::calls::HostFunction;
 use gpu_api::groups::*;
 use gpu_api::{
-    Access, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostMemory, HostPtr, MemHandle,
-    MemoryKind, PoolUsage, RawEvent, RawPool, RawStream, Sharing, StreamOp, WordPtr,
+    Access, DeviceId, DeviceInfo, DevicePtr, Error, EventHandle, EventKind, HostMemory, HostPtr,
+    MemHandle, MemoryKind, PoolUsage, RawEvent, RawPool, RawStream, Sharing, StreamOp, WordPtr,
 };
 
 use crate::machine::{
@@ -61,6 +62,23 @@ fn device(number: i32) -> DeviceId {
     DeviceId(number.cast_unsigned())
 }
 
+fn raw_pool(number: i32, handle: u64) -> RawPool {
+    RawPool {
+        device: device(number),
+        handle,
+    }
+}
+
+/// Borrows a descriptor of HIP's caller.
+fn borrowed<'a>(fd: i32) -> Outcome<BorrowedFd<'a>> {
+    if fd < 0 {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller gave it for the call, and what
+    // is below 0 is sorted out above.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
 impl Host {
     pub(crate) fn start() -> Outcome<Host> {
         let backend = HostBackend::new(HostConfig::from_env().map_err(|_| NO_DEVICE)?)
@@ -103,12 +121,8 @@ impl Host {
         Ok(real)
     }
 
-    fn plain(&self, device_number: i32, len: usize) -> Outcome<u64> {
-        let made = self
-            .backend
-            .alloc(device(device_number), len as u64, Sharing::Handle)
-            .map_err(code)?;
-        Ok(made.base.0)
+    fn info(&self, number: i32) -> Outcome<DeviceInfo> {
+        self.backend.device_info(device(number)).map_err(code)
     }
 }
 
@@ -118,16 +132,11 @@ impl Machine for Host {
     }
 
     fn name(&self, number: i32) -> Outcome<String> {
-        Ok(self.backend.device_info(device(number)).map_err(code)?.name)
+        Ok(self.info(number)?.name)
     }
 
     fn uuid(&self, number: i32) -> Outcome<[u8; 16]> {
-        Ok(self
-            .backend
-            .device_info(device(number))
-            .map_err(code)?
-            .uuid
-            .0)
+        Ok(self.info(number)?.uuid.0)
     }
 
     fn place(&self, number: i32) -> Outcome<String> {
@@ -135,11 +144,7 @@ impl Machine for Host {
     }
 
     fn total(&self, number: i32) -> Outcome<usize> {
-        Ok(self
-            .backend
-            .device_info(device(number))
-            .map_err(code)?
-            .total_bytes as usize)
+        Ok(self.info(number)?.total_bytes as usize)
     }
 
     fn can_reach(&self, _: i32, _: i32) -> Outcome<bool> {
@@ -185,7 +190,10 @@ impl Machine for Host {
         if len > self.free_and_total()?.0 {
             return Err(OUT_OF_MEMORY);
         }
-        self.plain(number, len)
+        let made = self
+            .backend
+            .alloc(device(number), len as u64, Sharing::Handle);
+        Ok(made.map_err(code)?.base.0)
     }
 
     fn free(&self, base: u64) -> Outcome {
@@ -233,11 +241,8 @@ impl Machine for Host {
             pinned: true,
             numa_node: None,
         };
-        Ok(self
-            .backend
-            .host_alloc(device(DEVICE.get()), len, memory)
-            .map_err(code)?
-            .0)
+        let made = self.backend.host_alloc(device(DEVICE.get()), len, memory);
+        Ok(made.map_err(code)?.0)
     }
 
     fn host_free(&self, ptr: usize) -> Outcome {
@@ -265,45 +270,24 @@ impl Machine for Host {
     }
 
     fn pool(&self, number: i32, keep: u64) -> Outcome<u64> {
-        Ok(self
-            .backend
-            .create_pool(device(number), keep)
-            .map_err(code)?
-            .handle)
+        let made = self.backend.create_pool(device(number), keep);
+        Ok(made.map_err(code)?.handle)
     }
 
     fn pool_destroy(&self, number: i32, pool: u64) -> Outcome {
-        host!(self.destroy_pool(RawPool {
-            device: device(number),
-            handle: pool
-        }))
+        host!(self.destroy_pool(raw_pool(number, pool)))
     }
 
     fn pool_usage(&self, number: i32, pool: u64) -> Outcome<PoolUsage> {
-        host!(self.pool_usage(RawPool {
-            device: device(number),
-            handle: pool
-        }))
+        host!(self.pool_usage(raw_pool(number, pool)))
     }
 
     fn pool_trim(&self, number: i32, pool: u64, keep: usize) -> Outcome {
-        host!(self.trim_pool(
-            RawPool {
-                device: device(number),
-                handle: pool
-            },
-            keep as u64
-        ))
+        host!(self.trim_pool(raw_pool(number, pool), keep as u64))
     }
 
     fn pool_alloc(&self, number: i32, pool: u64, stream: u64, len: usize) -> Outcome<u64> {
-        let (pool, stream) = (
-            RawPool {
-                device: device(number),
-                handle: pool,
-            },
-            self.real(stream),
-        );
+        let (pool, stream) = (raw_pool(number, pool), self.real(stream));
         Ok(host!(self.pool_alloc(pool, stream, len as u64))?.base.0)
     }
 
@@ -357,14 +341,7 @@ impl Machine for Host {
     }
 
     fn import(&self, fd: i32) -> Outcome<u64> {
-        let fd = if fd < 0 {
-            return Err(INVALID_VALUE);
-        } else {
-            // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller gave it, and what is
-            // below 0 is sorted out above.
-            unsafe { BorrowedFd::borrow_raw(fd) }
-        };
-        self.tables().files.import(fd, DEVICE.get())
+        self.tables().files.import(borrowed(fd)?, DEVICE.get())
     }
 
     fn retain(&self, ptr: u64) -> Outcome<u64> {
@@ -385,18 +362,11 @@ impl Machine for Host {
     }
 
     fn import_plain(&self, number: i32, fd: i32, len: usize) -> Outcome<u64> {
-        let borrowed = if fd < 0 {
-            return Err(INVALID_VALUE);
-        } else {
-            // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller gave it, and what is
-            // below 0 is sorted out above.
-            unsafe { BorrowedFd::borrow_raw(fd) }
-        };
-        Ok(self
+        let (device, fd) = (device(number), borrowed(fd)?);
+        let made = self
             .backend
-            .import_fd(device(number), borrowed, len as u64, Access::ReadWrite)
-            .map_err(code)?
-            .0)
+            .import_fd(device, fd, len as u64, Access::ReadWrite);
+        Ok(made.map_err(code)?.0)
     }
 
     fn close_plain(&self, base: u64) -> Outcome {
@@ -408,11 +378,8 @@ impl Machine for Host {
     }
 
     fn open(&self, number: i32, handle: [u8; 64]) -> Outcome<u64> {
-        Ok(self
-            .backend
-            .open_handle(device(number), &MemHandle(handle))
-            .map_err(code)?
-            .0)
+        let opened = self.backend.open_handle(device(number), &MemHandle(handle));
+        Ok(opened.map_err(code)?.0)
     }
 
     fn close(&self, base: u64) -> Outcome {
@@ -425,11 +392,8 @@ impl Machine for Host {
         } else {
             EventKind::Interprocess
         };
-        Ok(self
-            .backend
-            .create_event(device(number), kind)
-            .map_err(code)?
-            .0)
+        let made = self.backend.create_event(device(number), kind);
+        Ok(made.map_err(code)?.0)
     }
 
     fn event_handle(&self, event: u64) -> Outcome<[u8; 64]> {
@@ -437,11 +401,10 @@ impl Machine for Host {
     }
 
     fn event_open(&self, number: i32, handle: [u8; 64]) -> Outcome<u64> {
-        Ok(self
+        let opened = self
             .backend
-            .open_event(device(number), &EventHandle(handle))
-            .map_err(code)?
-            .0)
+            .open_event(device(number), &EventHandle(handle));
+        Ok(opened.map_err(code)?.0)
     }
 
     fn event_record(&self, event: u64, stream: u64) -> Outcome {
@@ -450,11 +413,8 @@ impl Machine for Host {
     }
 
     fn event_query(&self, event: u64) -> Outcome {
-        if host!(self.query_event(RawEvent(event)))? {
-            Ok(())
-        } else {
-            Err(NOT_READY)
-        }
+        let done = host!(self.query_event(RawEvent(event)))?;
+        done.then_some(()).ok_or(NOT_READY)
     }
 
     fn event_destroy(&self, event: u64) -> Outcome {
@@ -462,11 +422,8 @@ impl Machine for Host {
     }
 
     fn stream(&self, number: i32, _: u32) -> Outcome<u64> {
-        let made = self
-            .backend
-            .create_stream(device(number))
-            .map_err(code)?
-            .handle;
+        let made = self.backend.create_stream(device(number));
+        let made = made.map_err(code)?.handle;
         self.tables().streams.insert(made, number);
         self.turns.bind(number, made);
         Ok(made)
@@ -482,11 +439,8 @@ impl Machine for Host {
 
     fn stream_query(&self, stream: u64) -> Outcome {
         let stream = self.real(stream);
-        if host!(self.query_stream(stream))? {
-            Ok(())
-        } else {
-            Err(NOT_READY)
-        }
+        let done = host!(self.query_stream(stream))?;
+        done.then_some(()).ok_or(NOT_READY)
     }
 
     fn stream_synchronize(&self, stream: u64) -> Outcome {
@@ -514,13 +468,8 @@ impl Machine for Host {
 
     fn write(&self, stream: u64, word: u64, value: u64) -> Outcome {
         let stream = self.queue(stream)?;
-        host!(self.stream_batch(
-            stream,
-            &[StreamOp::Write {
-                word: WordPtr(word),
-                value
-            }]
-        ))
+        let word = WordPtr(word);
+        host!(self.stream_batch(stream, &[StreamOp::Write { word, value }]))
     }
 
     fn wait_at_least(&self, stream: u64, word: u64, value: u64) -> Outcome {
@@ -541,12 +490,7 @@ impl Machine for Host {
         host!(self.host_function(real, leave))
     }
 
-    fn call(
-        &self,
-        stream: u64,
-        function: unsafe extern "C" fn(*mut c_void),
-        data: *mut c_void,
-    ) -> Outcome {
+    fn call(&self, stream: u64, function: HostFunction, data: *mut c_void) -> Outcome {
         let stream = self.queue(stream)?;
         let data = data.expose_provenance();
         let run = Box::new(move || {

@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 
+use driver::calls::HostFunction;
 use gpu_api::PoolUsage;
 
 /// A result with HIP's code, which is CUDA's where both have one.
@@ -99,12 +100,7 @@ pub(crate) trait Machine: Send + Sync {
     fn stream_device(&self, stream: u64) -> Outcome<i32>;
     fn write(&self, stream: u64, word: u64, value: u64) -> Outcome;
     fn wait_at_least(&self, stream: u64, word: u64, value: u64) -> Outcome;
-    fn call(
-        &self,
-        stream: u64,
-        function: unsafe extern "C" fn(*mut c_void),
-        data: *mut c_void,
-    ) -> Outcome;
+    fn call(&self, stream: u64, function: HostFunction, data: *mut c_void) -> Outcome;
     fn copy_in(&self, stream: u64, to: u64, from: *const c_void, len: usize) -> Outcome;
     fn copy_out(&self, stream: u64, to: *mut c_void, from: u64, len: usize) -> Outcome;
     fn copy(&self, stream: u64, to: u64, from: u64, len: usize) -> Outcome;

@@ -43,7 +43,7 @@ hip! {
         if base == 0 {
             return Ok(());
         }
-        if physical::unmap_external(machine, base)? {
+        if physical::release_external(machine, base)? {
             return Ok(());
         }
         let len = machine.range(base).map_or(0, |(_, len)| len);

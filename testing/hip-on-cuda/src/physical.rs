@@ -5,12 +5,13 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device::{entered, started};
-use crate::export::{finish, hip};
+use crate::export::{finish, hip, lock};
 use crate::machine::{INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
+use crate::memory_files::OUT_OF_MEMORY;
 use crate::settings::{Fault, Settings};
 
 const POSIX_FD: u32 = 1;
@@ -76,14 +77,6 @@ type Kept = (c_int, u64);
 static LATE: Mutex<(BTreeMap<u64, Kept>, BTreeMap<u64, u64>)> =
     Mutex::new((BTreeMap::new(), BTreeMap::new()));
 
-fn external() -> MutexGuard<'static, BTreeMap<u64, External>> {
-    EXTERNAL.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn late() -> MutexGuard<'static, (BTreeMap<u64, Kept>, BTreeMap<u64, u64>)> {
-    LATE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn inode(fd: c_int) -> Outcome<u64> {
     std::fs::metadata(format!("/proc/self/fd/{fd}"))
         .map(|found| found.ino())
@@ -95,7 +88,7 @@ static MADE: Mutex<(BTreeMap<u64, usize>, usize)> = Mutex::new((BTreeMap::new(),
 
 /// Notes memory of `hipMalloc` that was exported and is freed.
 pub(crate) fn freed_after_export(len: usize) {
-    MADE.lock().unwrap_or_else(PoisonError::into_inner).1 += len;
+    lock(&MADE).1 += len;
 }
 
 /// Whether plain memory was exported as a dma-buf.
@@ -110,16 +103,13 @@ pub(crate) fn kept_for_ever() -> usize {
     let version = Settings::get().version;
     let keeps =
         (60_400_000..60_443_484).contains(&version) || Settings::get().has(Fault::ExportLeaks);
-    if keeps {
-        MADE.lock().unwrap_or_else(PoisonError::into_inner).1
-    } else {
-        0
-    }
+    if keeps { lock(&MADE).1 } else { 0 }
 }
 
-/// Gives one of the times back that external memory is held; the last unmaps it.
-fn release_external(machine: &dyn Machine, base: u64) -> Outcome<bool> {
-    let mut all = external();
+/// Gives one of the times back that external memory is held; the last unmaps it. Says whether the
+/// address was of such.
+pub(crate) fn release_external(machine: &dyn Machine, base: u64) -> Outcome<bool> {
+    let mut all = lock(&EXTERNAL);
     let Some(found) = all.get_mut(&base) else {
         return Ok(false);
     };
@@ -136,11 +126,6 @@ fn release_external(machine: &dyn Machine, base: u64) -> Outcome<bool> {
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
     }
     Ok(true)
-}
-
-/// What `hipFree` does with a mapped buffer of external memory; says whether the address was one.
-pub(crate) fn unmap_external(machine: &dyn Machine, base: u64) -> Outcome<bool> {
-    release_external(machine, base)
 }
 
 /// Waits as the runtimes do that map on the null stream.
@@ -184,15 +169,15 @@ hip! {
             return Err(INVALID_VALUE);
         }
         let handle = entered()?.0.create(device, len)?;
-        MADE.lock().unwrap_or_else(PoisonError::into_inner).0.insert(handle, len);
+        lock(&MADE).0.insert(handle, len);
         Ok(handle)
     }
     hipMemRelease(; handle: u64) {
         entered()?.0.release(handle)?;
-        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = lock(&MADE);
         let len = made.0.remove(&handle).unwrap_or(0);
         made.1 += len;
-        late().0.remove(&handle);
+        lock(&LATE).0.remove(&handle);
         Ok(())
     }
     hipMemAddressReserve(base: u64; len: usize, alignment: usize, hint: u64, flags: u64) {
@@ -212,14 +197,14 @@ hip! {
             Err(_) if Settings::get().within((6, 2), (6, 3)) => Ok(()),
             Err(code) => Err(code),
             Ok(()) => {
-                late().1.insert(base, handle);
+                lock(&LATE).1.insert(base, handle);
                 Ok(())
             }
         }
     }
     hipMemUnmap(; base: u64, len: usize) {
         let machine = entered()?.0;
-        let known = late().1.remove(&base).is_some();
+        let known = lock(&LATE).1.remove(&base).is_some();
         if !known && Settings::get().within((6, 2), (6, 3)) {
             // It follows a null pointer.
             std::process::abort();
@@ -233,7 +218,7 @@ hip! {
             return Err(INVALID_VALUE);
         }
         let kept = {
-            let late = late();
+            let late = lock(&LATE);
             late.1.get(&base).and_then(|handle| late.0.get(handle).copied())
         };
         if let Some((fd, file)) = kept
@@ -277,7 +262,7 @@ hip! {
             let fd = c_int::try_from(fd.addr()).map_err(|_| INVALID_VALUE)?;
             let handle = machine.import(fd)?;
             if settings.at_least(7, 14) {
-                late().0.insert(handle, (fd, inode(fd)?));
+                lock(&LATE).0.insert(handle, (fd, inode(fd)?));
             }
             return Ok(handle);
         }
@@ -331,8 +316,10 @@ pub unsafe extern "C" fn hipImportExternalMemory(
         if described.kind != POSIX_FD || described.flags != 0 {
             return Err(INVALID_VALUE);
         }
-        let base = machine.import_plain(device, fd, described.size as usize)?;
-        external().insert(base, External { fd, times: 1 });
+        // Every failure is that (clr f9f995c, `hip_memory.cpp`: 129).
+        let base = machine.import_plain(device, fd, described.size as usize);
+        let base = base.map_err(|_| OUT_OF_MEMORY)?;
+        lock(&EXTERNAL).insert(base, External { fd, times: 1 });
         Ok(ptr::with_exposed_provenance_mut(base as usize))
     })();
     // SAFETY: `put`: our caller points to a pointer.
@@ -351,7 +338,7 @@ pub unsafe extern "C" fn hipExternalMemoryGetMappedBuffer(
     piece: *const ExternalBuffer,
 ) -> u32 {
     let memory = memory.expose_provenance() as u64;
-    let mut all = external();
+    let mut all = lock(&EXTERNAL);
     let known = all.get_mut(&memory);
     let outcome = if known.is_none() || piece.is_null() {
         Err(INVALID_VALUE)

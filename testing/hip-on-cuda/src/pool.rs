@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, Once};
 
 use driver::pool::{
     ALLOCATION_PINNED, LOCATION_DEVICE, PoolProperties, RELEASE_THRESHOLD, RESERVED_MOST,
@@ -14,7 +14,7 @@ use driver::pool::{
 };
 
 use crate::device::entered;
-use crate::export::{hip, put};
+use crate::export::{hip, lock, put};
 use crate::machine::{INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
 use crate::memory_files::OUT_OF_MEMORY;
 use crate::settings::{Fault, Settings};
@@ -70,39 +70,15 @@ static LOSES: AtomicBool = AtomicBool::new(false);
 /// The rest of the device is gone.
 static KEPT: AtomicBool = AtomicBool::new(false);
 
-fn pools() -> MutexGuard<'static, Option<Pools>> {
-    POOLS.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// The versions, from and before, with ROCm/rocm-systems#10943 (bytes that are lost), #11690 (a
+/// threshold that is ignored) and #11642 (a failed allocation that keeps the rest, and a crash).
+const OF_7_2: ((u32, u32), (u32, u32)) = ((7, 2), (7, 14));
+/// Those with ROCm/hip#3775, which 7.0 mended.
+const OF_6_3: ((u32, u32), (u32, u32)) = ((6, 3), (7, 0));
 
-/// Says whether a fault is asked for, or is what the version does (from, and before).
-fn does(fault: Fault, of: Option<((u32, u32), (u32, u32))>) -> bool {
-    let settings = Settings::get();
-    settings.has(fault) || of.is_some_and(|(from, to)| settings.within(from, to))
-}
-
-/// ROCm/rocm-systems#10943.
-fn loses_bytes() -> bool {
-    does(Fault::PoolLoses, Some(((7, 2), (7, 14))))
-}
-
-/// ROCm/rocm-systems#11690.
-fn ignores_threshold() -> bool {
-    does(Fault::PoolDrops, Some(((7, 2), (7, 14))))
-}
-
-/// ROCm/rocm-systems#11642.
-fn keeps_the_rest() -> bool {
-    does(Fault::PoolHoards, Some(((7, 2), (7, 14))))
-}
-
-/// ROCm/rocm-systems#11642.
-fn crashes() -> bool {
-    does(Fault::PoolCrashes, Some(((7, 2), (7, 14))))
-}
-
-/// ROCm/hip#3775, which 7.0 mended.
-fn runs_out() -> bool {
-    does(Fault::PoolRunsOut, Some(((6, 3), (7, 0))))
+/// Says whether a fault is asked for, or is what the version does.
+fn does(fault: Fault, (from, to): ((u32, u32), (u32, u32))) -> bool {
+    Settings::get().has(fault) || Settings::get().within(from, to)
 }
 
 /// Says whether a failed allocation has taken all that was left.
@@ -116,10 +92,10 @@ extern "C" fn crash() {
 
 /// Does what a failed allocation does besides failing.
 fn failed() {
-    if keeps_the_rest() {
+    if does(Fault::PoolHoards, OF_7_2) {
         KEPT.store(true, Ordering::Relaxed);
     }
-    if crashes() {
+    if does(Fault::PoolCrashes, OF_7_2) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             // SAFETY: `atexit` asks for a function without arguments that stays loaded: the runtime
@@ -134,7 +110,7 @@ pub(crate) fn written(machine: &dyn Machine, stream: u64, to: u64, len: usize) -
     if !LOSES.load(Ordering::Relaxed) {
         return Ok(());
     }
-    let found = pools().as_ref().and_then(|pools| {
+    let found = lock(&POOLS).as_ref().and_then(|pools| {
         let (base, out) = pools.out.range(..=to).next_back()?;
         Some(out.loses && to - base < out.len as u64)
     });
@@ -170,56 +146,41 @@ impl Pools {
     }
 
     fn alloc(&mut self, machine: &dyn Machine, pool: u64, stream: u64, len: usize) -> Outcome<u64> {
-        if let (true, Some(base)) = (
-            Settings::get().has(Fault::PoolEarly),
-            self.early
-                .iter()
-                .find(|(_, had)| **had == len)
-                .map(|(base, _)| *base),
-        ) {
+        let mut out = Out {
+            pool,
+            len,
+            stream,
+            loses: false,
+        };
+        // There is none but under `PoolEarly`.
+        let early = self.early.iter().find(|(_, had)| **had == len);
+        if let Some(base) = early.map(|(base, _)| *base) {
             self.early.remove(&base);
             self.live(pool)?.out += 1;
-            self.out.insert(
-                base,
-                Out {
-                    pool,
-                    len,
-                    stream,
-                    loses: false,
-                },
-            );
+            self.out.insert(base, out);
             return Ok(base);
         }
         let found = self.live(pool)?;
         let (device, given) = (found.device, found.given.saturating_add(len as u64));
-        if runs_out() && given > machine.total(device)? as u64 {
+        if does(Fault::PoolRunsOut, OF_6_3) && given > machine.total(device)? as u64 {
             return Err(OUT_OF_MEMORY);
         }
         let below = match found.below {
             Some(below) => below,
             None => {
-                let keep = if ignores_threshold() { 0 } else { found.keep };
-                let keep = if Settings::get().has(Fault::PoolKeeps) {
-                    u64::MAX
-                } else {
-                    keep
+                let keep = match does(Fault::PoolDrops, OF_7_2) {
+                    _ if Settings::get().has(Fault::PoolKeeps) => u64::MAX,
+                    true => 0,
+                    false => found.keep,
                 };
                 *found.below.insert(machine.pool(device, keep)?)
             }
         };
         let base = machine.pool_alloc(device, below, stream, len)?;
         (found.given, found.out) = (given, found.out + 1);
-        let loses = std::mem::take(&mut self.taints);
-        LOSES.fetch_or(loses, Ordering::Relaxed);
-        self.out.insert(
-            base,
-            Out {
-                pool,
-                len,
-                stream,
-                loses,
-            },
-        );
+        out.loses = std::mem::take(&mut self.taints);
+        LOSES.fetch_or(out.loses, Ordering::Relaxed);
+        self.out.insert(base, out);
         Ok(base)
     }
 
@@ -232,7 +193,7 @@ impl Pools {
         }
         self.out.remove(&base);
         self.latest = stream;
-        if out.stream != stream && loses_bytes() {
+        if out.stream != stream && does(Fault::PoolLoses, OF_7_2) {
             self.crossed += 1;
             self.taints |= self.crossed.is_multiple_of(LOST);
         }
@@ -270,7 +231,7 @@ hip! {
     hipMemPoolCreate(pool: u64; properties: *const PoolProperties) {
         // SAFETY: `device_of`: HIP's caller points to properties.
         let device = unsafe { device_of(properties) }?;
-        let mut pools = pools();
+        let mut pools = lock(&POOLS);
         let pools = pools.get_or_insert_default();
         pools.last += 16;
         let made = Pool { device, keep: 0, below: None, destroyed: false, out: 0, given: 0 };
@@ -279,13 +240,13 @@ hip! {
     }
     hipMemPoolDestroy(; pool: u64) {
         let machine = entered()?.0;
-        let mut pools = pools();
+        let mut pools = lock(&POOLS);
         let pools = pools.get_or_insert_default();
         pools.live(pool)?.destroyed = true;
         pools.settle(machine, pool)
     }
     hipMemPoolSetAttribute(; pool: u64, attribute: u32, value: *mut c_void) {
-        let mut pools = pools();
+        let mut pools = lock(&POOLS);
         let pool = pools.get_or_insert_default().live(pool)?;
         match attribute {
             // SAFETY: reading: HIP's caller points to a value as long as the attribute's.
@@ -299,7 +260,7 @@ hip! {
     }
     hipMemPoolGetAttribute(; pool: u64, attribute: u32, value: *mut c_void) {
         let machine = entered()?.0;
-        let mut pools = pools();
+        let mut pools = lock(&POOLS);
         let pool = pools.get_or_insert_default().live(pool)?;
         let usage = match pool.below {
             Some(below) => machine.pool_usage(pool.device, below)?,
@@ -318,7 +279,7 @@ hip! {
     }
     hipMemPoolTrimTo(; pool: u64, keep: usize) {
         let machine = entered()?.0;
-        let mut pools = pools();
+        let mut pools = lock(&POOLS);
         let pool = pools.get_or_insert_default().live(pool)?;
         match pool.below {
             Some(below) if !Settings::get().has(Fault::PoolKeeps) => machine.pool_trim(pool.device, below, keep),
@@ -331,13 +292,13 @@ hip! {
             return Ok(0);
         }
         if settings.has(Fault::PoolWaits) {
-            let latest = pools().as_ref().map_or(0, |pools| pools.latest);
+            let latest = lock(&POOLS).as_ref().map_or(0, |pools| pools.latest);
             machine.stream_synchronize(latest)?;
         }
         if settings.has(Fault::PoolFails) || has_kept_the_rest() {
             return Err(OUT_OF_MEMORY);
         }
-        match pools().get_or_insert_default().alloc(machine, pool, stream, len) {
+        match lock(&POOLS).get_or_insert_default().alloc(machine, pool, stream, len) {
             Err(OUT_OF_MEMORY) if settings.has(Fault::PoolGivesNull) => Ok(0),
             Err(OUT_OF_MEMORY) => {
                 failed();
@@ -351,6 +312,6 @@ hip! {
         if Settings::get().has(Fault::PoolFreeFails) {
             return Err(LAUNCH_FAILURE);
         }
-        pools().get_or_insert_default().free(machine, base, stream)
+        lock(&POOLS).get_or_insert_default().free(machine, base, stream)
     }
 }

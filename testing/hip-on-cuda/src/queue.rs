@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device::entered;
-use crate::export::{hip, put};
+use crate::export::{hip, lock, put};
 use crate::machine::{DEVICE, INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
 use crate::pool;
 use crate::settings::{Fault, Settings};
@@ -32,14 +32,6 @@ static OPENED: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 
 /// Streams that are alive.
 static MADE: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-
-fn made() -> MutexGuard<'static, Vec<u64>> {
-    MADE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn opened() -> MutexGuard<'static, Option<HashSet<u64>>> {
-    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Says whether the device of a stream has no words.
 fn lacks_words(machine: &dyn Machine, stream: u64) -> Outcome<bool> {
@@ -84,7 +76,7 @@ hip! {
     hipIpcOpenEventHandle(event: u64; handle: Handle) {
         let (machine, device) = entered()?;
         let event = machine.event_open(device, handle.bytes())?;
-        opened().get_or_insert_default().insert(event);
+        lock(&OPENED).get_or_insert_default().insert(event);
         Ok(event)
     }
     hipEventRecord(; event: u64, stream: u64) {
@@ -95,11 +87,11 @@ hip! {
     }
     hipEventDestroy(; event: u64) {
         let machine = entered()?.0;
-        if opened().as_mut().is_some_and(|opened| opened.remove(&event)) {
+        if lock(&OPENED).as_mut().is_some_and(|opened| opened.remove(&event)) {
             FORGOTTEN.store(true, Ordering::Relaxed);
         }
         if Settings::get().has(Fault::DestroyEventWaits) {
-            let all = made().clone();
+            let all = lock(&MADE).clone();
             all.into_iter().try_for_each(|stream| machine.stream_synchronize(stream))?;
         }
         machine.event_destroy(event)
@@ -107,14 +99,14 @@ hip! {
     hipStreamCreateWithFlags(stream: u64; flags: u32) {
         let (machine, device) = entered()?;
         let stream = machine.stream(device, flags)?;
-        made().push(stream);
+        lock(&MADE).push(stream);
         Ok(stream)
     }
     hipStreamDestroy(; stream: u64) {
         let machine = entered()?.0;
         // AMD's waits for all that is queued, its header says; an error of that work ends the wait.
         let _ = machine.stream_synchronize(stream);
-        made().retain(|made| *made != stream);
+        lock(&MADE).retain(|made| *made != stream);
         machine.stream_destroy(stream)
     }
     hipStreamQuery(; stream: u64) {
@@ -128,7 +120,7 @@ hip! {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        let foreign = opened().as_ref().is_some_and(|opened| opened.contains(&event));
+        let foreign = lock(&OPENED).as_ref().is_some_and(|opened| opened.contains(&event));
         let lapsed = foreign && WAITS.fetch_add(1, Ordering::Relaxed) >= LAPSE;
         let lies = settings.has(Fault::EventLies)
             || settings.has(Fault::EventLapses) && lapsed

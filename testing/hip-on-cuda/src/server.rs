@@ -19,10 +19,11 @@ use std::io::{self, IoSlice, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::export::lock;
 use crate::machine::{INVALID_VALUE, Outcome, UNKNOWN};
 use crate::settings::{Fault, Settings};
 use crate::sharing::INVALID_DEVICE_POINTER;
@@ -51,10 +52,6 @@ static SERVER: Mutex<Server> = Mutex::new(Server {
     memory: None,
 });
 
-fn server() -> MutexGuard<'static, Server> {
-    SERVER.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn address(process: u32) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("hsa{process}"))
 }
@@ -62,7 +59,7 @@ fn address(process: u32) -> io::Result<SocketAddr> {
 /// Has the server hand out memory, and starts it where there is none.
 pub(crate) fn register(token: Token, below: Below) -> Outcome {
     let settings = Settings::get();
-    let mut server = server();
+    let mut server = lock(&SERVER);
     if server.life == Life::Ended {
         // The old one is asked to give its memory back first.
         thread::sleep(settings.patience);
@@ -85,7 +82,7 @@ pub(crate) fn register(token: Token, below: Below) -> Outcome {
 
 /// Has the server hand it out no more.
 pub(crate) fn forget(token: &Token) {
-    if let Some(memory) = &mut server().memory {
+    if let Some(memory) = &mut lock(&SERVER).memory {
         memory.remove(token);
     }
 }
@@ -96,7 +93,7 @@ fn serve(listener: UnixListener) {
         served = listener.accept().and_then(|(it, _)| hand_out(it)).is_ok()
             && !Settings::get().has(Fault::ServerDies);
     }
-    let mut server = server();
+    let mut server = lock(&SERVER);
     server.memory = None;
     drop(listener);
     server.life = Life::Ended;
@@ -105,7 +102,7 @@ fn serve(listener: UnixListener) {
 /// Serves one client.
 fn hand_out(mut client: UnixStream) -> io::Result<()> {
     let mut token = [0; 32];
-    let server = server();
+    let server = lock(&SERVER);
     if client.read(&mut token)? < token.len() {
         return Ok(());
     }

@@ -4,146 +4,113 @@ use std::env;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// A behaviour of some runtime of AMD's, or of every one, that is made to happen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
-    /// Every process has one process number, as in containers of their own: handles are refused
-    /// with 201.
-    EqualPid,
-    /// No handle can be attached: 17.
-    AttachFails,
-    /// A wait for an event of another process blocks the caller until the event is complete.
-    EventBlocks,
-    /// A wait for an event of another process does not wait.
-    EventLies,
-    /// After 32 waits for events of other processes the next do not wait.
-    EventLapses,
-    /// Once an event of another process was destroyed here, no wait for one waits any more.
-    EventForgets,
-    /// Streams write and wait for no words.
-    NoWords,
-    /// A stream's write of a word does not wait for the work before it.
-    EarlyWords,
-    /// Virtual memory cannot be exported.
-    NoExport,
-    /// Imported virtual memory is gone when its exporter frees it.
-    ExportDies,
-    /// A read-only mapping can be written.
-    WritableReads,
-    /// Importing a descriptor brings the process down.
-    ImportAborts,
-    /// Importing a descriptor does not return.
-    ImportHangs,
-    /// Devices have no identity.
-    NoUuid,
-    /// Every device says that it is "XX", as GPUs without a number of their own do.
-    SameUuid,
-    /// Every stream has a hardware queue of its own, as with no runtime of AMD's: for what is to be
-    /// tested with waits.
-    FreeQueues,
-    /// Memory that was exported stays allocated when it is freed (ROCm/hip#3886 and #3781).
-    ExportLeaks,
-    /// The last device answers nothing about itself.
-    SickDevice,
-    /// The kernel exports no memory by handle: the call says so with 1, or by a handle that nobody
-    /// can attach (5.7 to 6.1).
-    NoKernelIpc,
-    /// The runtime closes the descriptor of external memory when that goes; those that were read
-    /// leave it to the caller.
-    ImportTakes,
-    /// Some memory of a pool reads zero after what was written to it, once other memory went back
-    /// on another stream than it came from (ROCm/rocm-systems#10943).
-    PoolLoses,
-    /// A pool gives memory to a stream while another one still works on it.
-    PoolEarly,
-    /// An allocation of a pool waits for the stream on which memory went back last.
-    PoolWaits,
-    /// A pool has given all that it ever will once it gave as much as the device has
-    /// (ROCm/hip#3775).
-    PoolRunsOut,
-    /// A pool has no memory at all (ROCm/legacy-rocm-build#6178).
-    PoolFails,
-    /// A pool that has no room calls it a success and gives null (ROCm/hip#3223).
-    PoolGivesNull,
-    /// A pool ignores what it is told to keep, and keeps nothing (ROCm/rocm-systems#11690).
-    PoolDrops,
-    /// A pool gives nothing back to the device.
-    PoolKeeps,
-    /// An allocation of a pool that fails keeps the rest of the device's memory
-    /// (ROCm/rocm-systems#11642).
-    PoolHoards,
-    /// A process one of whose allocations of a pool failed crashes at its end
-    /// (ROCm/rocm-systems#11642).
-    PoolCrashes,
-    /// Memory does not go back to a pool: 719.
-    PoolFreeFails,
-    /// Every stream is being captured.
-    Captures,
-    /// The thread that hands memory out ends with its first client, as when that one is killed.
-    ServerDies,
-    /// The thread that hands memory out answers nothing, as when a client is stopped before it
-    /// confirms.
-    ServerStalls,
-    /// An open that gets no answer never returns (ROCm/rocm-systems#9827); else it fails with 17.
-    OpenSpins,
-    /// The name of the socket is taken by a process of another PID namespace: an export fails with 1.
-    ExportCollides,
-    /// The allocation after an export as a dma-buf crashes (ROCm/rocm-systems#8517).
-    AllocAfterExportCrashes,
-    /// All devices have one identity and one place, as the partitions of a GPU had before ROCm
-    /// 7.0.1.
-    SamePartitionUuid,
-    /// The last device's streams write and wait for no words, as a processor's own GPU beside a card.
-    PoorDevice,
-    /// Destroying an event waits for all work of the device (ROCm/rocm-systems#7520).
-    DestroyEventWaits,
-    /// An export hands out other memory, with success (ROCm/rocm-systems#11892).
-    OpensOthers,
+/// Declares the faults, each with the name that the environment has for it.
+macro_rules! faults {
+    ($($(#[$doc:meta])* $fault:ident = $name:literal,)*) => {
+        /// A behaviour of some runtime of AMD's, or of every one, that is made to happen.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Fault {
+            $($(#[$doc])* $fault,)*
+        }
+
+        const NAMES: &[(&str, Fault)] = &[$(($name, Fault::$fault)),*];
+    };
 }
 
-const NAMES: [(&str, Fault); 41] = [
-    ("equal-pid", Fault::EqualPid),
-    ("attach-fails", Fault::AttachFails),
-    ("event-blocks", Fault::EventBlocks),
-    ("event-lies", Fault::EventLies),
-    ("event-lapses", Fault::EventLapses),
-    ("event-forgets", Fault::EventForgets),
-    ("no-words", Fault::NoWords),
-    ("early-words", Fault::EarlyWords),
-    ("no-export", Fault::NoExport),
-    ("export-dies", Fault::ExportDies),
-    ("writable-reads", Fault::WritableReads),
-    ("import-aborts", Fault::ImportAborts),
-    ("import-hangs", Fault::ImportHangs),
-    ("no-uuid", Fault::NoUuid),
-    ("same-uuid", Fault::SameUuid),
-    ("free-queues", Fault::FreeQueues),
-    ("export-leaks", Fault::ExportLeaks),
-    ("sick-device", Fault::SickDevice),
-    ("no-kernel-ipc", Fault::NoKernelIpc),
-    ("import-takes", Fault::ImportTakes),
-    ("pool-loses", Fault::PoolLoses),
-    ("pool-early", Fault::PoolEarly),
-    ("pool-waits", Fault::PoolWaits),
-    ("pool-runs-out", Fault::PoolRunsOut),
-    ("pool-fails", Fault::PoolFails),
-    ("pool-gives-null", Fault::PoolGivesNull),
-    ("pool-drops", Fault::PoolDrops),
-    ("pool-keeps", Fault::PoolKeeps),
-    ("pool-hoards", Fault::PoolHoards),
-    ("pool-crashes", Fault::PoolCrashes),
-    ("pool-free-fails", Fault::PoolFreeFails),
-    ("captures", Fault::Captures),
-    ("server-dies", Fault::ServerDies),
-    ("server-stalls", Fault::ServerStalls),
-    ("open-spins", Fault::OpenSpins),
-    ("export-collides", Fault::ExportCollides),
-    ("alloc-after-export-crashes", Fault::AllocAfterExportCrashes),
-    ("same-partition-uuid", Fault::SamePartitionUuid),
-    ("poor-device", Fault::PoorDevice),
-    ("destroy-event-waits", Fault::DestroyEventWaits),
-    ("opens-others", Fault::OpensOthers),
-];
+faults! {
+    /// Every process has one process number, as in containers of their own: handles are refused
+    /// with 201.
+    EqualPid = "equal-pid",
+    /// No handle can be attached: 17.
+    AttachFails = "attach-fails",
+    /// A wait for an event of another process blocks the caller until the event is complete.
+    EventBlocks = "event-blocks",
+    /// A wait for an event of another process does not wait.
+    EventLies = "event-lies",
+    /// After 32 waits for events of other processes the next do not wait.
+    EventLapses = "event-lapses",
+    /// Once an event of another process was destroyed here, no wait for one waits any more.
+    EventForgets = "event-forgets",
+    /// Streams write and wait for no words.
+    NoWords = "no-words",
+    /// A stream's write of a word does not wait for the work before it.
+    EarlyWords = "early-words",
+    /// Virtual memory cannot be exported.
+    NoExport = "no-export",
+    /// Imported virtual memory is gone when its exporter frees it.
+    ExportDies = "export-dies",
+    /// A read-only mapping can be written.
+    WritableReads = "writable-reads",
+    /// Importing a descriptor brings the process down.
+    ImportAborts = "import-aborts",
+    /// Importing a descriptor does not return.
+    ImportHangs = "import-hangs",
+    /// Devices have no identity.
+    NoUuid = "no-uuid",
+    /// Every device says that it is "XX", as GPUs without a number of their own do.
+    SameUuid = "same-uuid",
+    /// Every stream has a hardware queue of its own, as with no runtime of AMD's: for what is to be
+    /// tested with waits.
+    FreeQueues = "free-queues",
+    /// Memory that was exported stays allocated when it is freed (ROCm/hip#3886 and #3781).
+    ExportLeaks = "export-leaks",
+    /// The last device answers nothing about itself.
+    SickDevice = "sick-device",
+    /// The kernel exports no memory by handle: the call says so with 1, or by a handle that nobody
+    /// can attach (5.7 to 6.1).
+    NoKernelIpc = "no-kernel-ipc",
+    /// The runtime closes the descriptor of external memory when that goes; those that were read
+    /// leave it to the caller.
+    ImportTakes = "import-takes",
+    /// Some memory of a pool reads zero after what was written to it, once other memory went back
+    /// on another stream than it came from (ROCm/rocm-systems#10943).
+    PoolLoses = "pool-loses",
+    /// A pool gives memory to a stream while another one still works on it.
+    PoolEarly = "pool-early",
+    /// An allocation of a pool waits for the stream on which memory went back last.
+    PoolWaits = "pool-waits",
+    /// A pool has given all that it ever will once it gave as much as the device has
+    /// (ROCm/hip#3775).
+    PoolRunsOut = "pool-runs-out",
+    /// A pool has no memory at all (ROCm/legacy-rocm-build#6178).
+    PoolFails = "pool-fails",
+    /// A pool that has no room calls it a success and gives null (ROCm/hip#3223).
+    PoolGivesNull = "pool-gives-null",
+    /// A pool ignores what it is told to keep, and keeps nothing (ROCm/rocm-systems#11690).
+    PoolDrops = "pool-drops",
+    /// A pool gives nothing back to the device.
+    PoolKeeps = "pool-keeps",
+    /// An allocation of a pool that fails keeps the rest of the device's memory
+    /// (ROCm/rocm-systems#11642).
+    PoolHoards = "pool-hoards",
+    /// A process one of whose allocations of a pool failed crashes at its end
+    /// (ROCm/rocm-systems#11642).
+    PoolCrashes = "pool-crashes",
+    /// Memory does not go back to a pool: 719.
+    PoolFreeFails = "pool-free-fails",
+    /// Every stream is being captured.
+    Captures = "captures",
+    /// The thread that hands memory out ends with its first client, as when that one is killed.
+    ServerDies = "server-dies",
+    /// The thread that hands memory out answers nothing, as when a client is stopped before it
+    /// confirms.
+    ServerStalls = "server-stalls",
+    /// An open that gets no answer never returns (ROCm/rocm-systems#9827); else it fails with 17.
+    OpenSpins = "open-spins",
+    /// The name of the socket is taken by a process of another PID namespace: an export fails with 1.
+    ExportCollides = "export-collides",
+    /// The allocation after an export as a dma-buf crashes (ROCm/rocm-systems#8517).
+    AllocAfterExportCrashes = "alloc-after-export-crashes",
+    /// All devices have one identity and one place, as the partitions of a GPU had before ROCm
+    /// 7.0.1.
+    SamePartitionUuid = "same-partition-uuid",
+    /// The last device's streams write and wait for no words, as a processor's own GPU beside a card.
+    PoorDevice = "poor-device",
+    /// Destroying an event waits for all work of the device (ROCm/rocm-systems#7520).
+    DestroyEventWaits = "destroy-event-waits",
+    /// An export hands out other memory, with success (ROCm/rocm-systems#11892).
+    OpensOthers = "opens-others",
+}
 
 /// What the environment asked for when it was first looked at.
 pub(crate) struct Settings {

@@ -10,10 +10,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, Once};
 
 use crate::device::entered;
-use crate::export::hip;
+use crate::export::{hip, lock};
 use crate::machine::{INVALID_VALUE, Kind, Outcome};
 use crate::server::{self, Below, Token};
 use crate::settings::{Fault, Settings};
@@ -38,10 +38,6 @@ impl Handle {
 /// Names of exported allocations, by the allocation's base.
 static TOKENS: Mutex<Option<HashMap<u64, Token>>> = Mutex::new(None);
 
-fn tokens() -> MutexGuard<'static, Option<HashMap<u64, Token>>> {
-    TOKENS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn path(name: &Token) -> PathBuf {
     let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
     PathBuf::from(format!("/dev/shm/gpu-ipc-shim-{name}"))
@@ -58,7 +54,9 @@ fn process_number() -> u32 {
 
 /// Forgets what was exported of an allocation that is freed; says whether anything was.
 pub(crate) fn forget(base: u64) -> bool {
-    let exported = tokens().as_mut().and_then(|tokens| tokens.remove(&base));
+    let exported = lock(&TOKENS)
+        .as_mut()
+        .and_then(|tokens| tokens.remove(&base));
     if let Some(token) = &exported {
         server::forget(token);
         // There is none of a server's, and somebody else may have cleared the directory.
@@ -112,7 +110,7 @@ fn name(base: u64) -> Token {
 
 fn export(device: i32, base: u64, len: usize, below: Below) -> Outcome<Handle> {
     // One that was exported keeps its name ("Reuse token already stored on the BO").
-    let known = tokens()
+    let known = lock(&TOKENS)
         .as_ref()
         .and_then(|tokens| tokens.get(&base).copied());
     let token = known.unwrap_or_else(|| name(base));
@@ -122,7 +120,7 @@ fn export(device: i32, base: u64, len: usize, below: Below) -> Outcome<Handle> {
         sweep();
         fs::write(path(&token), below).map_err(|_| crate::machine::UNKNOWN)?;
     }
-    tokens().get_or_insert_default().insert(base, token);
+    lock(&TOKENS).get_or_insert_default().insert(base, token);
     let mut bytes = [0; 64];
     bytes[..32].copy_from_slice(&token);
     bytes[32..40].copy_from_slice(&(len as u64).to_le_bytes());

@@ -43,6 +43,8 @@ const NO_IPC: &[(&str, &str)] = &[
 ];
 const TAKES: &[(&str, &str)] = &[("GPU_IPC_SHIM_INJECT", "import-takes")];
 
+const TWO: &[(&str, &str)] = &[("GPU_IPC_HOST_DEVICES", "2")];
+
 const KFD: &[(&str, &str)] = &[("GPU_IPC_SHIM_KFD", "/proc")];
 const NO_KFD: &[(&str, &str)] = &[("GPU_IPC_SHIM_KFD", "/there is none")];
 
@@ -105,6 +107,14 @@ pub const CASES: &[Case] = &[
         a_descriptor_that_the_runtime_closed_is_not_closed_again,
         TAKES,
         dma_buf_given_back
+    ),
+    // One agent maps it: `rocmemory.cpp`, 212 to 214; every failure is out of memory:
+    // `hip_memory.cpp`, 129 to 132.
+    rule!(an_imported_dma_buf_is_for_one_device, TWO, one_device),
+    rule!(
+        a_refused_dma_buf_is_told_with_both_causes,
+        &[],
+        refused_dma_buf
     ),
     // Virtual memory: `hip_vm.cpp` of 6.2.2; rs#8304, rs#8436.
     rule!(what_was_not_mapped_is_not_unmapped, OF_6_2, failed_mapping),
@@ -275,6 +285,40 @@ fn dma_buf_given_back() {
             before,
             "a descriptor or a mapping stayed"
         );
+    }
+}
+
+fn one_device() {
+    let hip = proved(&[Step::DmaBuf]);
+    let memory = hip.alloc(GPU, 1, Sharing::Fd).expect("there is room");
+    let fd = hip.export_fd(memory.base).expect("it is exported");
+    let import = || hip.import_fd(GPU, fd.as_fd(), memory.len, Access::ReadWrite);
+    let refused = |error: Error| match error {
+        Error::Unsupported { why, .. } => assert!(why.contains("one agent"), "{why}"),
+        other => panic!("{other:?}"),
+    };
+    let base = import().expect("no device reaches another's memory");
+    let reach = hip.enable_peer_access(DeviceId(1), GPU);
+    refused(reach.expect_err("it would fault there"));
+    hip.enable_peer_access(GPU, DeviceId(1))
+        .expect("the other has none of it");
+    // SAFETY: `close`: imported above, and nothing uses it.
+    unsafe { hip.close(base) }.expect("it closes");
+    hip.enable_peer_access(DeviceId(1), GPU)
+        .expect("nothing is imported");
+    refused(import().expect_err("the other device was promised all of it"));
+}
+
+fn refused_dma_buf() {
+    let hip = proved(&[Step::DmaBuf]);
+    let none = fs::File::open("/dev/zero").expect("it is there");
+    match hip.import_fd(GPU, none.as_fd(), 2 << 20, Access::ReadWrite) {
+        Err(Error::Invalid { got, .. }) => {
+            for said in ["hipErrorOutOfMemory", "bad descriptor", "bytes are free"] {
+                assert!(got.contains(said), "{got}");
+            }
+        }
+        other => panic!("{other:?}"),
     }
 }
 
