@@ -12,7 +12,7 @@ use driver::device::attribute;
 use driver::{Backend, Descriptor, DmaBuf, Driver, Quirks, Scope, Vendor, Words};
 use gpu_api::{
     AddressRange, BackendKind, DeviceId, DevicePtr, DeviceUuid, DriverError, Error, ForkGuard,
-    MemHandle, PointerInfo, RawStream, Result, StreamInfo, StreamOp, WordOps,
+    MemHandle, MemoryKind, PointerInfo, RawStream, Result, StreamInfo, StreamOp, WordOps,
 };
 
 use crate::cuda::Cuda;
@@ -95,6 +95,12 @@ impl Vendor for Cuda {
     const NAME: &'static str = "CudaBackend";
     const WORDS: Words = Words {
         topology: "share within one device, or see `nvidia-smi topo -p2p r`",
+        plain: "cuMemAlloc",
+        virtual_memory: "cuMemCreate",
+        managed: "cudaMallocManaged",
+        host: "cudaMallocHost, cudaHostRegister",
+        pool: "cudaMallocAsync",
+        instead: "allocate it with cuMemAlloc (cudaMalloc), or with `Session::alloc`",
     };
 
     type Thread = call::Pushed;
@@ -337,8 +343,8 @@ impl Vendor for Cuda {
         self.classify_foreign(scope, ptr)
     }
 
-    fn refusal(&self, info: &PointerInfo) -> (&'static str, &'static str) {
-        pointer::refusal(info)
+    fn refusal(&self, kind: MemoryKind) -> Option<(&'static str, &'static str)> {
+        pointer::refusal(kind)
     }
 
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {

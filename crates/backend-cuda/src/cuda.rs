@@ -5,8 +5,8 @@ use std::fmt;
 use driver::Driver;
 use gpu_api::{DeviceId, ForkGuard, Result};
 
+use crate::start;
 use crate::sys::Own;
-use crate::{error, start};
 
 /// What CUDA's driver has beyond the calls that drivers have in common.
 pub struct Cuda {
@@ -37,6 +37,6 @@ impl Cuda {
     pub(crate) fn device(&self, device: DeviceId) -> Result<&start::Device> {
         self.devices
             .get(device.0 as usize)
-            .ok_or_else(|| error::no_device(device, self.devices.len()))
+            .ok_or_else(|| driver::device::no_device(device, self.devices.len()))
     }
 }

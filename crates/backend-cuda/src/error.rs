@@ -98,15 +98,6 @@ pub(crate) fn missing(name: &'static str) -> Error {
     }
 }
 
-/// Makes the error of a device that this process does not have.
-pub(crate) fn no_device(device: DeviceId, count: usize) -> Error {
-    Error::Invalid {
-        what: "the device",
-        got: format!("{device} of {count}"),
-        must: "one that `device_count` counts",
-    }
-}
-
 /// Makes the error of what a device does not have.
 pub(crate) fn unsupported(what: &'static str, device: DeviceId) -> Error {
     let (why, remedy) = match what {

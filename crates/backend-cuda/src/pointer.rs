@@ -25,38 +25,12 @@ const ASKED: [u32; 8] = [
     pointer::POOL,
 ];
 
-/// Says why memory of a kind cannot be exported, and what to change.
-pub(crate) fn refusal(info: &PointerInfo) -> (&'static str, &'static str) {
-    match (info.kind, info.sharing) {
-        (MemoryKind::Plain, _) => (
-            "it is plain memory (cuMemAlloc)",
-            "export its handle: `export_handle`",
-        ),
-        (MemoryKind::Virtual, Some(_)) => (
-            "it is virtual memory (cuMemCreate)",
-            "export its file descriptor: `export_fd`",
-        ),
-        (MemoryKind::Virtual, None) => (
-            "it is virtual memory that was made without a POSIX file descriptor among its handle types",
-            "create it with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or allocate with `Session::alloc`",
-        ),
-        (MemoryKind::Pool, _) => (
-            "it comes from a stream-ordered pool (cudaMallocAsync), whose memory has no handle of its own",
-            "allocate it with cuMemAlloc (cudaMalloc), or with `Session::alloc`",
-        ),
-        (MemoryKind::Managed, _) => (
-            "it is managed memory (cudaMallocManaged), which the driver moves between host and device",
-            "allocate it with cuMemAlloc (cudaMalloc), or with `Session::alloc`",
-        ),
-        (MemoryKind::Host, _) => (
-            "it is host memory (cudaMallocHost, cudaHostRegister)",
-            "copy it to memory of `Session::alloc`, or share it as a memfd of your own",
-        ),
-        (_, _) => (
-            "the driver does not know the address",
-            "pass the address of device memory that is still allocated",
-        ),
-    }
+/// Says why virtual memory that is not for sharing cannot be exported, and what to change.
+pub(crate) fn refusal(kind: MemoryKind) -> Option<(&'static str, &'static str)> {
+    (kind == MemoryKind::Virtual).then_some((
+        "it is virtual memory that was made without a POSIX file descriptor among its handle types",
+        "create it with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or allocate with `Session::alloc`",
+    ))
 }
 
 impl Cuda {

@@ -12,7 +12,7 @@ use driver::code::Code;
 use driver::{Backend, Descriptor, DmaBuf, Driver, Quirks, Scope, Vendor, Words};
 use gpu_api::{
     AddressRange, BackendKind, DeviceId, DevicePtr, DeviceUuid, DriverError, Error, MemHandle,
-    PointerInfo, RawStream, Result, StreamInfo, StreamOp, WordOps,
+    MemoryKind, PointerInfo, RawStream, Result, StreamInfo, StreamOp, WordOps,
 };
 
 use crate::hip::Hip;
@@ -151,6 +151,12 @@ impl Vendor for Hip {
     const NAME: &'static str = "HipBackend";
     const WORDS: Words = Words {
         topology: "share within one device, or see `rocm-smi --showtopo`",
+        plain: "hipMalloc",
+        virtual_memory: "hipMemCreate",
+        managed: "hipMallocManaged",
+        host: "hipHostMalloc, hipHostRegister",
+        pool: "hipMallocAsync",
+        instead: "allocate it with hipMalloc, or with `Session::alloc`",
     };
 
     type Thread = call::Former;
@@ -221,7 +227,7 @@ impl Vendor for Hip {
         if (device.0 as usize) < self.identities.len() {
             Ok(device.0 as c_int)
         } else {
-            Err(error::no_device(device, self.identities.len()))
+            Err(driver::device::no_device(device, self.identities.len()))
         }
     }
 
@@ -361,8 +367,8 @@ impl Vendor for Hip {
         self.classify_foreign(scope, ptr)
     }
 
-    fn refusal(&self, info: &PointerInfo) -> (&'static str, &'static str) {
-        pointer::refusal(info)
+    fn refusal(&self, kind: MemoryKind) -> Option<(&'static str, &'static str)> {
+        pointer::refusal(kind)
     }
 
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {

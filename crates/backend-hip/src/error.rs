@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ffi::CStr;
 
-use gpu_api::{BackendKind, DeviceId, DriverError, Error, RawStream};
+use gpu_api::{BackendKind, DriverError, Error, RawStream};
 
 use driver::code::Code;
 
@@ -77,15 +77,6 @@ pub(crate) fn missing(name: &'static str) -> Error {
         what: name,
         why: "the installed HIP runtime has no such function".to_owned(),
         remedy: "update ROCm",
-    }
-}
-
-/// Makes the error of a device that this process does not have.
-pub(crate) fn no_device(device: DeviceId, count: usize) -> Error {
-    Error::Invalid {
-        what: "the device",
-        got: format!("{device} of {count}"),
-        must: "one that `device_count` counts",
     }
 }
 

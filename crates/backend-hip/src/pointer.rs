@@ -3,53 +3,25 @@
 use driver::code::{NO_SUCH_ADDRESS, SUCCESS};
 use driver::pointer::{driver_range, is_virtual};
 use driver::{Scope, Vendor};
-use gpu_api::{DevicePtr, MemoryKind, PointerInfo, Result, Sharing};
+use gpu_api::{DevicePtr, MemoryKind, PointerInfo, Result};
 
 use crate::hip::Hip;
 use crate::sys::PointerAttributes;
 use crate::version::MemoryType;
 
-/// Says why memory of a kind cannot be exported, and what to change.
-pub(crate) fn refusal(info: &PointerInfo) -> (&'static str, &'static str) {
-    match (info.kind, info.sharing) {
-        (MemoryKind::Plain, Some(Sharing::Handle)) => (
-            "it is plain memory (hipMalloc) made to be shared by handle",
-            "export its handle: `export_handle`",
-        ),
-        (MemoryKind::Plain, Some(_)) => (
-            "it is plain memory (hipMalloc) made to be shared as a dma-buf",
-            "export it: `export_fd`",
-        ),
-        (MemoryKind::Plain, None) => (
-            "this library did not allocate it, and the runtime does not tell hipMalloc from what must not be \
-                 exported (ROCm/clr#265)",
-            "vouch for it with `HipBackend::adopt_memory` if it came from hipMalloc, or allocate with \
-                 `Session::alloc`",
-        ),
-        (MemoryKind::Virtual, Some(_)) => (
-            "it is virtual memory (hipMemCreate)",
-            "export its file descriptor: `export_fd`",
-        ),
-        (MemoryKind::Virtual, None) => (
+/// Says why memory of other libraries is not exported, and what to change.
+pub(crate) fn refusal(kind: MemoryKind) -> Option<(&'static str, &'static str)> {
+    match kind {
+        MemoryKind::Plain => Some((
+            "this library did not allocate it, and the runtime does not tell hipMalloc from what must not be exported \
+             (ROCm/clr#265)",
+            "vouch for it with `HipBackend::adopt_memory` if it came from hipMalloc, or allocate with `Session::alloc`",
+        )),
+        MemoryKind::Virtual => Some((
             "it is virtual memory (hipMemCreate) that another library made",
             "allocate with `Session::alloc`",
-        ),
-        (MemoryKind::Managed, _) => (
-            "it is managed memory (hipMallocManaged), which the driver moves between host and device",
-            "allocate it with hipMalloc, or with `Session::alloc`",
-        ),
-        (MemoryKind::Host, _) => (
-            "it is host memory (hipHostMalloc, hipHostRegister)",
-            "copy it to memory of `Session::alloc`, or share it as a memfd of your own",
-        ),
-        (MemoryKind::Pool, _) => (
-            "it comes from a stream-ordered pool (hipMallocAsync), whose memory has no handle of its own",
-            "allocate it with hipMalloc, or with `Session::alloc`",
-        ),
-        (_, _) => (
-            "the runtime does not know the address",
-            "pass the address of device memory that is still allocated",
-        ),
+        )),
+        _ => None,
     }
 }
 

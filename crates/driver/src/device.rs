@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpu_api::{BackendKind, DeviceId, DeviceInfo, GpuDevices, MemoryInfo, Result};
+use gpu_api::{BackendKind, DeviceId, DeviceInfo, Error, GpuDevices, MemoryInfo, Result};
 
 use crate::backend::Backend;
 use crate::calls::AllocationProperties;
@@ -81,6 +81,15 @@ unsafe impl<V: Vendor> GpuDevices for Backend<V> {
 
     fn quarantine(&self) -> Duration {
         Vendor::quarantine(&**self)
+    }
+}
+
+/// Makes the error of a device that this process does not have.
+pub fn no_device(device: DeviceId, count: usize) -> Error {
+    Error::Invalid {
+        what: "the device",
+        got: format!("{device} of {count}"),
+        must: "one that `device_count` counts",
     }
 }
 

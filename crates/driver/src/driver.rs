@@ -8,11 +8,29 @@ use gpu_api::{DeviceId, RawEvent};
 use crate::calls::Calls;
 use crate::device_table::DeviceTable;
 use crate::given::GivenTable;
-use crate::host_memory::HostTable;
+use crate::leak_table::LeakTable;
 use crate::memory_table::MemoryTable;
 use crate::peer_table::PeerTable;
-use crate::registration::Registrations;
 use crate::stream_table::StreamTable;
+
+/// How host memory was got, and so how it is given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Got {
+    /// From the driver.
+    Driver,
+    /// From the kernel.
+    Mapped,
+    /// From the kernel, bound to a node, and pinned then.
+    Registered,
+}
+
+/// One piece of host memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostPin {
+    pub(crate) len: usize,
+    pub(crate) device: DeviceId,
+    pub(crate) got: Got,
+}
 
 /// A driver's calls, and everything that was made with them and not given back.
 ///
@@ -25,9 +43,11 @@ pub struct Driver {
     pub memory: MemoryTable,
     /// Streams that need not be asked for.
     pub streams: StreamTable,
-    pub(crate) hosts: HostTable,
+    /// Host memory, and how each piece was got.
+    pub(crate) hosts: LeakTable<HostPin>,
     pub(crate) events: DeviceTable,
-    pub(crate) registrations: Registrations,
+    /// Memory that streams may write words of, and the device in whose context it was registered.
+    pub(crate) registrations: LeakTable<DeviceId>,
     pub(crate) peers: PeerTable,
     pub(crate) given: GivenTable,
     /// Events that no wait uses at this moment: `pass` has them.
@@ -42,9 +62,9 @@ impl Driver {
             calls,
             memory: MemoryTable::default(),
             streams: StreamTable::default(),
-            hosts: HostTable::default(),
+            hosts: LeakTable::default(),
             events: DeviceTable::default(),
-            registrations: Registrations::default(),
+            registrations: LeakTable::default(),
             peers: PeerTable::default(),
             given: GivenTable::default(),
             marks: Mutex::default(),

@@ -2,33 +2,83 @@
 
 use std::ffi::c_void;
 use std::io;
-use std::ptr::{self, NonNull};
+use std::ptr;
 
-use crate::host_memory::PinnedMemory;
-use gpu_api::{DeviceId, Error, GpuHostMemory, HostMemory, HostPtr, Result};
+use gpu_api::{DeviceId, Error, GpuHostMemory, HostMemory, HostPtr, KernelPages, Result};
 
 use crate::backend::Backend;
 use crate::calls::{HOST_ALLOC_PORTABLE, HOST_REGISTER_MAPPED, HOST_REGISTER_PORTABLE};
-use crate::code::SUCCESS;
+use crate::code::{SUCCESS, UNKNOWN};
+use crate::driver::{Got, HostPin};
 use crate::vendor::{Scope, Vendor};
 
-// SAFETY: the condition of `GpuHostMemory`: `host_alloc` hands on what `host_alloc` or the
-// kernel gave.
+// SAFETY: the condition of `GpuHostMemory`: `host_alloc` hands on what the driver's `host_alloc` or
+// the kernel gave.
 unsafe impl<V: Vendor> GpuHostMemory for Backend<V> {
     fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         self.ordinal(device)?;
-        self.driver().hosts.alloc(self, device, len, memory)
+        if len == 0 {
+            return Err(Error::Invalid {
+                what: "the length",
+                got: "0".to_owned(),
+                must: "at least 1",
+            });
+        }
+        let (start, got) = match (memory.pinned, memory.numa_node) {
+            (true, None) => {
+                let start = self.pinned(device, len)?;
+                // SAFETY: `ptr::write_bytes` asks for `len` writable bytes: the driver gave as many.
+                unsafe { ptr::write_bytes(start.cast::<u8>(), 0, len) };
+                (start, Got::Driver)
+            }
+            (false, node) => (KernelPages::map(len, node)?.keep().as_ptr(), Got::Mapped),
+            (true, Some(node)) => {
+                let pages = KernelPages::map(len, Some(node))?;
+                let scope = self.on_device(device)?;
+                // SAFETY: `register` asks for memory that is mapped until it is unregistered:
+                // `pages` are, and `host_free` ends that before it unmaps them.
+                unsafe { register(&scope, pages.as_ptr(), len) }?;
+                (pages.keep().as_ptr(), Got::Registered)
+            }
+        };
+        let address = start.expose_provenance();
+        let hosts = &self.driver().hosts;
+        hosts.insert(address, HostPin { len, device, got });
+        Ok(HostPtr(address))
     }
 
     unsafe fn host_free(&self, ptr: HostPtr) -> Result<()> {
-        // SAFETY: `HostTable::free` has our condition.
-        unsafe { self.driver().hosts.free(self, ptr) }
+        let entry = self.driver().hosts.take(ptr, "what `host_alloc` gave")?;
+        let start: *mut c_void = ptr::with_exposed_provenance_mut(ptr.0);
+        let calls = &self.driver().calls;
+        let end = match entry.got {
+            Got::Driver => Some(&calls.host_free),
+            Got::Registered => Some(&calls.host_unregister),
+            Got::Mapped => None,
+        };
+        let let_go = end.map_or(Ok(()), |end| {
+            self.pass_known_streams();
+            self.on_device(entry.device)?.call(end, |function| {
+                // SAFETY: `host_free` asks for what `host_alloc` gave and nobody uses,
+                // `host_unregister` for what `host_register` took: the entry says which, it was taken
+                // out of the table once, and our caller vouches for the rest.
+                unsafe { function(start) }
+            })
+        });
+        let result = let_go.and_then(|()| match entry.got {
+            Got::Driver => Ok(()),
+            // SAFETY: `KernelPages::unmap` asks for what was kept and nothing touches: as above.
+            _ => unsafe { KernelPages::unmap(start, entry.len) },
+        });
+        if result.is_err() {
+            self.driver().hosts.leak(ptr, entry);
+        }
+        result
     }
 }
 
-// SAFETY: the condition of `PinnedMemory`: `pinned` hands on what `host_alloc` gave.
-unsafe impl<V: Vendor> PinnedMemory for Backend<V> {
-    fn pinned(&self, device: DeviceId, len: usize) -> Result<NonNull<c_void>> {
+impl<V: Vendor> Backend<V> {
+    fn pinned(&self, device: DeviceId, len: usize) -> Result<*mut c_void> {
         let scope = self.on_device(device)?;
         let symbol = &self.driver().calls.host_alloc;
         let mut start = ptr::null_mut();
@@ -36,41 +86,15 @@ unsafe impl<V: Vendor> PinnedMemory for Backend<V> {
             // SAFETY: `host_alloc` writes one address: `start` is one.
             unsafe { function(&raw mut start, len, HOST_ALLOC_PORTABLE) }
         })?;
-        if code != SUCCESS {
-            let driver = self.code(code);
-            return Err(Error::System {
+        match code {
+            SUCCESS if start.is_null() => Err(scope.error(symbol.name, UNKNOWN)),
+            SUCCESS => Ok(start),
+            code => Err(Error::System {
                 call: symbol.name,
                 remedy: "free host memory, or raise the limit on locked memory (`ulimit -l`)",
-                source: io::Error::other(driver),
-            });
+                source: io::Error::other(self.code(code)),
+            }),
         }
-        NonNull::new(start).ok_or_else(|| scope.error(symbol.name, crate::code::UNKNOWN))
-    }
-
-    unsafe fn free_pinned(&self, device: DeviceId, start: *mut c_void) -> Result<()> {
-        self.pass_known_streams();
-        let scope = self.on_device(device)?;
-        scope.call(&self.driver().calls.host_free, |function| {
-            // SAFETY: `host_free` asks for what `host_alloc` gave and nobody uses: our
-            // caller vouches for it.
-            unsafe { function(start) }
-        })
-    }
-
-    unsafe fn pin(&self, device: DeviceId, start: *mut c_void, len: usize) -> Result<()> {
-        let scope = self.on_device(device)?;
-        // SAFETY: `register` has our condition.
-        unsafe { register(&scope, start, len) }
-    }
-
-    unsafe fn unpin(&self, device: DeviceId, start: *mut c_void) -> Result<()> {
-        self.pass_known_streams();
-        let scope = self.on_device(device)?;
-        scope.call(&self.driver().calls.host_unregister, |function| {
-            // SAFETY: `host_unregister` asks for what `host_register` took and nobody uses:
-            // our caller vouches for it.
-            unsafe { function(start) }
-        })
     }
 }
 

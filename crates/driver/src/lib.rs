@@ -9,8 +9,7 @@
 //!
 //! 1. [`code`], [`calls`]: the codes and the functions that drivers have in common.
 //! 2. [`driver`]: the calls and the tables of what was made with them: [`memory_table`],
-//!    [`stream_table`], [`host_memory`], [`pool`], `device_table`, `peer_table`, `registration`,
-//!    [`given`].
+//!    [`stream_table`], [`pool`], `device_table`, `peer_table`, `leak_table`, [`given`].
 //! 3. [`vendor`]: what differs, and the calling thread around a call. [`backend`]: a vendor as a
 //!    backend.
 //! 4. A trait each: `device`, `peer`; `stream`, `event`, `word`, `copy`, [`pass`]; `host`;
@@ -35,7 +34,7 @@ mod event;
 pub mod given;
 mod groups;
 mod host;
-pub mod host_memory;
+mod leak_table;
 mod mapping;
 pub mod memory_table;
 pub mod pass;
@@ -48,7 +47,6 @@ pub mod pool;
 mod pool_calls;
 pub mod queued;
 mod range;
-mod registration;
 mod stream;
 pub mod stream_table;
 pub mod vendor;

@@ -111,28 +111,64 @@ pub fn refusal<V: Vendor>(vendor: &V, base: DevicePtr, what: &'static str) -> Er
         Ok(info) => info,
         Err(error) => return error,
     };
+    let words = V::WORDS;
+    let is_base = info.range.is_none_or(|range| range.base == base);
     let (why, remedy) = match (info.kind, info.sharing) {
-        (MemoryKind::Plain | MemoryKind::Virtual, Some(_))
-            if info.range.is_some_and(|range| range.base != base) =>
-        {
-            (
-                "it is not the first address of its allocation",
-                "export the base, and send the offset beside it",
-            )
-        }
+        (MemoryKind::Plain | MemoryKind::Virtual, Some(_)) if !is_base => (
+            "it is not the first address of its allocation".to_owned(),
+            "export the base, and send the offset beside it",
+        ),
+        (MemoryKind::Plain, Some(Sharing::Fd)) => (
+            format!(
+                "it is plain memory ({}) made to be shared as a dma-buf",
+                words.plain
+            ),
+            "export it: `export_fd`",
+        ),
+        (MemoryKind::Plain, Some(_)) => (
+            format!(
+                "it is plain memory ({}) made to be shared by handle",
+                words.plain
+            ),
+            "export its handle: `export_handle`",
+        ),
+        (MemoryKind::Virtual, Some(_)) => (
+            format!("it is virtual memory ({})", words.virtual_memory),
+            "export its file descriptor: `export_fd`",
+        ),
+        (MemoryKind::Managed, _) => (
+            format!(
+                "it is managed memory ({}), which the driver moves between host and device",
+                words.managed
+            ),
+            words.instead,
+        ),
+        (MemoryKind::Host, _) => (
+            format!("it is host memory ({})", words.host),
+            "copy it to memory of `Session::alloc`, or share it as a memfd of your own",
+        ),
+        (MemoryKind::Pool, _) => (
+            format!(
+                "it comes from a stream-ordered pool ({}), whose memory has no handle of its own",
+                words.pool
+            ),
+            words.instead,
+        ),
         (MemoryKind::Imported, _) => (
-            "this process opened it from another one, and only its owner can export it",
+            "this process opened it from another one, and only its owner can export it".to_owned(),
             "ask its owner for a descriptor for the new receiver",
         ),
         (MemoryKind::Piece, _) => (
-            "it is a piece of a range, mapped with `map_memory`",
+            "it is a piece of a range, mapped with `map_memory`".to_owned(),
             "export what was mapped there: `export_memory`",
         ),
-        (MemoryKind::Unknown, _) => (
-            "the driver does not know the address",
-            "pass the address of device memory that is still allocated",
-        ),
-        _ => vendor.refusal(&info),
+        (kind, _) => {
+            let (why, remedy) = vendor.refusal(kind).unwrap_or((
+                "the driver does not know the address",
+                "pass the address of device memory that is still allocated",
+            ));
+            (why.to_owned(), remedy)
+        }
     };
     Error::Unsupported {
         what,

@@ -1,14 +1,10 @@
-//! Pools of a driver's in stream order: what is asked for, how one is set up, and what it says of
-//! itself.
+//! Pools of a driver's in stream order: what is asked for, and what one says of itself.
 //!
 //! HIP took CUDA's structure and numbers: `CUmemPoolProps` is `hipMemPoolProps`,
-//! `CUmemPool_attribute` is `hipMemPoolAttr`. The calls that allocate and free are each backend's
-//! own.
+//! `CUmemPool_attribute` is `hipMemPoolAttr`.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-
-use gpu_api::{DeviceId, PoolUsage, RawPool, Result};
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`, `hipMemAllocationTypePinned`.
 pub const ALLOCATION_PINNED: u32 = 1;
@@ -57,84 +53,4 @@ impl PoolProperties {
             rest: [0; 64],
         }
     }
-}
-
-/// A driver's calls about pools themselves.
-///
-/// # Errors
-///
-/// Each gives the driver's error.
-pub trait PoolCalls {
-    /// Makes a pool.
-    fn make(&self, device: DeviceId, properties: &PoolProperties) -> Result<RawPool>;
-
-    /// Ends a pool; what is allocated from it stays.
-    ///
-    /// # Safety
-    ///
-    /// `pool` is live.
-    unsafe fn end(&self, pool: RawPool) -> Result<()>;
-
-    /// Sets a property of a pool. Of an `int` the driver reads the first four bytes of the value.
-    ///
-    /// # Safety
-    ///
-    /// `pool` is live.
-    unsafe fn set(&self, pool: RawPool, attribute: u32, value: u64) -> Result<()>;
-
-    /// Asks for a property of eight bytes.
-    ///
-    /// # Safety
-    ///
-    /// `pool` is live, and `attribute` is one of a `uint64_t`.
-    unsafe fn get(&self, pool: RawPool, attribute: u32) -> Result<u64>;
-}
-
-/// Makes a pool that keeps `keep` bytes, and none of whose allocations waits for another stream.
-///
-/// # Errors
-///
-/// The driver's error; no pool is left then, unless the driver fails to end it.
-pub fn create(
-    driver: &impl PoolCalls,
-    device: DeviceId,
-    ordinal: c_int,
-    keep: u64,
-) -> Result<RawPool> {
-    let made = driver.make(device, &PoolProperties::private(ordinal))?;
-    let settings = [
-        (RELEASE_THRESHOLD, keep),
-        // The driver is not to hold an allocation back until another stream's work is done: there
-        // are other bytes.
-        (REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
-    ];
-    for (attribute, value) in settings {
-        // SAFETY: `set` asks for a live pool: just made.
-        if let Err(error) = unsafe { driver.set(made, attribute, value) } {
-            // SAFETY: `end` asks for a live pool: as above. An error leaks it.
-            let _ = unsafe { driver.end(made) };
-            return Err(error);
-        }
-    }
-    Ok(made)
-}
-
-/// Asks what a pool holds.
-///
-/// # Errors
-///
-/// The driver's error.
-///
-/// # Safety
-///
-/// `pool` is live.
-pub unsafe fn usage(driver: &impl PoolCalls, pool: RawPool) -> Result<PoolUsage> {
-    // SAFETY: `get` asks for a live pool, for which our caller vouches, and for a property of eight
-    // bytes.
-    let get = |attribute| unsafe { driver.get(pool, attribute) };
-    Ok(PoolUsage {
-        reserved: get(RESERVED_NOW)?,
-        most_reserved: get(RESERVED_MOST)?,
-        used: get(USED_NOW)?,
-    })
 }

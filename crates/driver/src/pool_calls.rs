@@ -5,7 +5,10 @@ use std::ffi::c_void;
 use std::ptr;
 
 use crate::memory_table::Way;
-use crate::pool::{self, PoolCalls, PoolProperties};
+use crate::pool::{
+    PoolProperties, RELEASE_THRESHOLD, RESERVED_MOST, RESERVED_NOW,
+    REUSE_ALLOW_INTERNAL_DEPENDENCIES, USED_NOW,
+};
 use gpu_api::{
     Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuCaptures, GpuDevices, GpuManaged,
     GpuPools, PoolUsage, RawPool, RawStream, Result, refuse_capture, round_up,
@@ -28,7 +31,31 @@ unsafe impl<V: Vendor> GpuPools for Backend<V> {
     fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
         let ordinal = self.ordinal(device)?;
         self.require_pools(device)?;
-        let made = pool::create(self, device, ordinal, keep)?;
+        let properties = PoolProperties::private(ordinal);
+        let mut made: PoolHandle = ptr::null_mut();
+        self.on_device(device)?
+            .call(&self.driver().calls.pool_create, |function| {
+                // SAFETY: `pool_create` writes one pointer and reads the properties: both live here.
+                unsafe { function(&raw mut made, &raw const properties) }
+            })?;
+        let made = RawPool {
+            device,
+            handle: made.expose_provenance() as u64,
+        };
+        // None of its allocations is to be held back until another stream's work is done: there are
+        // other bytes.
+        let settings = [
+            (RELEASE_THRESHOLD, keep),
+            (REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0),
+        ];
+        for (attribute, value) in settings {
+            // SAFETY: `set` asks for a live pool: just made.
+            if let Err(error) = unsafe { self.set(made, attribute, value) } {
+                // SAFETY: `end` asks for a live pool: as above. An error leaks it.
+                let _ = unsafe { self.end(made) };
+                return Err(error);
+            }
+        }
         self.driver().pools().insert(made.handle);
         Ok(made)
     }
@@ -94,8 +121,14 @@ unsafe impl<V: Vendor> GpuPools for Backend<V> {
     }
 
     unsafe fn pool_usage(&self, raw: RawPool) -> Result<PoolUsage> {
-        // SAFETY: `usage` asks for a live pool: our caller vouches for it.
-        unsafe { pool::usage(self, raw) }
+        // SAFETY: `get` asks for a live pool, for which our caller vouches, and for a property of
+        // eight bytes.
+        let get = |attribute| unsafe { self.get(raw, attribute) };
+        Ok(PoolUsage {
+            reserved: get(RESERVED_NOW)?,
+            most_reserved: get(RESERVED_MOST)?,
+            used: get(USED_NOW)?,
+        })
     }
 
     unsafe fn trim_pool(&self, raw: RawPool, keep: u64) -> Result<()> {
@@ -119,21 +152,12 @@ unsafe impl<V: Vendor> GpuManaged for Backend<V> {
     }
 }
 
-impl<V: Vendor> PoolCalls for Backend<V> {
-    fn make(&self, device: DeviceId, properties: &PoolProperties) -> Result<RawPool> {
-        let scope = self.on_device(device)?;
-        let mut made: PoolHandle = ptr::null_mut();
-        scope.call(&self.driver().calls.pool_create, |function| {
-            // SAFETY: `pool_create` writes one pointer and reads the properties: both live
-            // here.
-            unsafe { function(&raw mut made, ptr::from_ref(properties)) }
-        })?;
-        Ok(RawPool {
-            device,
-            handle: made.expose_provenance() as u64,
-        })
-    }
-
+impl<V: Vendor> Backend<V> {
+    /// Ends a pool; what is allocated from it stays.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is live.
     unsafe fn end(&self, raw: RawPool) -> Result<()> {
         let scope = self.on_device(raw.device)?;
         scope.call(&self.driver().calls.pool_destroy, |function| {
@@ -143,6 +167,11 @@ impl<V: Vendor> PoolCalls for Backend<V> {
         })
     }
 
+    /// Sets a property of a pool. Of an `int` the driver reads the first four bytes of the value.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is live.
     unsafe fn set(&self, raw: RawPool, attribute: u32, mut value: u64) -> Result<()> {
         let scope = self.on_device(raw.device)?;
         scope.call(&self.driver().calls.pool_set, |function| {
@@ -152,6 +181,11 @@ impl<V: Vendor> PoolCalls for Backend<V> {
         })
     }
 
+    /// Asks for a property of eight bytes.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is live, and `attribute` is one of a `uint64_t`.
     unsafe fn get(&self, raw: RawPool, attribute: u32) -> Result<u64> {
         let scope = self.on_device(raw.device)?;
         let mut value = 0_u64;

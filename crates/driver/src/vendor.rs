@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gpu_api::{
     AddressRange, BackendKind, DeviceId, DevicePtr, DeviceUuid, DriverError, Error, MemHandle,
-    PointerInfo, RawStream, Result, StreamInfo, StreamOp, WordOps,
+    MemoryKind, PointerInfo, RawStream, Result, StreamInfo, StreamOp, WordOps,
 };
 
 use crate::calls::{CAPTURE_RELAXED, MemoryHandle, Stream, Symbol};
@@ -60,6 +60,18 @@ pub enum Descriptor {
 pub struct Words {
     /// What to see for the ways between devices.
     pub topology: &'static str,
+    /// The call for plain memory.
+    pub plain: &'static str,
+    /// The call for virtual memory.
+    pub virtual_memory: &'static str,
+    /// The call for managed memory.
+    pub managed: &'static str,
+    /// The calls for host memory.
+    pub host: &'static str,
+    /// The call for memory of a pool.
+    pub pool: &'static str,
+    /// What to call instead of those whose memory cannot be shared.
+    pub instead: &'static str,
 }
 
 /// Plain memory that travels as a dma-buf.
@@ -349,8 +361,9 @@ pub trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
     /// The driver's.
     fn classify(&self, scope: &Scope<'_, Self>, ptr: DevicePtr) -> Result<PointerInfo>;
 
-    /// Says why memory of a kind cannot be exported, and what to change.
-    fn refusal(&self, info: &PointerInfo) -> (&'static str, &'static str);
+    /// Says why memory of a kind that is not for sharing cannot be exported, and what to change;
+    /// `None` where that says nothing more than that the driver does not know it.
+    fn refusal(&self, kind: MemoryKind) -> Option<(&'static str, &'static str)>;
 
     /// Gets the handle of plain memory.
     ///

@@ -39,12 +39,15 @@ unsafe impl<V: Vendor> GpuWords for Backend<V> {
             return Err(error);
         }
         let device = scope.device();
-        self.driver().registrations.insert(start, device);
+        self.driver().registrations.insert(start.0, device);
         Ok(WordPtr(words))
     }
 
     unsafe fn unregister_words(&self, start: HostPtr) -> Result<()> {
-        let device = self.driver().registrations.take(start)?;
+        let device = self
+            .driver()
+            .registrations
+            .take(start, "the start of what `register_words` took")?;
         // SAFETY: `words_end` asks for a registration out of the table that no stream uses: our
         // caller vouches for it.
         let result = unsafe { self.words_end(start, device) };
