@@ -367,15 +367,11 @@ impl Vendor for Cuda {
 
     fn alloc_managed(&self, device: DeviceId, size: u64) -> Result<DevicePtr> {
         let scope = self.on_device(device)?;
-        let symbol = &self.own.cuMemAllocManaged;
         let mut base = 0;
-        let code = scope.code(symbol, |function| {
+        scope.allocate(&self.own.cuMemAllocManaged, size, |function| {
             // SAFETY: `cuMemAllocManaged` writes one address: `base` is one.
             unsafe { function(&raw mut base, size as usize, MEMORY_GLOBAL) }
         })?;
-        match code {
-            driver::code::SUCCESS => Ok(DevicePtr(base)),
-            code => Err(scope.allocation_error(symbol.name, code, size)),
-        }
+        Ok(DevicePtr(base))
     }
 }

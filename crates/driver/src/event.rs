@@ -8,7 +8,6 @@ use gpu_api::{
 
 use crate::backend::Backend;
 use crate::calls::{EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, Event, Handle};
-use crate::code::{NOT_READY, SUCCESS};
 use crate::vendor::{Scope, Vendor};
 
 /// Turns an event's number into what the driver takes.
@@ -50,16 +49,10 @@ unsafe impl<V: Vendor> GpuEvents for Backend<V> {
 
     unsafe fn query_event(&self, raw: RawEvent) -> Result<bool> {
         let scope = self.on_event(raw)?;
-        let symbol = &self.driver().calls.event_query;
-        let code = scope.code(symbol, |function| {
+        scope.is_done(&self.driver().calls.event_query, |function| {
             // SAFETY: `event_query` asks for an event that is alive: our caller vouches for it.
             unsafe { function(event(raw)) }
-        })?;
-        match code {
-            SUCCESS => Ok(true),
-            NOT_READY => Ok(false),
-            code => Err(scope.error(symbol.name, code)),
-        }
+        })
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, raw: RawEvent) -> Result<()> {

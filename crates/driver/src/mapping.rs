@@ -8,7 +8,6 @@ use gpu_api::{Access, Error, Result};
 use crate::calls::{
     ACCESS_READ, ACCESS_READ_WRITE, AccessDescription, LOCATION_DEVICE, Location, MemoryHandle,
 };
-use crate::code::SUCCESS;
 use crate::physical::Physical;
 use crate::vendor::{Scope, Vendor};
 
@@ -115,15 +114,12 @@ impl<V: Vendor> Drop for Building<'_, '_, V> {
 pub(crate) fn reserve<V: Vendor>(scope: &Scope<'_, V>, size: usize, hint: u64) -> Result<u64> {
     let symbol = &scope.vendor.driver().calls.range_reserve;
     let mut base = 0;
-    let code = scope.code(symbol, |function| {
+    scope.allocate(symbol, size as u64, |function| {
         // SAFETY: `range_reserve` writes one address: `base` is one. The size is a multiple
         // of the granularity; alignment and flags are 0, and the hint is looked at alone.
         unsafe { function(&raw mut base, size, 0, hint, 0) }
     })?;
-    match code {
-        SUCCESS => Ok(base),
-        code => Err(scope.allocation_error(symbol.name, code, size as u64)),
-    }
+    Ok(base)
 }
 
 /// Gives reserved addresses back.

@@ -113,6 +113,17 @@ pub struct Entry {
     pub leaked: bool,
 }
 
+impl Entry {
+    fn new(len: u64, device: DeviceId, origin: Origin) -> Entry {
+        Entry {
+            len,
+            device,
+            origin,
+            leaked: false,
+        }
+    }
+}
+
 /// Everything that has not been given back.
 #[derive(Debug, Default)]
 pub struct MemoryTable(Mutex<BTreeMap<u64, Entry>>);
@@ -120,15 +131,7 @@ pub struct MemoryTable(Mutex<BTreeMap<u64, Entry>>);
 impl MemoryTable {
     /// Notes an allocation or mapping.
     pub fn insert(&self, base: u64, len: u64, device: DeviceId, origin: Origin) {
-        self.lock().insert(
-            base,
-            Entry {
-                len,
-                device,
-                origin,
-                leaked: false,
-            },
-        );
+        self.lock().insert(base, Entry::new(len, device, origin));
     }
 
     /// Notes that a handle was opened, perhaps once more.
@@ -141,15 +144,7 @@ impl MemoryTable {
         match times {
             Some(times) => *times += 1,
             None => {
-                entries.insert(
-                    base,
-                    Entry {
-                        len,
-                        device,
-                        origin: Origin::Opened { times: 1 },
-                        leaked: false,
-                    },
-                );
+                entries.insert(base, Entry::new(len, device, Origin::Opened { times: 1 }));
             }
         }
     }

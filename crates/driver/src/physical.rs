@@ -1,8 +1,9 @@
 //! Physical memory: a handle that is made, exported as a file descriptor, and imported from one.
 
 use std::ffi::{c_int, c_void};
+use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::{mem, ptr};
+use std::ptr;
 
 use gpu_api::{Error, Result, close_on_exec};
 
@@ -31,15 +32,12 @@ impl<'a, 'd, V: Vendor> Physical<'a, 'd, V> {
         let properties = AllocationProperties::exportable(ordinal);
         let create = &scope.vendor.driver().calls.memory_create;
         let mut handle: MemoryHandle = 0;
-        let code = scope.code(create, |function| {
+        scope.allocate(create, asked, |function| {
             // SAFETY: `memory_create` writes one handle and reads the properties: both live here. Its
             // flags are 0.
             unsafe { function(&raw mut handle, size, &raw const properties, 0) }
         })?;
-        match code {
-            SUCCESS => Ok(Physical { scope, handle }),
-            code => Err(scope.allocation_error(create.name, code, asked)),
-        }
+        Ok(Physical { scope, handle })
     }
 
     /// Takes the physical memory behind a descriptor, if it is a device's; `given` is the number that
@@ -91,6 +89,15 @@ impl<'a, 'd, V: Vendor> Physical<'a, 'd, V> {
     /// It is alive, and the caller's to give back.
     pub(crate) unsafe fn again(scope: &'a Scope<'d, V>, handle: MemoryHandle) -> Self {
         Physical { scope, handle }
+    }
+
+    /// Borrows a handle: it is not given back.
+    ///
+    /// # Safety
+    ///
+    /// It is alive.
+    pub(crate) unsafe fn lent(scope: &'a Scope<'d, V>, handle: MemoryHandle) -> ManuallyDrop<Self> {
+        ManuallyDrop::new(Physical { scope, handle })
     }
 
     /// Gives the handle to the caller.

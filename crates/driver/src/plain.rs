@@ -112,15 +112,11 @@ impl<V: Vendor> Backend<V> {
             .ok()
             .and_then(|tail| tail.checked_add(size));
         let scope = self.on_device(device)?;
-        let symbol = &self.driver().calls.malloc;
         let mut base = 0;
-        let code = scope.code(symbol, |function| {
+        scope.allocate(&self.driver().calls.malloc, len, |function| {
             // SAFETY: `malloc` writes one address: `base` is one.
             unsafe { function(&raw mut base, whole.unwrap_or(usize::MAX)) }
         })?;
-        if code != SUCCESS {
-            return Err(scope.allocation_error(symbol.name, code, len));
-        }
         self.driver()
             .memory
             .insert(base, size as u64, device, origin);

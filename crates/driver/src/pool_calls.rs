@@ -72,22 +72,17 @@ unsafe impl<V: Vendor> GpuPools for Backend<V> {
         // SAFETY: `capture_status` asks for a stream that is alive: our caller vouches for it.
         refuse_capture(stream, unsafe { self.capture_status(stream) }?)?;
         let scope = self.on_device(stream.device)?;
-        let symbol = &self.driver().calls.pool_alloc;
         let mut base = 0;
-        let code = scope.code(symbol, |function| {
+        scope.allocate(&self.driver().calls.pool_alloc, len, |function| {
             // SAFETY: `pool_alloc` writes one address: `base` is one. Our caller
             // vouches for the pool and the stream.
-            unsafe { function(&raw mut base, size, handle(raw), V::stream(stream)) }
+            match unsafe { function(&raw mut base, size, handle(raw), V::stream(stream)) } {
+                // ROCm 5.4.3 calls it a success and gives null where there is no room
+                // (ROCm/hip#3223).
+                SUCCESS if base == 0 => OUT_OF_MEMORY,
+                code => code,
+            }
         })?;
-        // ROCm 5.4.3 calls it a success and gives null where there is no room (ROCm/hip#3223).
-        let code = if code == SUCCESS && base == 0 {
-            OUT_OF_MEMORY
-        } else {
-            code
-        };
-        if code != SUCCESS {
-            return Err(scope.allocation_error(symbol.name, code, len));
-        }
         self.driver()
             .memory
             .insert(base, len, raw.device, Origin::Pool);

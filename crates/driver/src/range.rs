@@ -33,12 +33,8 @@ unsafe impl<V: Vendor> GpuStore for Backend<V> {
 
     unsafe fn export_memory(&self, memory: RawMemory) -> Result<OwnedFd> {
         let scope = self.without_context(memory.device)?;
-        // SAFETY: `Physical::again` asks for a live handle: our caller vouches for it. It is not
-        // given back here.
-        let physical = unsafe { Physical::again(&scope, memory.handle) };
-        let exported = physical.export();
-        physical.keep();
-        exported
+        // SAFETY: `Physical::lent` asks for a live handle: our caller vouches for it.
+        unsafe { Physical::lent(&scope, memory.handle) }.export()
     }
 
     fn import_memory(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64) -> Result<RawMemory> {
@@ -103,15 +99,13 @@ unsafe impl<V: Vendor> GpuRanges for Backend<V> {
         } = memory;
         let (ordinal, size) = (self.ordinal(device)?, len as usize);
         let scope = self.on_device(device)?;
-        // SAFETY: `Physical::again` asks for a live handle: our caller vouches for it. It is not
-        // given back here.
-        let physical = unsafe { Physical::again(&scope, handle) };
+        // SAFETY: `Physical::lent` asks for a live handle: our caller vouches for it.
+        let physical = unsafe { Physical::lent(&scope, handle) };
         // As in `alloc_virtual`.
         let peers = self.driver().peers.read();
         // SAFETY: `Physical::map` asks for reserved addresses without a mapping: our caller vouches
         // for them.
         let mapped = unsafe { physical.map(at.0, size) };
-        physical.keep();
         mapped.map_err(|error| wrong_length(&scope, error, len))?;
         if let Err(error) = mapping::open(
             &scope,

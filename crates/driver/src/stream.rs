@@ -15,7 +15,7 @@ use gpu_api::{
 use crate::backend::Backend;
 use crate::calls::STREAM_NON_BLOCKING;
 use crate::checks;
-use crate::code::{NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
+use crate::code::{STREAM_CAPTURE_IMPLICIT, SUCCESS};
 use crate::vendor::{Scope, Vendor};
 
 // SAFETY: the condition of `GpuStreams`: `true` and success are `stream_query`'s and
@@ -57,16 +57,10 @@ unsafe impl<V: Vendor> GpuStreams for Backend<V> {
 
     unsafe fn query_stream(&self, raw: RawStream) -> Result<bool> {
         let scope = self.on_device(raw.device)?;
-        let symbol = &self.driver().calls.stream_query;
-        let code = scope.code(symbol, |function| {
+        scope.is_done(&self.driver().calls.stream_query, |function| {
             // SAFETY: `stream_query` asks for a stream that is alive: our caller vouches for it.
             unsafe { function(V::stream(raw)) }
-        })?;
-        match code {
-            SUCCESS => Ok(true),
-            NOT_READY => Ok(false),
-            code => Err(scope.error(symbol.name, code)),
-        }
+        })
     }
 
     unsafe fn synchronize_stream(&self, raw: RawStream) -> Result<()> {

@@ -13,7 +13,7 @@ use gpu_api::{
 };
 
 use crate::calls::{CAPTURE_RELAXED, MemoryHandle, Stream, Symbol};
-use crate::code::{Code, OUT_OF_MEMORY, SUCCESS};
+use crate::code::{Code, NOT_READY, OUT_OF_MEMORY, SUCCESS};
 use crate::driver::Driver;
 use crate::given::Given;
 
@@ -495,6 +495,40 @@ impl<'a, V: Vendor> Scope<'a, V> {
             self.vendor.failed();
         }
         Ok(code)
+    }
+
+    /// Calls a function of the driver that allocates: out of memory says how much there is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfMemory`], and as [`call`](Scope::call).
+    pub fn allocate<F: Copy>(
+        &self,
+        symbol: &Symbol<F>,
+        asked: u64,
+        run: impl FnOnce(F) -> Code,
+    ) -> Result<()> {
+        match self.code(symbol, run)? {
+            SUCCESS => Ok(()),
+            code => Err(self.allocation_error(symbol.name, code, asked)),
+        }
+    }
+
+    /// Calls a function of the driver that says whether work is done.
+    ///
+    /// # Errors
+    ///
+    /// As [`call`](Scope::call).
+    pub fn is_done<F: Copy>(
+        &self,
+        symbol: &Symbol<F>,
+        run: impl FnOnce(F) -> Code,
+    ) -> Result<bool> {
+        match self.code(symbol, run)? {
+            SUCCESS => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(self.error(symbol.name, code)),
+        }
     }
 
     /// Makes the error of a call.

@@ -35,19 +35,15 @@ unsafe impl<V: Vendor> GpuDescriptors for Backend<V> {
     fn export_fd(&self, base: DevicePtr) -> Result<OwnedFd> {
         let found = self.driver().memory.find(base);
         let live = found.filter(|(range, entry)| range.base == base && !entry.leaked);
-        match (live.map(|(_, entry)| (entry, entry.origin)), self.dma_buf()) {
-            (Some((entry, Origin::DmaBuf)), Some(calls)) => {
-                calls.export(entry.device, base, entry.len)
-            }
-            (
-                Some((
-                    entry,
-                    Origin::Virtual {
-                        handle: Some(handle),
-                    },
-                )),
-                _,
-            ) => self.export_kept(base, entry.device, handle),
+        let (device, len) = live.map_or((DeviceId(0), 0), |(_, entry)| (entry.device, entry.len));
+        let kept = |origin| match origin {
+            Origin::Virtual { handle } => handle,
+            _ => None,
+        };
+        let origin = live.map(|(_, entry)| entry.origin);
+        match (origin, origin.and_then(kept), self.dma_buf()) {
+            (Some(Origin::DmaBuf), _, Some(calls)) => calls.export(device, base, len),
+            (_, Some(handle), _) => self.export_kept(base, device, handle),
             _ if self.quirks().keeps_handles => Err(refusal(&**self, base, WHAT)),
             _ => self.export_retained(base),
         }
@@ -128,12 +124,9 @@ impl<V: Vendor> Backend<V> {
         handle: MemoryHandle,
     ) -> Result<OwnedFd> {
         let scope = self.on_device(device)?;
-        // SAFETY: `Physical::again` asks for a live handle: it is while its memory is in the table.
-        // It is not given back here.
-        let physical = unsafe { Physical::again(&scope, handle) };
-        let exported = physical.export();
-        physical.keep();
-        exported.map_err(|error| match error {
+        // SAFETY: `Physical::lent` asks for a live handle: it is while its memory is in the table.
+        let physical = unsafe { Physical::lent(&scope, handle) };
+        physical.export().map_err(|error| match error {
             Error::Driver { source, .. } if source.code == NOT_SUPPORTED => {
                 refusal(&**self, base, WHAT)
             }

@@ -105,10 +105,21 @@ fn in_child(case: &Case) -> Result<(), Failed> {
             .env_remove(backend_hip::LIBRARY)
             .env("LD_LIBRARY_PATH", directory.path()),
     };
+    // What this machine's GPUs and settings are has no part in it.
+    for variable in [
+        backend_hip::PROOF,
+        "GPU_IPC_HOST_BYTES",
+        "GPU_IPC_SHIM_VERSION",
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "HSA_ENABLE_IPC_MODE_LEGACY",
+    ] {
+        command.env_remove(variable);
+    }
     command
         .env(CASE, case.name)
         .env("GPU_IPC_SHIM", "host")
-        .env_remove(backend_hip::PROOF)
         .envs(case.environment.iter().copied());
     Ok(passes(&mut command)?)
 }
