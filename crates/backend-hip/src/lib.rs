@@ -8,7 +8,7 @@
 //!    for a test that has AMD's headers; `library`: finding it.
 //! 2. `kernel`: which driver the kernel has. `error`: the runtime's codes and what they become;
 //!    `bugs`: what others reported of which version; `pool_defect`: what its pools may do wrong;
-//!    [`proof`]: what may be used.
+//!    [`proof`]: what may be used; `named`: how both are named.
 //! 3. `start`, [`hip`]: the running runtime. [`backend`]: [`HipBackend`], which is [`driver::Backend`] over
 //!    [`Hip`]: what AMD's runtime does otherwise than NVIDIA's driver.
 //! 4. `call`: the current device and the last error of the calling thread. `device`: what the
@@ -40,6 +40,7 @@ pub mod hip;
 pub mod interop;
 mod kernel;
 mod library;
+mod named;
 #[cfg(feature = "oracle")]
 #[doc(hidden)]
 pub mod oracle;

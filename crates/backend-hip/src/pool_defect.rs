@@ -3,55 +3,31 @@
 
 use std::fmt;
 
-/// What the probe saw a runtime's pools do wrong ([`Step::Pools`](crate::Step::Pools)).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-#[non_exhaustive]
-pub enum PoolDefect {
+use crate::named::named;
+
+named! {
+    /// What the probe saw a runtime's pools do wrong ([`Step::Pools`](crate::Step::Pools)).
+    PoolDefect[8];
+
     /// What was written to memory of a pool is not there any more.
-    LosesBytes,
+    LosesBytes = "loses-bytes",
     /// Memory is handed to another stream while the first still works on it.
-    TooEarly,
+    TooEarly = "too-early",
     /// An allocation waits for another stream's work, or is given memory that must wait for it.
-    Waits,
+    Waits = "waits-for-others",
     /// There is no memory in a pool where `hipMalloc` has some.
-    RunsOut,
+    RunsOut = "runs-out",
     /// Memory goes back to the device although the pool was told to keep it.
-    IgnoresThreshold,
+    IgnoresThreshold = "ignores-threshold",
     /// Memory that nobody uses stays in the pool.
-    GivesNothingBack,
+    GivesNothingBack = "gives-nothing-back",
     /// An allocation that failed keeps the rest of the device's memory.
-    KeepsTheRest,
+    KeepsTheRest = "keeps-the-rest",
     /// The process does not survive its own end.
-    CrashesAtTheEnd,
+    CrashesAtTheEnd = "crashes-at-the-end",
 }
 
 impl PoolDefect {
-    /// All of them, in the order in which the probe looks for them.
-    pub const ALL: [PoolDefect; 8] = [
-        PoolDefect::LosesBytes,
-        PoolDefect::TooEarly,
-        PoolDefect::Waits,
-        PoolDefect::RunsOut,
-        PoolDefect::IgnoresThreshold,
-        PoolDefect::GivesNothingBack,
-        PoolDefect::KeepsTheRest,
-        PoolDefect::CrashesAtTheEnd,
-    ];
-
-    /// Returns the name that a proof's text and a finding have for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            PoolDefect::LosesBytes => "loses-bytes",
-            PoolDefect::TooEarly => "too-early",
-            PoolDefect::Waits => "waits-for-others",
-            PoolDefect::RunsOut => "runs-out",
-            PoolDefect::IgnoresThreshold => "ignores-threshold",
-            PoolDefect::GivesNothingBack => "gives-nothing-back",
-            PoolDefect::KeepsTheRest => "keeps-the-rest",
-            PoolDefect::CrashesAtTheEnd => "crashes-at-the-end",
-        }
-    }
-
     /// Returns the report of AMD's that describes it, where there is one.
     pub const fn report(self) -> Option<&'static str> {
         match self {
@@ -80,13 +56,6 @@ impl PoolDefect {
             }
             PoolDefect::CrashesAtTheEnd => "a process that used a pool crashes at its end",
         }
-    }
-
-    /// Finds a defect by its name.
-    pub fn from_name(name: &str) -> Option<PoolDefect> {
-        PoolDefect::ALL
-            .into_iter()
-            .find(|defect| defect.name() == name)
     }
 
     /// Finds the defect that a finding tells of.

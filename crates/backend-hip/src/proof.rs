@@ -12,6 +12,7 @@ use std::str::FromStr;
 use gpu_api::{Error, Result};
 
 use crate::kernel;
+use crate::named::named;
 use crate::pool_defect::PoolDefect;
 use crate::version::Version;
 
@@ -19,71 +20,40 @@ use crate::version::Version;
 /// displayed.
 pub const PROOF: &str = "GPU_IPC_HIP_PROOF";
 
-/// One thing that a runtime may or may not be able to do.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[non_exhaustive]
-pub enum Step {
+named! {
+    /// One thing that a runtime may or may not be able to do.
+    Step[8];
+
     /// The 64-byte handle of plain memory (`hipMalloc`) opens in another process. Used without a
     /// proof too: what is found is told, for some runtimes give handles that nobody can open.
-    Handles,
+    Handles = "handles",
     /// Virtual memory (`hipMemCreate`) is exported as a file descriptor, imported, and outlives its
     /// exporter; mapping it waits for no stream.
-    Vmm,
+    Vmm = "vmm",
     /// An imported mapping can be read and not written. Trying it makes the GPU fault on purpose.
-    ReadOnly,
+    ReadOnly = "read-only",
     /// Plain memory (`hipMalloc`) is exported as a dma-buf, imported, and outlives its exporter.
-    DmaBuf,
+    DmaBuf = "dma-buf",
     /// Streams write words in registered shared memory, after the work before the write.
-    Words,
+    Words = "words",
     /// Streams wait for such words: one more than the device has hardware queues, while others
     /// work. A process that is killed at it leaves a wave that spins, and removing its queue may
     /// reset the GPU.
-    Waits,
+    Waits = "waits",
     /// Streams wait for interprocess events, and not for nothing. Such a wait spins as
     /// [`Step::Waits`] does.
-    Events,
+    Events = "events",
     /// The runtime's stream-ordered pools keep what is written to them, wait for nobody, run out
     /// where the device does, and give back or keep what they were told. Trying it takes most of a
     /// device's memory for a moment.
-    Pools,
+    Pools = "pools",
 }
 
 impl Step {
-    /// All steps.
-    pub const ALL: [Step; 8] = [
-        Step::Handles,
-        Step::Vmm,
-        Step::ReadOnly,
-        Step::DmaBuf,
-        Step::Words,
-        Step::Waits,
-        Step::Events,
-        Step::Pools,
-    ];
-
     /// The steps that harm nobody: all but those that make a GPU fault ([`Step::ReadOnly`]) or spin
     /// ([`Step::Waits`], [`Step::Events`]), which may reset it, and the one that leaves others no
     /// memory ([`Step::Pools`]).
     pub const HARMLESS: [Step; 4] = [Step::Handles, Step::Vmm, Step::DmaBuf, Step::Words];
-
-    /// Returns the name that a proof's text has for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Step::Handles => "handles",
-            Step::Vmm => "vmm",
-            Step::ReadOnly => "read-only",
-            Step::DmaBuf => "dma-buf",
-            Step::Words => "words",
-            Step::Waits => "waits",
-            Step::Events => "events",
-            Step::Pools => "pools",
-        }
-    }
-
-    /// Finds a step by its name.
-    pub fn from_name(name: &str) -> Option<Step> {
-        Step::ALL.into_iter().find(|step| step.name() == name)
-    }
 }
 
 impl fmt::Display for Step {

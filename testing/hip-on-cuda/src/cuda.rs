@@ -1,6 +1,6 @@
 //! NVIDIA's driver as the device below.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
 use driver::calls::{
