@@ -97,7 +97,7 @@ pub use ipc_rc::{
 /// For a producer: options, counts and notices of a [`Session`].
 pub mod session {
     pub use ipc_rc::{
-        AdoptToken, Collected, Contents, Departure, LeaseId, Loan, Released, SentSlice,
+        AdoptToken, Collected, Contents, Departure, DepositId, LeaseId, Loan, Released, SentSlice,
         SessionBuilder, SessionId, SessionNotice, ShareOptions, ShutdownReport, Stats,
     };
 }

@@ -68,6 +68,7 @@ pub use producer::share::{After, ShareOptions, To};
 pub use stream::Stream;
 pub use transport::wire::descriptor;
 pub use transport::wire::descriptor::{Descriptor, LeaseId, SessionId};
+pub use transport::wire::message::DepositId;
 
 /// The protocols, for model checkers: not part of the API.
 #[cfg(gpu_ipc_loom)]

@@ -14,8 +14,8 @@ use allocators::{Arena, ArenaOptions, Growth};
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, Error, Gpu};
 use ipc_rc::{
-    After, ClaimError, Claims, Departure, Descriptor, Notice, Participant, ReceivedBlock,
-    SentBlock, Session, SessionNotice, To, Wait,
+    After, ClaimError, Claims, Departure, DepositId, Descriptor, Notice, Participant,
+    ReceivedBlock, SentBlock, Session, SessionNotice, To, Wait,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
@@ -35,11 +35,15 @@ const CLAIM_TICKETS: u16 = 5;
 const UNMAPPED: u16 = 3;
 const BYE: u16 = 4;
 const GIVE_BACK: u16 = 10;
+const DEPOSIT: u16 = 11;
+const FETCH: u16 = 12;
+const END_DEPOSIT: u16 = 13;
 const COUNTER_FILE: u16 = 131;
 const REGION: u16 = 132;
 const TICKETS: u16 = 136;
 const FORWARDED: u16 = 137;
 const NOTED: u16 = 142;
+const FETCHED: u16 = 143;
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -183,7 +187,7 @@ fn send(to: &OwnedFd, bytes: &[u8], fds: &[OwnedFd]) {
 }
 
 /// Loses the first packet of each of these types.
-fn loses_first(types: &'static [u16]) -> impl FnMut(u16) -> Fate + Send + 'static {
+fn loses_first(types: &[u16]) -> impl FnMut(u16) -> Fate + Send + 'static {
     let mut left = types.to_vec();
     move |number| match left.iter().position(|&first| first == number) {
         Some(at) => {
@@ -848,4 +852,76 @@ fn claims_from_many_threads_map_each_piece_once() {
         stage.session.trim().expect("the driver takes them");
         stage.session.stats().source.reserved == 0
     });
+}
+
+/// A file that says when its last copy is closed.
+fn watched() -> (OwnedFd, impl FnMut() -> bool) {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    let is_closed = move || std::io::Write::write_all(&mut writer, b"x").is_err();
+    (reader.into(), is_closed)
+}
+
+#[test]
+fn lost_questions_and_answers_about_deposits_are_repeated_and_nothing_is_kept_twice() {
+    let stage = Stage::new();
+    let lost = [DEPOSIT, NOTED, FETCH, FETCHED, FETCHED, END_DEPOSIT, NOTED];
+    let (participant, _relay) = stage.connect(loses_first(&lost));
+    let (file, mut is_closed) = watched();
+    let id = DepositId([1; 16]);
+    participant
+        .deposit(id, file, Some(WATCHDOG))
+        .expect("deposited");
+    assert_eq!(stage.session.deposits(), 1);
+    drop(participant.fetch(id, Some(WATCHDOG)).expect("fetched"));
+    wait_until("the end of the fetch", || stage.session.deposits() == 0);
+    wait_until("the last copy's end", &mut is_closed);
+}
+
+#[test]
+fn a_deposit_that_gave_up_is_taken_back_however_late_it_comes() {
+    let stage = Stage::new();
+    let (participant, relay) = stage.connect(|_| Fate::Passes);
+    relay.rule(|number| match number {
+        DEPOSIT => Fate::Waits,
+        _ => Fate::Passes,
+    });
+    let (file, mut is_closed) = watched();
+    let id = DepositId([1; 16]);
+    let late = participant.deposit(id, file, Some(Duration::from_millis(1)));
+    assert!(
+        matches!(late, Err(ClaimError::Backend(Error::Deadline { .. }))),
+        "{late:?}"
+    );
+    relay.rule(|_| Fate::Passes);
+    // Behind it came its end.
+    wait_until("the last copy's end", &mut is_closed);
+    assert_eq!(stage.session.deposits(), 0);
+}
+
+#[test]
+fn a_fetch_that_gave_up_leaves_the_descriptor_however_late_its_answer_comes() {
+    let stage = Stage::new();
+    let (participant, relay) = stage.connect(|_| Fate::Passes);
+    let (file, mut is_closed) = watched();
+    let id = DepositId([1; 16]);
+    stage.session.deposit(id, file).expect("deposited");
+    relay.rule(|number| match number {
+        FETCHED => Fate::Waits,
+        _ => Fate::Passes,
+    });
+    let late = participant.fetch(id, Some(Duration::from_millis(1)));
+    assert!(
+        matches!(late, Err(ClaimError::Backend(Error::Deadline { .. }))),
+        "{late:?}"
+    );
+    // Its end overtakes no question of it, and the session has it back before the answer arrives.
+    let mut kept = None;
+    wait_until("the fetch's end", || {
+        kept = stage.session.fetch(id).ok();
+        kept.is_some()
+    });
+    assert_eq!(stage.session.deposits(), 0);
+    relay.rule(|_| Fate::Passes);
+    drop(kept);
+    wait_until("the end of the late copy", &mut is_closed);
 }

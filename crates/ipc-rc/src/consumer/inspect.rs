@@ -199,7 +199,7 @@ fn ask(
             }
             _ => {}
         }
-        asked.send_due(Instant::now(), |message| {
+        asked.send_due(Instant::now(), |message, _| {
             let len = message.encode(&mut bytes);
             match socket::send(socket.as_fd(), &bytes[..len], &[]) {
                 // One that has hung up may have said why.

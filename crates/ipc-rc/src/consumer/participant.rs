@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use crate::consumer::notice::Notice;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::consumer::wait::Wait;
 use transport::wire::descriptor::SessionId;
+use transport::wire::message::DepositId;
 
 /// A consumer's connection to one producer's session.
 ///
@@ -241,6 +242,76 @@ impl Participant {
     /// can be claimed for its time to live.
     pub fn abandon(&self, descriptor: &[u8]) {
         self.holdings().abandon(descriptor);
+    }
+
+    /// Has the session keep a file descriptor under a name, until one participant, or the session's own
+    /// process, fetches it. It ends with this participant: once its death is proven, or at its
+    /// goodbye.
+    ///
+    /// This hands on memory that has a descriptor and no other handle, beside messages that carry
+    /// only bytes. A name is used once; draw it at random. A session keeps up to 256 descriptors for
+    /// a participant.
+    ///
+    /// # Errors
+    ///
+    /// [`ClaimError::Refused`] for a name under which a descriptor is kept, past the 256, and in a
+    /// session that is closing; [`ClaimError::ProducerGone`]; [`ClaimError::Forked`];
+    /// [`ClaimError::Backend`] with [`Error::Deadline`] after `timeout` (`None` waits for ever).
+    /// After each of them nothing is kept.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use ipc_rc::{DepositId, Participant, Session};
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// # let engine = Participant::builder(gpu.clone()).connect(session.socket_path())?;
+    /// # let cache = Participant::builder(gpu).connect(session.socket_path())?;
+    /// let (reader, writer) = std::io::pipe()?;
+    /// let name = DepositId(*b"drawn at random.");
+    /// engine.deposit(name, reader, None)?;
+    /// let fetched = cache.fetch(name, None)?;
+    /// assert!(cache.fetch(name, None).is_err(), "it is fetched once");
+    /// # drop(writer);
+    /// # assert_eq!(std::io::read_to_string(std::fs::File::from(fetched))?, "");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn deposit(
+        &self,
+        id: DepositId,
+        file: impl Into<OwnedFd>,
+        timeout: Option<Duration>,
+    ) -> Result<(), ClaimError> {
+        let link = self.link();
+        if link.guard.is_child() {
+            return Err(ClaimError::Forked);
+        }
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        link.deposit(id, file.into(), Patience::until(deadline))
+    }
+
+    /// Fetches the file descriptor that the session keeps under a name. Of several that ask, one
+    /// gets it.
+    ///
+    /// # Errors
+    ///
+    /// [`ClaimError::Refused`] where nothing is kept under the name, or another fetch of it is under
+    /// way; [`ClaimError::ProducerGone`]; [`ClaimError::Forked`]; [`ClaimError::Backend`] with
+    /// [`Error::Deadline`] after `timeout` (`None` waits for ever): then it is there for another.
+    ///
+    /// # Examples
+    ///
+    /// See [`deposit`](Participant::deposit).
+    pub fn fetch(&self, id: DepositId, timeout: Option<Duration>) -> Result<OwnedFd, ClaimError> {
+        let link = self.link();
+        if link.guard.is_child() {
+            return Err(ClaimError::Forked);
+        }
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        link.fetch(id, Patience::until(deadline))
     }
 
     /// Takes the oldest unread notice. While there is one, the participant's [`AsFd`] is readable.

@@ -1,16 +1,19 @@
-//! Tickets and wishes to forward: what a claimant asks for by name.
+//! Tickets, wishes to forward, and deposits: what is asked for by name.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use gpu_api::Error;
 
 use crate::consumer::claim_error::ClaimError;
 use crate::consumer::connection::asking::{Asking, Patience};
 use crate::consumer::connection::link::Link;
-use crate::consumer::connection::question::{Answer, Key, Question};
+use crate::consumer::connection::question::{Answer, File, Key, Question};
 use crate::consumer::connection::questions::Look;
 use transport::trace_point;
 use transport::wire::descriptor::Descriptor;
 use transport::wire::lease_address::LeaseAddress;
-use transport::wire::message::{Granted, Heir, Outcome, TicketId};
+use transport::wire::message::{DepositId, Granted, Heir, Outcome, RefusalCode, TicketId};
 
 impl Link {
     /// Begins to ask for the lease that a ticket gives this participant. While the interest is
@@ -65,7 +68,7 @@ impl Link {
         patience: Patience,
     ) -> Result<Descriptor, ClaimError> {
         trace_point!("forward");
-        let key = self.table().forward_key();
+        let key = self.table().wish_key();
         let mut asking = Asking::new(
             self,
             key,
@@ -88,6 +91,59 @@ impl Link {
         answer.unwrap_or_else(|| {
             Err(Error::Deadline {
                 what: "the producer's answer to a wish to forward",
+            }
+            .into())
+        })
+    }
+
+    /// Has the producer keep a descriptor. One that gave up in time is not kept.
+    pub fn deposit(
+        &self,
+        id: DepositId,
+        file: OwnedFd,
+        patience: Patience,
+    ) -> Result<(), ClaimError> {
+        let file = File(Arc::new(file));
+        self.wish_for(Question::Deposit { id, file }, patience, |answer| {
+            matches!(answer, Answer::Done).then_some(())
+        })
+    }
+
+    /// Fetches a descriptor that the producer keeps. One that gave up in time leaves it there.
+    pub fn fetch(&self, id: DepositId, patience: Patience) -> Result<OwnedFd, ClaimError> {
+        self.wish_for(Question::Fetch { id }, patience, |answer| match answer {
+            Answer::Fetched(file) => file,
+            _ => None,
+        })
+    }
+
+    fn wish_for<T>(
+        &self,
+        question: Question,
+        patience: Patience,
+        read: impl Fn(Answer) -> Option<T>,
+    ) -> Result<T, ClaimError> {
+        let key = self.table().wish_key();
+        let mut asking = Asking::new(self, key, question, patience);
+        let answer = self.wait_for_answer(patience, |questions| match asking.look(questions) {
+            Look::Take(answer) => {
+                Some(
+                    read(answer).ok_or_else(|| ClaimError::Refused {
+                        why: "the producer answered with another message, or without a descriptor"
+                            .into(),
+                        remedy: RefusalCode::Protocol.remedy(),
+                    }),
+                )
+            }
+            Look::Refused(no, _) => Some(Err(ClaimError::Refused {
+                why: no.why,
+                remedy: no.code.remedy(),
+            })),
+            _ => self.is_gone().then_some(Err(ClaimError::ProducerGone)),
+        });
+        answer.unwrap_or_else(|| {
+            Err(Error::Deadline {
+                what: "the producer's answer about a deposit",
             }
             .into())
         })

@@ -13,10 +13,12 @@ use crate::producer::blocks::block::Block;
 use crate::producer::blocks::memory::Memory;
 use crate::producer::blocks::pending_work::PendingWork;
 use crate::producer::blocks::releases::Releases;
+use crate::producer::deposits::Deposits;
 use crate::producer::fences::fence::Fences;
 use crate::producer::grants::lapse::NextLapse;
 use crate::producer::grants::ticket::Tickets;
 use crate::producer::notice::SessionNotice;
+use crate::producer::roster::peer::Peer;
 use crate::producer::roster::table::Roster;
 use crate::producer::wakeups::Wakeups;
 use crate::shard::SHARDS;
@@ -64,6 +66,7 @@ pub(crate) struct Core {
     pub pending: PendingWork<Arc<Block>>,
     pub fences: Fences,
     pub tickets: Tickets,
+    pub deposits: Deposits,
     pub ticket_sealer: KeptSealer,
     pub next_lapse: NextLapse,
     /// The connected participants.
@@ -144,6 +147,7 @@ impl Core {
             pending: PendingWork::new(facts.gpu.clone()),
             fences: Fences::default(),
             tickets: Tickets::default(),
+            deposits: Deposits::new()?,
             ticket_sealer: Sealer::new(
                 &facts.ticket_key,
                 &facts.names_for(ParticipantId(0)).of_ticket(),
@@ -214,6 +218,11 @@ impl Core {
         self.life.has_failed.store(true, Ordering::Relaxed);
         self.life.closing.store(true, Ordering::Release);
         self.life.unlink();
+    }
+
+    /// Says whether a participant holds, maps and has deposited nothing.
+    pub fn has_nothing(&self, peer: &Peer) -> bool {
+        peer.ledger.is_empty() && peer.mappings() == 0 && self.deposits.table().count(peer.id) == 0
     }
 
     /// Says whether the application passed connections on that the thread has not taken in.

@@ -11,6 +11,7 @@
 //! | share to be read only | [`access`] |
 //! | lend, and share what is lent | [`loan`] |
 //! | take back what is unclaimed | [`revoke`] |
+//! | keep descriptors for others to fetch | [`deposits`] |
 //! | drop: limbo | [`sent_block`], [`blocks`] |
 //! | collect, retire, give back | [`collect`], [`grants`], [`blocks`] |
 //! | connections, questions, and answers | [`service`], [`roster`] |
@@ -25,6 +26,7 @@ pub(crate) mod blocks;
 pub(crate) mod builder;
 pub(crate) mod collect;
 pub(crate) mod core;
+pub(crate) mod deposits;
 pub(crate) mod fences;
 pub(crate) mod grants;
 pub(crate) mod loan;

@@ -24,6 +24,7 @@ use crate::producer::sent_block::{self, SentBlock};
 use crate::producer::share::{After, ShareOptions, To};
 use transport::os::socket;
 use transport::wire::descriptor::{Descriptor, SessionId};
+use transport::wire::message::DepositId;
 
 /// A producer's session: its blocks, their leases, and the moment when each is free.
 ///
@@ -392,6 +393,61 @@ impl Session {
     pub fn revoke(&self, descriptor: &Descriptor) -> Result<bool> {
         self.core().check_fork()?;
         self.core().revoke(descriptor, None)
+    }
+
+    /// Keeps a file descriptor under a name, until a participant or this process fetches it. It
+    /// ends with the session.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a name under which a descriptor is kept, [`Error::Closing`],
+    /// [`Error::Forked`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::{DepositId, Participant, Session};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// # let participant = Participant::builder(gpu).connect(session.socket_path())?;
+    /// let (reader, _writer) = std::io::pipe()?;
+    /// let name = DepositId(*b"drawn at random.");
+    /// session.deposit(name, reader)?;
+    /// let fetched = participant.fetch(name, None)?;
+    /// assert_eq!(session.deposits(), 0);
+    /// # drop(fetched);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn deposit(&self, id: DepositId, file: impl Into<OwnedFd>) -> Result<()> {
+        self.core().check_open()?;
+        self.core().deposits.keep_own(id, file.into())
+    }
+
+    /// Fetches a file descriptor that a participant has
+    /// [deposited](crate::Participant::deposit), or this process. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a name under which nothing is kept, or which a participant is
+    /// fetching; [`Error::System`] where this process has no descriptor free: then it stays;
+    /// [`Error::Forked`].
+    pub fn fetch(&self, id: DepositId) -> Result<OwnedFd> {
+        self.core().check_fork()?;
+        let file = self.core().deposits.take(id)?;
+        // Its depositor may have gone, and have nothing any more.
+        self.core().wakeups.thread.wake();
+        Ok(file)
+    }
+
+    /// Counts the file descriptors that are deposited and not fetched; 0 in a forked child.
+    pub fn deposits(&self) -> usize {
+        if self.core().is_child() {
+            return 0;
+        }
+        self.core().deposits.table().len()
     }
 
     /// Lists the connected participants; none in a forked child.

@@ -24,6 +24,9 @@
 //! | 8 | `TakeSnapshot` | | |
 //! | 9 | `AskFile` | index u32, 0 u32 | |
 //! | 10 | `GiveBack` | ticket u32, 0 u32, generation u64 | |
+//! | 11 | `Deposit` | settled u64, name 16 | what is kept |
+//! | 12 | `Fetch` | name 16 | |
+//! | 13 | `EndDeposit` | name 16, request of the deposit or fetch u64, returns u8, 0 in 7 | |
 //! | 129 | `Welcome` | session 16, participant u64, pid u32, slots u32, most slots u64, key 16, key of tickets 16 | producer's pidfd, counter file 0 |
 //! | 130 | `Refused` | code u16, length u16, text | |
 //! | 131 | `CounterFile` | index u32, slots u32 | counter file |
@@ -38,6 +41,7 @@
 //! | 140 | `Revoked` | the lease: file u32, slot u32, generation u64 | |
 //! | 141 | `Snapshot` | length u64 | the snapshot |
 //! | 142 | `Noted` | | |
+//! | 143 | `Fetched` | name 16 | what was kept |
 //!
 //! All numbers are little-endian. Every byte string that decodes has exactly one meaning and every
 //! meaning one byte string.
@@ -71,6 +75,7 @@
 //!   16,777,216, sealed against writing, shrinking, growing and further seals; `Declined` when
 //!   there is none.
 
+mod deposit;
 mod field;
 mod packet;
 mod report;
@@ -83,6 +88,7 @@ mod to_producer;
 pub use crate::wire::packet::MOST_BYTES;
 pub use crate::wire::refusal::RefusalCode;
 pub use crate::wire::table::DecodeError;
+pub use deposit::DepositId;
 pub use report::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, shown};
 pub use ticket::{Extent, Granted, MOST_TICKETS, Outcome, TicketAnswer, TicketId};
 pub use to_participant::{MOST_SNAPSHOT, RegionPlace, ToParticipant};

@@ -58,6 +58,8 @@ refusals! {
     Addressee = 12, "forward to a participant that is connected to the same session";
     /// The session's source of regions tells nothing of itself.
     Snapshot = 13, "open the session on an `allocators::Arena`; `gpu-ipc ls` shows its sums";
+    /// The session keeps no such descriptor for the participant, or keeps another under the name.
+    Deposit = 14, "deposit it first, under a name that is used once";
     /// The name, epoch or identity does not exist.
     NotFound = 64, "`gpu-ipc objects` lists what there is";
     /// The identity belongs to another object.

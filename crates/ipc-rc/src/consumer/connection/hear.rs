@@ -122,9 +122,13 @@ impl Link {
             } => {
                 self.answered(
                     request,
-                    Some(Key::Forward(request)),
+                    Some(Key::Wish(request)),
                     Ok(Answer::Forwarded(Box::new(descriptor))),
                 );
+            }
+            ToParticipant::Fetched { request, .. } => {
+                let said = Ok(Answer::Fetched(fd));
+                self.answered(request, Some(Key::Wish(request)), said);
             }
             ToParticipant::Declined { request, code, why } => {
                 self.answered(request, None, Err(No { code, why }))

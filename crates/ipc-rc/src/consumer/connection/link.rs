@@ -15,7 +15,7 @@ use gpu_api::lock::Acquire;
 use gpu_api::{Access, BackendKind, ForkGuard, Gpu, ParticipantId, RegionId, Result};
 
 use crate::consumer::connection::files::Files;
-use crate::consumer::connection::question::{Key, Question};
+use crate::consumer::connection::question::{File, Key, Question};
 use crate::consumer::connection::questions::Questions;
 use crate::consumer::notice::Notice;
 use crate::notices::Notices;
@@ -139,7 +139,7 @@ impl Locked<'_> {
         let link = self.link;
         self.table
             .questions
-            .send_due(Instant::now(), |message| link.send(message));
+            .send_due(Instant::now(), |message, file| link.send(message, file));
     }
 
     /// Sends the messages that are due, and has the thread repeat those that no caller waits for.
@@ -206,10 +206,11 @@ impl Link {
         }
     }
 
-    fn send(&self, message: &ToProducer) -> Result<(), Unsent> {
+    fn send(&self, message: &ToProducer, file: Option<&File>) -> Result<(), Unsent> {
         let mut bytes = [0; MOST_BYTES];
         let len = message.encode(&mut bytes);
-        match socket::send(self.socket.as_fd(), &bytes[..len], &[]) {
+        let fd = file.map(File::as_fd);
+        match socket::send(self.socket.as_fd(), &bytes[..len], fd.as_slice()) {
             Ok(SendOutcome::Sent) => Ok(()),
             // The thread sees the hang-up; what could not be sent for want of memory is sent again.
             Ok(SendOutcome::Full | SendOutcome::HungUp) | Err(_) => Err(Unsent),

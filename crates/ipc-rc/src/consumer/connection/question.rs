@@ -1,11 +1,14 @@
 //! A question to a producer or a session, and what may answer it.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use gpu_api::{Access, DeviceUuid, RegionId};
 use transport::wire::descriptor::Descriptor;
 use transport::wire::lease_address::LeaseAddress;
-use transport::wire::message::{Heir, Outcome, RefusalCode, RegionPlace, ReportPage, TicketId};
+use transport::wire::message::{
+    DepositId, Heir, Outcome, RefusalCode, RegionPlace, ReportPage, TicketId,
+};
 
 /// What a question is about.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -13,8 +16,9 @@ pub(crate) enum Key {
     Region(RegionId),
     Ticket(TicketId),
     File(u32),
-    /// By a number of the participant's own: two wishes are never the same.
-    Forward(u64),
+    /// A wish, to forward, deposit or fetch, by a number of the participant's own: two are never the
+    /// same.
+    Wish(u64),
     /// All of it: the participant goes.
     Goodbye,
     /// What the session holds, from a place on. This and the next are asked on connections of their
@@ -45,6 +49,13 @@ pub(crate) enum Question {
         heir: Heir,
         user: Box<[u8; 64]>,
     },
+    /// Whether a descriptor is kept for the one that fetches it.
+    Deposit { id: DepositId, file: File },
+    /// For a descriptor that is kept.
+    Fetch { id: DepositId },
+    /// Whether the producer has noted that a deposit or a fetch is over, and whether what was
+    /// fetched returns.
+    EndDeposit { id: DepositId, returns: bool },
     /// Whether the producer has noted that the participant goes.
     Goodbye,
     /// For a page of what the session holds.
@@ -53,10 +64,31 @@ pub(crate) enum Question {
     Snapshot,
 }
 
+/// A descriptor that is sent with a question, each time.
+#[derive(Clone, Debug)]
+pub(crate) struct File(pub Arc<OwnedFd>);
+
+impl File {
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl PartialEq for File {
+    fn eq(&self, other: &File) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for File {}
+
 impl Question {
     /// Says whether it undoes what another question of the same key may have brought about.
     pub fn undoes(&self) -> bool {
-        matches!(self, Question::Unmapped | Question::GiveBack)
+        matches!(
+            self,
+            Question::Unmapped | Question::GiveBack | Question::EndDeposit { .. }
+        )
     }
 
     /// Says whether this can be the answer: what a producer says is input.
@@ -68,9 +100,14 @@ impl Question {
                 | (Question::File, Ok(Answer::Done) | Err(_))
                 | (Question::Forward { .. }, Ok(Answer::Forwarded(_)) | Err(_))
                 | (
-                    Question::Unmapped | Question::GiveBack | Question::Goodbye,
+                    Question::Unmapped
+                        | Question::GiveBack
+                        | Question::EndDeposit { .. }
+                        | Question::Goodbye,
                     Ok(Answer::Done)
                 )
+                | (Question::Deposit { .. }, Ok(Answer::Done) | Err(_))
+                | (Question::Fetch { .. }, Ok(Answer::Fetched(_)) | Err(_))
                 | (Question::Report, Ok(Answer::Report(_)))
                 | (Question::Snapshot, Ok(Answer::Snapshot { .. }) | Err(_))
         )
@@ -88,6 +125,8 @@ pub(crate) enum Answer {
     },
     Ticket(Outcome),
     Forwarded(Box<Descriptor>),
+    /// `None` of a producer that sent no descriptor with it.
+    Fetched(Option<OwnedFd>),
     Report(Box<ReportPage>),
     Snapshot {
         len: u64,

@@ -21,6 +21,7 @@
 //! | mapped | who acted | reset | |
 //! | unmapped | who acted | asked: `Unmapped` | `Unmapped` |
 //! | abandon | claimant | the row is kept no longer; a ticket's asks `GiveBack` unless a claim waits for it | `GiveBack` |
+//! | fetched, withdraw of a deposit or fetch | claimant | asked: `EndDeposit` | `EndDeposit` |
 //! | end | thread, when the producer is gone | all rows but those acting are reset | |
 //!
 //! # Why a region's row is never forgotten in silence
@@ -44,6 +45,13 @@
 //! on its way. An answer without a row therefore asks `GiveBack` if it grants a lease of a
 //! broadcast; a claim whose lease that takes back asks again.
 //!
+//! # A deposit and a fetch
+//!
+//! The producer keeps what was deposited from the first `Deposit` that may have left, and gives it
+//! to one fetch until that is over. So `EndDeposit` follows each fetch that was not refused, with what
+//! became of it, and each deposit that was withdrawn. It names the number of the question that it
+//! ends, and has one of its own.
+//!
 //! # Which answer counts
 //!
 //! A row is *born* with a number of the participant's one counter, which its messages carry and the
@@ -66,10 +74,10 @@ use std::time::{Duration, Instant};
 use arrayvec::ArrayVec;
 use gpu_api::RegionId;
 
-use crate::consumer::connection::question::{Answer, Key, No, Question};
+use crate::consumer::connection::question::{Answer, File, Key, No, Question};
 use transport::client::{self, Entry, Unsent};
 use transport::wire::lease_address::LeaseAddress;
-use transport::wire::message::{MOST_TICKETS, Outcome, ToProducer};
+use transport::wire::message::{DepositId, MOST_TICKETS, Outcome, ToProducer};
 
 /// How long a question is kept for a claim that would have had to wait.
 pub(crate) const KEPT: Duration = Duration::from_secs(30);
@@ -115,14 +123,14 @@ impl Interest {
     pub fn look(&mut self, questions: &mut Questions, now: Instant) -> Look {
         let seen = self
             .born
-            .map_or(Look::Gone, |born| questions.look(self.key, born));
+            .map_or(Look::Gone, |born| questions.look(self.key, born, now));
         if !matches!(seen, Look::Gone) {
             return seen;
         }
         let born = questions.ask(self.key, self.question.clone(), now);
         self.born = Some(born);
         // A thread that joins a row finds the answer that is there.
-        questions.look(self.key, born)
+        questions.look(self.key, born, now)
     }
 
     /// Asks anew, whatever was answered.
@@ -186,9 +194,9 @@ pub(crate) struct Questions {
 }
 
 impl Questions {
-    /// Returns a number for a wish to forward.
-    pub fn forward_key(&mut self) -> Key {
-        Key::Forward(self.table.number())
+    /// Returns a key for a wish.
+    pub fn wish_key(&mut self) -> Key {
+        Key::Wish(self.table.number())
     }
 
     /// Waits for an answer, together with all other waiters for it; returns the row's number.
@@ -239,10 +247,10 @@ impl Questions {
 
     /// Replaces the row there.
     fn begin(&mut self, key: Key, question: Question, state: AskState, now: Instant) {
-        let born = if let Key::Forward(number) = key {
-            number
-        } else {
-            self.table.number()
+        let born = match key {
+            // Its end is another question: a late answer to the wish must not count for it.
+            Key::Wish(number) if !question.undoes() => number,
+            _ => self.table.number(),
         };
         let row = Row {
             question,
@@ -258,7 +266,7 @@ impl Questions {
     }
 
     /// Says what became of a question that the caller asked and has not left.
-    pub fn look(&mut self, key: Key, born: u64) -> Look {
+    pub fn look(&mut self, key: Key, born: u64, now: Instant) -> Look {
         let Some(row) = self.row(key, born) else {
             return Look::Gone;
         };
@@ -271,11 +279,19 @@ impl Questions {
             (AskState::Refused(no), _) => Look::Refused(no.clone(), None),
             (AskState::Answered(_), _) => {
                 // A region's answer is acted on. Any other is the end of its question.
+                let fetched = match row.question {
+                    Question::Fetch { id } => Some(id),
+                    _ => None,
+                };
                 let state = match key {
                     Key::Region(_) => Some(std::mem::replace(&mut row.state, AskState::Acting)),
                     _ => self.table.remove(key).map(|row| row.state),
                 };
                 self.table.plan(key);
+                if let Some(id) = fetched {
+                    // It has arrived: the producer keeps it no longer.
+                    self.end_deposit(key, id, false, now);
+                }
                 if let Some(AskState::Answered(answer)) = state {
                     Look::Take(answer)
                 } else {
@@ -338,9 +354,33 @@ impl Questions {
         };
         match (key, &row.state, &row.question) {
             (Key::Region(_), AskState::Acting, _)
-            | (_, _, Question::Unmapped | Question::GiveBack | Question::Goodbye) => {}
+            | (
+                _,
+                _,
+                Question::Unmapped
+                | Question::GiveBack
+                | Question::EndDeposit { .. }
+                | Question::Goodbye,
+            ) => {}
             (Key::Region(region), ..) => self.unmapped(region, now),
+            // An earlier copy of a refused fetch was refused too, or ended with its deposit.
+            (_, AskState::Asked | AskState::Answered(_), &Question::Fetch { id }) => {
+                self.end_deposit(key, id, true, now);
+            }
+            (_, AskState::Asked | AskState::Answered(_), &Question::Deposit { id, .. }) => {
+                self.end_deposit(key, id, false, now);
+            }
             _ => drop(self.table.remove(key)),
+        }
+    }
+
+    /// Has the producer note that a deposit or a fetch is over.
+    fn end_deposit(&mut self, key: Key, id: DepositId, returns: bool, now: Instant) {
+        if self.ended {
+            self.table.remove(key);
+        } else {
+            let question = Question::EndDeposit { id, returns };
+            self.begin(key, question, AskState::Asked, now);
         }
     }
 
@@ -410,7 +450,8 @@ impl Questions {
         }
         match said {
             Ok(Answer::Ticket(Outcome::Later)) => row.repeat_soon(now),
-            Ok(Answer::Done) => {
+            // Who deposits waits for it.
+            Ok(Answer::Done) if !matches!(row.question, Question::Deposit { .. }) => {
                 self.table.remove(key);
                 return None;
             }
@@ -449,7 +490,7 @@ impl Questions {
     pub fn send_due(
         &mut self,
         now: Instant,
-        mut send: impl FnMut(&ToProducer) -> Result<(), Unsent>,
+        mut send: impl FnMut(&ToProducer, Option<&File>) -> Result<(), Unsent>,
     ) {
         while let Some((key, row)) = self.table.first_due(now) {
             let born = row.born;
@@ -461,8 +502,12 @@ impl Questions {
                 (_, Question::Ticket) => self.tickets_due(now),
                 _ => ArrayVec::from_iter([key]),
             };
+            let file = match &row.question {
+                Question::Deposit { file, .. } => Some(file.clone()),
+                _ => None,
+            };
             let message = self.message(key, born, &together);
-            let sent = send(&message);
+            let sent = send(&message, file.as_ref());
             for key in together {
                 self.table.note_sent(key, sent, now);
             }
@@ -498,7 +543,7 @@ impl Questions {
                 index,
             },
             (
-                Key::Forward(_),
+                Key::Wish(_),
                 Question::Forward {
                     lease,
                     part: (offset, len),
@@ -514,7 +559,19 @@ impl Questions {
                 heir: *heir,
                 user: **user,
             },
-            (Key::Forward(_) | Key::Goodbye, _) => ToProducer::Bye { request: born },
+            (Key::Wish(_), &Question::Deposit { id, .. }) => ToProducer::Deposit {
+                request: born,
+                settled: self.settled(),
+                id,
+            },
+            (Key::Wish(_), &Question::Fetch { id }) => ToProducer::Fetch { request: born, id },
+            (Key::Wish(of), &Question::EndDeposit { id, returns }) => ToProducer::EndDeposit {
+                request: born,
+                id,
+                of,
+                returns,
+            },
+            (Key::Wish(_) | Key::Goodbye, _) => ToProducer::Bye { request: born },
             (Key::Report(from), _) => ToProducer::Inspect {
                 request: born,
                 from,
@@ -541,10 +598,10 @@ impl Questions {
         }
     }
 
-    /// Returns the number below which no wish to forward waits for its answer.
+    /// Returns the number below which no wish waits for its answer.
     fn settled(&self) -> u64 {
         let open = self.table.iter().filter_map(|(key, _)| {
-            if let Key::Forward(number) = key {
+            if let Key::Wish(number) = key {
                 Some(number)
             } else {
                 None

@@ -4,11 +4,14 @@
 //! regions back and makes others of the same number. Blocks lie in one region or across several,
 //! which a claim asks for one after the other while it uses those that it has.
 //!
+//! Deposits are of this participant too, and it fetches them.
+//!
 //! After each step: what is mapped is pinned and is what the producer has there, nothing is granted
 //! twice, and a claim finds a ticket's lease taken back only if the ticket was abandoned. At the end
 //! of each history the channel is mended, and then: every claim that still waits is answered; when
 //! nobody wants anything any more, nothing is pinned, no row is left, and of a ticket that was
-//! abandoned last no lease is granted; and the goodbye is heard.
+//! abandoned last no lease is granted; a deposit that was answered is kept or was fetched once, and one
+//! that gave up is neither kept nor given; and the goodbye is heard.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -22,8 +25,11 @@ use transport::wire::message::{
 };
 
 use super::*;
+use crate::producer::deposits::Table;
 use crate::producer::roster::told::{Told, Wish};
 
+/// The participant.
+const SELF: ParticipantId = ParticipantId(1);
 const CLAIMANTS: usize = 2;
 const REGIONS: u64 = 3;
 /// The regions that the block of each lease lies in.
@@ -31,6 +37,8 @@ const LYING: [&[u64]; LEASES as usize] = [&[0], &[0], &[1], &[1, 2], &[0, 1], &[
 const LEASES: u32 = 6;
 /// The ticket that is a broadcast.
 const BROADCAST: u32 = 2;
+/// Names of deposits.
+const DEPOSITS: u8 = 2;
 /// Counter files that there are; one more is asked for.
 const FILES: u32 = 1;
 
@@ -67,6 +75,8 @@ enum Want {
     Broadcast,
     File(u32),
     Forward,
+    Deposit(u8),
+    Fetch(u8),
     Report,
     Snapshot,
 }
@@ -91,6 +101,8 @@ fn want() -> impl Strategy<Value = Want> {
         2 => Just(Want::Broadcast),
         1 => (0..=FILES).prop_map(Want::File),
         1 => Just(Want::Forward),
+        2 => (0..DEPOSITS).prop_map(Want::Deposit),
+        2 => (0..DEPOSITS).prop_map(Want::Fetch),
         1 => Just(Want::Report),
         1 => Just(Want::Snapshot),
     ]
@@ -122,6 +134,24 @@ fn ticket(number: u32) -> TicketId {
     TicketId {
         number,
         generation: Generation::ZERO,
+    }
+}
+
+fn deposit_id(number: u8) -> DepositId {
+    DepositId([number; 16])
+}
+
+/// A file that is deposited. Nothing looks at it.
+fn null_file() -> File {
+    let file = std::fs::File::open("/dev/null").expect("it opens");
+    File(std::sync::Arc::new(file.into()))
+}
+
+fn declined(request: u64) -> ToParticipant {
+    ToParticipant::Declined {
+        request,
+        code: RefusalCode::Deposit,
+        why: String::new(),
     }
 }
 
@@ -196,6 +226,14 @@ struct Claimant {
 }
 
 impl Claimant {
+    /// Returns the number of its wish.
+    fn wish(&self) -> u64 {
+        match self.interest.key {
+            Key::Wish(number) => number,
+            key => panic!("{key:?} is no wish"),
+        }
+    }
+
     /// Lists the regions that it uses, and the one that it wants next.
     fn regions(&self) -> (&'static [u64], Option<u64>) {
         let Want::Lease(lease) = self.want else {
@@ -224,7 +262,15 @@ struct World {
     claimants: [Option<Claimant>; CLAIMANTS],
     to_producer: VecDeque<ToProducer>,
     to_participant: VecDeque<ToParticipant>,
-    told: Told<(), u32>,
+    told: Told<(), Result<Option<u32>, ()>>,
+    /// Descriptors by numbers of their own; which each deposit brought, and which each fetch was given.
+    deposits: Table<u32>,
+    brought: BTreeMap<u64, u32>,
+    given: BTreeMap<u64, u32>,
+    /// Those whose deposit was answered, those that were fetched, and deposits that gave up.
+    noted: BTreeSet<u32>,
+    fetched: BTreeSet<u32>,
+    gave_up: BTreeSet<u64>,
     /// How often each region was made anew.
     makings: [u64; REGIONS as usize],
     leases: BTreeSet<u32>,
@@ -253,6 +299,12 @@ impl World {
             to_producer: VecDeque::new(),
             to_participant: VecDeque::new(),
             told: Told::default(),
+            deposits: Table::default(),
+            brought: BTreeMap::new(),
+            given: BTreeMap::new(),
+            noted: BTreeSet::new(),
+            fetched: BTreeSet::new(),
+            gave_up: BTreeSet::new(),
             makings: [0; REGIONS as usize],
             leases: (0..LEASES).collect(),
             tickets: BTreeMap::new(),
@@ -275,7 +327,9 @@ impl World {
             Want::File(index) => (Key::File(index), Question::File),
             Want::Report => (Key::Report(0), Question::Report),
             Want::Snapshot => (Key::Snapshot, Question::Snapshot),
-            Want::Forward => panic!("a wish has a key of its own"),
+            Want::Forward | Want::Deposit(_) | Want::Fetch(_) => {
+                panic!("a wish has a key of its own")
+            }
         }
     }
 
@@ -287,7 +341,7 @@ impl World {
             Want::Forward => {
                 let heir = Heir::Ticket(None);
                 (
-                    self.questions.forward_key(),
+                    self.questions.wish_key(),
                     Question::Forward {
                         lease: address(0),
                         part: (0, 1),
@@ -295,6 +349,15 @@ impl World {
                         user: Box::new([0; 64]),
                     },
                 )
+            }
+            Want::Deposit(number) => {
+                let file = null_file();
+                let id = deposit_id(number);
+                (self.questions.wish_key(), Question::Deposit { id, file })
+            }
+            Want::Fetch(number) => {
+                let id = deposit_id(number);
+                (self.questions.wish_key(), Question::Fetch { id })
             }
             want => World::question(want),
         };
@@ -368,6 +431,15 @@ impl World {
                 claimant.opens = Some(len - 1)
             }
             (Look::Take(Answer::Forwarded(_)), Want::Forward) => self.leave(who, false),
+            (Look::Take(Answer::Done), Want::Deposit(_)) => {
+                self.noted.insert(self.brought[&claimant.wish()]);
+                self.leave(who, false);
+            }
+            (Look::Take(Answer::Fetched(_)), Want::Fetch(_)) => {
+                let file = self.given[&claimant.wish()];
+                assert!(self.fetched.insert(file), "a deposit is fetched twice");
+                self.leave(who, false);
+            }
             (Look::Ticket(Outcome::Granted(_)), Want::Ticket(number)) => {
                 // The slot is in memory that both sides have.
                 let (_, stands) = self.tickets.get_mut(&number).expect("it was granted");
@@ -401,9 +473,10 @@ impl World {
             }
             (Look::Take(Answer::Report(_)), Want::Report) => self.leave(who, false),
             (Look::Take(Answer::Snapshot { .. }), Want::Snapshot) => self.leave(who, false),
-            (Look::Refused(..), Want::Lease(_) | Want::Forward | Want::Snapshot) => {
-                self.leave(who, false)
-            }
+            (
+                Look::Refused(..),
+                Want::Lease(_) | Want::Forward | Want::Deposit(_) | Want::Fetch(_) | Want::Snapshot,
+            ) => self.leave(who, false),
             (Look::Refused(..), Want::File(index)) => {
                 assert!(index >= FILES, "a file that there is, is refused");
                 self.leave(who, false);
@@ -456,7 +529,7 @@ impl World {
 
     fn send(&mut self, fate: Fate) {
         let out = &mut self.to_producer;
-        self.questions.send_due(self.now, |message| match fate {
+        self.questions.send_due(self.now, |message, _| match fate {
             // No room, or no memory.
             Fate::Lost => Err(Unsent),
             _ => {
@@ -563,14 +636,14 @@ impl World {
                 request, settled, ..
             } => {
                 let grant = match self.told.wish(*request, *settled) {
-                    Wish::Again(grant) => grant,
+                    Wish::Again(grant) => grant.ok().flatten().expect("it was forwarded"),
                     Wish::New => {
                         let grant = self.wishes.len() as u32;
                         assert!(
                             self.wishes.insert(*request, grant).is_none(),
                             "a wish is granted twice"
                         );
-                        self.told.remember(*request, grant);
+                        self.told.remember(*request, Ok(Some(grant)));
                         grant
                     }
                     Wish::Settled => return,
@@ -580,6 +653,52 @@ impl World {
                     request: *request,
                     descriptor: descriptor(grant),
                 }
+            }
+            ToProducer::Deposit {
+                request,
+                settled,
+                id,
+            } => {
+                let kept = match self.told.wish(*request, *settled) {
+                    Wish::Again(kept) => kept,
+                    Wish::New => {
+                        let file = self.brought.len() as u32;
+                        let kept = self.deposits.keep(*id, Some((SELF, *request)), file);
+                        if kept.is_ok() {
+                            let before = self.brought.insert(*request, file);
+                            assert!(before.is_none(), "a deposit is kept twice");
+                        }
+                        let kept = kept.map(|()| None).map_err(drop);
+                        self.told.remember(*request, kept);
+                        kept
+                    }
+                    Wish::Settled => return,
+                    Wish::TooMany => panic!("few wish"),
+                };
+                match kept {
+                    Ok(_) => ToParticipant::Noted { request: *request },
+                    Err(()) => declined(*request),
+                }
+            }
+            ToProducer::Fetch { request, id } => match self.deposits.give(*id, (SELF, *request)) {
+                Ok(file) => {
+                    let before = self.given.insert(*request, *file);
+                    assert!(before.is_none_or(|before| before == *file));
+                    ToParticipant::Fetched {
+                        request: *request,
+                        id: *id,
+                    }
+                }
+                Err(_) => declined(*request),
+            },
+            ToProducer::EndDeposit {
+                request,
+                id,
+                of,
+                returns,
+            } => {
+                drop(self.deposits.end(*id, (SELF, *of), *returns));
+                ToParticipant::Noted { request: *request }
             }
             ToProducer::Inspect { request, .. } => ToParticipant::Report {
                 request: *request,
@@ -651,9 +770,12 @@ impl World {
                 );
                 (
                     request,
-                    Some(Key::Forward(request)),
+                    Some(Key::Wish(request)),
                     Ok(Answer::Forwarded(Box::new(descriptor))),
                 )
+            }
+            ToParticipant::Fetched { request, .. } => {
+                (request, Some(Key::Wish(request)), Ok(Answer::Fetched(None)))
             }
             ToParticipant::Report { request, page } => (request, None, Ok(Answer::Report(page))),
             ToParticipant::Snapshot { request, len } => {
@@ -704,11 +826,17 @@ impl World {
                     .as_ref()
                     .is_some_and(|claimant| claimant.opens.is_none())
                 {
+                    let claimant = self.claimants[who].as_ref();
+                    let gave_up =
+                        claimant.filter(|claimant| matches!(claimant.want, Want::Deposit(_)));
+                    self.gave_up.extend(gave_up.map(Claimant::wish));
                     self.leave(who, kept);
                     self.send(fate);
                 }
             }
-            Step::Abandon(Want::Forward) | Step::AskAhead(Want::Forward | Want::Lease(_)) => {}
+            Step::Abandon(Want::Forward | Want::Deposit(_) | Want::Fetch(_))
+            | Step::AskAhead(Want::Forward | Want::Deposit(_) | Want::Fetch(_) | Want::Lease(_)) => {
+            }
             Step::Abandon(Want::Lease(lease)) => {
                 for &region in LYING[lease as usize] {
                     self.questions
@@ -814,6 +942,31 @@ impl World {
             assert!(
                 stands != Some(Stands::Granted),
                 "ticket {number} was abandoned, and its lease is granted: {:?}",
+                self.questions
+            );
+        }
+        let kept = self.deposits.kept();
+        for (file, is_given) in &kept {
+            assert!(!is_given, "nobody fetches {file}: {:?}", self.questions);
+            assert!(
+                !self.fetched.contains(file),
+                "{file} was fetched, and is kept: {:?}",
+                self.questions
+            );
+        }
+        let is_kept = |file: &u32| kept.contains(&(*file, false));
+        for number in &self.gave_up {
+            let file = self.brought.get(number);
+            assert!(
+                !file.is_some_and(is_kept),
+                "deposit {number} gave up, and is kept: {:?}",
+                self.questions
+            );
+        }
+        for file in &self.noted {
+            assert!(
+                is_kept(file) || self.fetched.contains(file),
+                "{file} is lost: {:?}",
                 self.questions
             );
         }

@@ -83,8 +83,9 @@ impl Leaving {
     }
 }
 
-/// The answer to a wish to forward.
-pub(crate) type Forwarded = Result<Box<Descriptor>, (RefusalCode, String)>;
+/// What a participant wished for: a descriptor to forward, or that a deposit is kept, for which
+/// there is nothing to say.
+pub(crate) type Granting = Result<Option<Box<Descriptor>>, (RefusalCode, String)>;
 
 /// One participant.
 #[derive(Debug)]
@@ -105,7 +106,7 @@ pub(crate) struct Peer {
     leaving: Mutex<Leaving>,
     /// No grant is made to it any more.
     pub gone: AtomicBool,
-    told: Mutex<Told<Arc<Region>, Forwarded>>,
+    told: Mutex<Told<Arc<Region>, Granting>>,
     files: Mutex<Vec<Arc<CounterFile>>>,
     registrations: Mutex<Vec<HostPtr>>,
 }
@@ -264,7 +265,7 @@ impl Peer {
     }
 
     /// Locks what it was told.
-    pub fn told(&self) -> MutexGuard<'_, Told<Arc<Region>, Forwarded>> {
+    pub fn told(&self) -> MutexGuard<'_, Told<Arc<Region>, Granting>> {
         self.told.acquire()
     }
 

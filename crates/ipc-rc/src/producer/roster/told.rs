@@ -6,6 +6,9 @@
 //! | `MapRegion` | pins the region, if a lease gives the right, and answers how to map it | the same; a region stays pinned whatever later answers say |
 //! | `Unmapped` | unpins, and answers `Noted` | `Noted` |
 //! | `Forward` | grants, and answers the descriptor | the same descriptor, until the participant says that the wish is settled |
+//! | `Deposit` | keeps the descriptor that came with it, or says no | the same, until the wish is settled; what came again is closed |
+//! | `Fetch` | gives what is kept to this fetch, or says no | the same descriptor, until the fetch ends |
+//! | `EndDeposit` | lets go of what was deposited or fetched, or keeps it for another fetch, and answers `Noted` | `Noted` |
 //! | `ClaimTickets` | grants, by the [tickets](crate::producer::grants::ticket) | the same lease |
 //! | `AskFile` | the file, or no | the same |
 //! | `GiveBack` | takes back what the ticket gave, if it is unclaimed, and answers `Noted` | `Noted` |
@@ -20,11 +23,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use gpu_api::RegionId;
 
-/// Wishes to forward that are remembered for one participant: more than its threads can be waiting
+/// Wishes, to forward or to keep a deposit, that are remembered for one participant: more than its threads can be waiting
 /// for.
 const MOST_WISHES: usize = 1024;
 
-/// What a wish to forward is.
+/// What a wish is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Wish<A> {
     /// Not heard of before: grant, and remember the answer.
@@ -37,8 +40,7 @@ pub(crate) enum Wish<A> {
     TooMany,
 }
 
-/// What one participant was told: regions that it may have mapped, and answers to wishes to
-/// forward.
+/// What one participant was told: regions that it may have mapped, and answers to wishes.
 #[derive(Debug)]
 pub(crate) struct Told<R, A> {
     mapped: HashMap<RegionId, R>,
@@ -77,7 +79,7 @@ impl<R, A: Clone> Told<R, A> {
         self.mapped.drain().map(|(_, region)| region)
     }
 
-    /// Looks a wish to forward up; no wish below `settled` waits for its answer.
+    /// Looks a wish up; no wish below `settled` waits for its answer.
     pub fn wish(&mut self, number: u64, settled: u64) -> Wish<A> {
         self.settled = self.settled.max(settled);
         self.wishes = self.wishes.split_off(&self.settled);

@@ -44,7 +44,7 @@ impl Server for Service {
     type Id = ParticipantId;
     type Said = ToProducer;
     type Prepared = Prepared;
-    const TAKES_FDS: bool = false;
+    const TAKES_FDS: bool = true;
 
     fn door(&mut self) -> &mut Door<ParticipantId> {
         &mut self.door
@@ -123,12 +123,12 @@ impl Server for Service {
         &mut self,
         id: ParticipantId,
         said: ToProducer,
-        _fds: Vec<Foreign>,
+        fds: Vec<Foreign>,
     ) -> Result<(), &'static str> {
         let Some(peer) = self.core.roster.find(id) else {
             return Ok(());
         };
-        self.answer(&peer, said)
+        self.answer(&peer, said, fds)
     }
 
     fn silenced(&mut self, id: ParticipantId) {

@@ -13,17 +13,18 @@ use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::ticket_event::Await;
 use crate::producer::grants::slot_group::Terms;
 use crate::producer::grants::ticket::Claims;
-use crate::producer::roster::peer::Peer;
+use crate::producer::roster::peer::{Granting, Peer};
 use crate::producer::roster::table::find;
 use crate::producer::roster::told::Wish;
 use crate::producer::service::state::Service;
 use crate::producer::share::{To, Wanted};
 use transport::os::clock::Tick;
+use transport::os::closer::Foreign;
 use transport::trace_point;
 use transport::wire::lease_address::LeaseAddress;
 use transport::wire::message::{
-    Granted, Heir, MOST_TICKETS, Outcome, RefusalCode, RegionPlace, TicketAnswer, TicketId,
-    ToParticipant, ToProducer,
+    DepositId, Granted, Heir, MOST_TICKETS, Outcome, RefusalCode, RegionPlace, TicketAnswer,
+    TicketId, ToParticipant, ToProducer,
 };
 
 impl Service {
@@ -36,6 +37,7 @@ impl Service {
         &mut self,
         peer: &Arc<Peer>,
         said: ToProducer,
+        fds: Vec<Foreign>,
     ) -> Result<(), &'static str> {
         match said {
             ToProducer::MapRegion {
@@ -91,8 +93,25 @@ impl Service {
                 self.core.wakeups.announce_change();
                 self.tell(peer, &ToParticipant::Noted { request });
             }
+            ToProducer::Deposit {
+                request,
+                settled,
+                id,
+            } => self.keep(peer, request, settled, id, fds),
+            ToProducer::Fetch { request, id } => self.give(peer, request, id),
+            ToProducer::EndDeposit {
+                request,
+                id,
+                of,
+                returns,
+            } => {
+                let ended = self.core.deposits.table().end(id, (peer.id, of), returns);
+                drop(ended);
+                self.tell(peer, &ToParticipant::Noted { request });
+            }
             ToProducer::Bye { request } => {
                 peer.leaving().said_goodbye = true;
+                self.core.deposits.table().forget(peer.id);
                 self.close(peer);
                 self.tell(peer, &ToParticipant::Noted { request });
             }
@@ -340,45 +359,84 @@ impl Service {
             Heir::Ticket(None) => To::Ticket(Claims::Unlimited),
             Heir::Ticket(Some(claims)) => To::Ticket(Claims::Times(claims)),
         };
+        self.grant_wish(peer, request, settled, || {
+            let forwarded = self.core.forward(peer, wanted, to);
+            forwarded
+                .map(|descriptor| Some(Box::new(descriptor)))
+                .map_err(|error| {
+                    let code = match &error {
+                        Error::Invalid {
+                            what: "the lease to forward",
+                            ..
+                        } => RefusalCode::Lease,
+                        Error::Invalid { .. } => RefusalCode::Protocol,
+                        Error::ParticipantGone { .. } => RefusalCode::Addressee,
+                        Error::Exhausted { .. } => RefusalCode::Limit,
+                        Error::Closing => RefusalCode::Closing,
+                        _ => RefusalCode::Failed,
+                    };
+                    (code, error.to_string())
+                })
+        });
+        trace_point!("forward");
+    }
+
+    /// Keeps a descriptor that a participant deposits.
+    fn keep(&self, peer: &Arc<Peer>, request: u64, settled: u64, id: DepositId, fds: Vec<Foreign>) {
+        self.grant_wish(peer, request, settled, || {
+            if let Err(error) = self.core.check_open() {
+                return Err((RefusalCode::Closing, error.to_string()));
+            }
+            let mut table = self.core.deposits.table();
+            for file in fds {
+                table.keep(id, Some((peer.id, request)), file)?;
+            }
+            Ok(None)
+        });
+    }
+
+    /// Sends a descriptor that is kept to the participant that fetches it.
+    fn give(&self, peer: &Arc<Peer>, request: u64, id: DepositId) {
+        let given = self.core.deposits.table().give(id, (peer.id, request));
+        match given {
+            Ok(file) => {
+                let answer = ToParticipant::Fetched { request, id };
+                self.tell_with(peer, &answer, Some(file.as_fd()));
+            }
+            Err((code, why)) => self.tell(peer, &ToParticipant::Declined { request, code, why }),
+        }
+    }
+
+    /// Grants a wish once, and answers each of its repeats the same.
+    fn grant_wish(
+        &self,
+        peer: &Arc<Peer>,
+        request: u64,
+        settled: u64,
+        grant: impl FnOnce() -> Granting,
+    ) {
         let wish = peer.told().wish(request, settled);
         let answer = match wish {
             Wish::Again(answer) => answer,
             Wish::Settled => return,
             Wish::TooMany => Err((
                 RefusalCode::Limit,
-                "too many wishes to forward wait for their answers".into(),
+                "too many wishes wait for their answers".into(),
             )),
             Wish::New => {
-                let answer = self
-                    .core
-                    .forward(peer, wanted, to)
-                    .map(Box::new)
-                    .map_err(|error| {
-                        let code = match &error {
-                            Error::Invalid {
-                                what: "the lease to forward",
-                                ..
-                            } => RefusalCode::Lease,
-                            Error::Invalid { .. } => RefusalCode::Protocol,
-                            Error::ParticipantGone { .. } => RefusalCode::Addressee,
-                            Error::Exhausted { .. } => RefusalCode::Limit,
-                            Error::Closing => RefusalCode::Closing,
-                            _ => RefusalCode::Failed,
-                        };
-                        (code, error.to_string())
-                    });
+                let answer = grant();
                 peer.told().remember(request, answer.clone());
                 answer
             }
         };
-        trace_point!("forward");
         self.tell(
             peer,
             &match answer {
-                Ok(descriptor) => ToParticipant::Forwarded {
+                Ok(Some(descriptor)) => ToParticipant::Forwarded {
                     request,
                     descriptor: *descriptor,
                 },
+                Ok(None) => ToParticipant::Noted { request },
                 Err((code, why)) => ToParticipant::Declined { request, code, why },
             },
         );

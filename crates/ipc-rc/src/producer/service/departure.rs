@@ -59,7 +59,7 @@ impl Service {
             };
             // Nobody speaks for it any more, and it has nothing: it needs no proof of its death,
             // and may not be dead. Whether it is becomes known in a moment.
-            if hung_up && peer.ledger.is_empty() && peer.mappings() == 0 {
+            if hung_up && self.core.has_nothing(peer) {
                 if let Some(how) = how {
                     self.let_go(peer);
                     self.tell_departure(peer, how);
@@ -114,6 +114,7 @@ impl Service {
             .tallies
             .corrupt_words
             .fetch_add(peer.ledger.corrupt_words() as u64, Ordering::Relaxed);
+        self.core.deposits.table().forget(peer.id);
         self.core.roster.unseat(peer);
         peer.ledger.leave();
         self.asked.retain(|id| *id != peer.id);

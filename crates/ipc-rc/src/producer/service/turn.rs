@@ -140,7 +140,7 @@ impl Service {
                         let is_exiting = || peer.seat.is_exiting();
                         let proof = peer.seat.proof();
                         let left = leaving.until_departed(proof, Instant::now(), is_exiting);
-                        let is_idle = || peer.ledger.is_empty() && peer.mappings() == 0;
+                        let is_idle = || core.has_nothing(peer);
                         left.filter(|left| !left.is_zero() || is_idle())
                     },
                     |proven| Some(core.facts.quarantine.saturating_sub(proven.elapsed())),

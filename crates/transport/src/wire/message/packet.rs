@@ -14,5 +14,5 @@ pub(super) static PROTOCOL: Protocol = Protocol {
     most_text: 256,
     most_text_is: "at most 256",
     refusals: 1..=63,
-    refusals_are: "1 to 13, but 3 and 9",
+    refusals_are: "1 to 14, but 3 and 9",
 };

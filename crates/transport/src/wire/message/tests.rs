@@ -249,6 +249,25 @@ fn to_producer() -> impl Strategy<Value = ToProducer> {
             .prop_map(|(request, index)| ToProducer::AskFile { request, index }),
         (any::<u64>(), ticket())
             .prop_map(|(request, ticket)| ToProducer::GiveBack { request, ticket }),
+        (any::<(u64, u64)>(), any::<[u8; 16]>()).prop_map(|((request, settled), id)| {
+            ToProducer::Deposit {
+                request,
+                settled,
+                id: DepositId(id),
+            }
+        }),
+        (any::<u64>(), any::<[u8; 16]>()).prop_map(|(request, id)| ToProducer::Fetch {
+            request,
+            id: DepositId(id)
+        }),
+        (any::<(u64, u64, bool)>(), any::<[u8; 16]>()).prop_map(|((request, of, returns), id)| {
+            ToProducer::EndDeposit {
+                request,
+                id: DepositId(id),
+                of,
+                returns,
+            }
+        }),
     ]
 }
 
@@ -334,6 +353,10 @@ fn to_participant() -> impl Strategy<Value = ToParticipant> {
         lease().prop_map(|lease| ToParticipant::Revoked { lease }),
         (any::<u64>(), 1..=MOST_SNAPSHOT)
             .prop_map(|(request, len)| ToParticipant::Snapshot { request, len }),
+        (any::<u64>(), any::<[u8; 16]>()).prop_map(|(request, id)| ToParticipant::Fetched {
+            request,
+            id: DepositId(id)
+        }),
     ]
 }
 
@@ -599,6 +622,38 @@ fn the_bytes_are_where_the_tables_say() {
         packet[..len],
         [&start[..], b"\x01\x10\0\0\0\0\0\0"].concat()
     );
+
+    let id = DepositId([0xcc; 16]);
+    let deposit = ToProducer::Deposit {
+        request: 9,
+        settled: 8,
+        id,
+    };
+    let len = deposit.encode(&mut packet);
+    let start = b"GI\x02\0\x0b\0\x01\0\x09\0\0\0\0\0\0\0";
+    let settled = b"\x08\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], settled, &id.0].concat());
+    let fetch = ToProducer::Fetch { request: 9, id };
+    let len = fetch.encode(&mut packet);
+    let start = b"GI\x02\0\x0c\0\0\0\x09\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], &id.0].concat());
+    let end = ToProducer::EndDeposit {
+        request: 9,
+        id,
+        of: 8,
+        returns: true,
+    };
+    let len = end.encode(&mut packet);
+    let start = b"GI\x02\0\x0d\0\0\0\x09\0\0\0\0\0\0\0";
+    let returns = b"\x01\0\0\0\0\0\0\0";
+    assert_eq!(
+        packet[..len],
+        [&start[..], &id.0, settled, returns].concat()
+    );
+    let fetched = ToParticipant::Fetched { request: 9, id };
+    let len = fetched.encode(&mut packet);
+    let start = b"GI\x02\0\x8f\0\x01\0\x09\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], &id.0].concat());
 
     let refused = ToParticipant::Refused {
         code: RefusalCode::User,

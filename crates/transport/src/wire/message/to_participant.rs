@@ -3,6 +3,7 @@
 use arrayvec::ArrayVec;
 use gpu_api::{Access, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot};
 
+use super::deposit::DepositId;
 use super::report::ReportPage;
 use super::ticket::{MOST_TICKETS, TicketAnswer};
 use crate::messages;
@@ -114,8 +115,13 @@ messages! {
             /// Bytes of it: 1 to [`MOST_SNAPSHOT`].
             len: u64,
         }
-        /// `Unmapped` or `Bye` was noted.
+        /// What was said was noted.
         142 Noted(request) {}
+        /// The descriptor that was asked for comes with this message.
+        143 Fetched(request) {
+            /// The name that it was kept under.
+            id: DepositId,
+        }
     }
 }
 
@@ -129,7 +135,8 @@ impl ToParticipant {
                 place: RegionPlace::Fd | RegionPlace::Piece(_),
                 ..
             }
-            | ToParticipant::Snapshot { .. } => 1,
+            | ToParticipant::Snapshot { .. }
+            | ToParticipant::Fetched { .. } => 1,
             _ => 0,
         }
     }

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use arrayvec::ArrayVec;
 use gpu_api::{Access, BackendKind, DeviceUuid, ParticipantId, RegionId};
 
+use super::deposit::DepositId;
 use super::ticket::{MOST_TICKETS, TicketId};
 use crate::messages;
 use crate::os::process::MOST_DESCENDANTS;
@@ -87,6 +88,28 @@ messages! {
             /// Which.
             ticket: TicketId,
         }
+        /// Has the producer keep the file descriptor that comes with the message, until it is
+        /// fetched or the participant's death is proven.
+        11 Deposit(request) {
+            /// No wish of a lower number waits for its answer.
+            settled: u64,
+            /// The name that it is kept under.
+            id: DepositId,
+        }
+        /// Asks for a descriptor that is kept.
+        12 Fetch(request) {
+            /// Its name.
+            id: DepositId,
+        }
+        /// Ends a deposit, or a fetch: the descriptor has arrived, or is not wanted any more.
+        13 EndDeposit(request) {
+            /// The name of the descriptor.
+            id: DepositId,
+            /// The number of the `Deposit` or `Fetch`.
+            of: u64,
+            /// What was given for a fetch did not arrive, and is kept for another.
+            returns: bool [7],
+        }
     }
 }
 
@@ -95,6 +118,7 @@ impl ToProducer {
     pub fn fds(&self) -> usize {
         match self {
             ToProducer::Hello { descendants, .. } => 1 + usize::from(*descendants),
+            ToProducer::Deposit { .. } => 1,
             _ => 0,
         }
     }
