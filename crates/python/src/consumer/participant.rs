@@ -15,6 +15,7 @@ use super::received::{self, Received};
 use crate::arrays::export::Export;
 use crate::arrays::{abi, class, exchange};
 use crate::data::addressee::ParticipantId;
+use crate::data::deposit;
 use crate::data::descriptor::Descriptor;
 use crate::data::descriptors::Descriptors;
 use crate::data::device::{self, Device};
@@ -220,6 +221,50 @@ impl Participant {
     #[getter]
     fn is_producer_gone(&self) -> PyResult<bool> {
         Ok(self.participant()?.is_producer_gone())
+    }
+
+    /// Have the session keep a file descriptor under a name, until one participant or the session's process fetches
+    /// it.
+    ///
+    /// It ends with this participant: once its death is proven, or at its goodbye. A session keeps up to 256 for a
+    /// participant.
+    ///
+    /// Args:
+    ///     id: the name, 16 bytes that are used once: ``uuid.uuid4().bytes``.
+    ///     fd: the number of an open file; the session keeps a copy, and this one stays yours.
+    ///     timeout: seconds to wait for the session's answer; None waits for ever.
+    ///
+    /// Raises:
+    ///     Refused: a descriptor is kept under the name, or 256 of this participant's are.
+    ///     ProducerGone: connect to its successor.
+    ///     Timeout: nothing is kept.
+    #[pyo3(signature = (id, fd, *, timeout=None))]
+    fn deposit(&self, py: Python<'_>, id: &[u8], fd: i32, timeout: Option<f64>) -> PyResult<()> {
+        let (id, file) = (deposit::name(id)?, deposit::copy_of(fd)?);
+        let (participant, timeout) = (self.participant()?, duration(timeout)?);
+        // Not in slices: each would be another deposit.
+        aside(py, move || participant.deposit(id, file, timeout))?.or_raise()
+    }
+
+    /// Fetch the file descriptor that the session keeps under a name. Of several that ask, one gets it.
+    ///
+    /// Args:
+    ///     id: its name.
+    ///     timeout: seconds to wait for the session's answer; None waits for ever.
+    ///
+    /// Returns:
+    ///     The number of a descriptor that is yours to close.
+    ///
+    /// Raises:
+    ///     Refused: nothing is kept under the name, or another is fetching it.
+    ///     ProducerGone: connect to its successor.
+    ///     Timeout: it is there for another.
+    #[pyo3(signature = (id, *, timeout=None))]
+    fn fetch(&self, py: Python<'_>, id: &[u8], timeout: Option<f64>) -> PyResult<i32> {
+        let (id, participant) = (deposit::name(id)?, self.participant()?);
+        let timeout = duration(timeout)?;
+        let fetched = aside(py, move || participant.fetch(id, timeout))?;
+        Ok(deposit::given(fetched.or_raise()?))
     }
 
     /// Claim what a descriptor grants.

@@ -3,6 +3,7 @@
 // Tests: `crates/python/tests/test_share.py`.
 
 pub(crate) mod addressee;
+pub(crate) mod deposit;
 pub(crate) mod descriptor;
 pub(crate) mod descriptors;
 pub(crate) mod device;

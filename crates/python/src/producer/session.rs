@@ -18,6 +18,7 @@ use super::loan::Loan;
 use super::shared::Shared;
 use super::torch_pool;
 use crate::data::addressee::{self, ParticipantId, Ticket};
+use crate::data::deposit;
 use crate::data::descriptor::{Descriptor, MOST_META};
 use crate::data::device::{self, Device};
 use crate::data::notice::SessionNotice;
@@ -426,6 +427,45 @@ impl Session {
             gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.get().grant()).or_raise()?;
         py.detach(|| self.shared.session.revoke(&descriptor))
             .or_raise()
+    }
+
+    /// Keep a file descriptor under a name, until one fetches it.
+    ///
+    /// It ends with the session.
+    ///
+    /// Args:
+    ///     id: the name, 16 bytes that are used once: ``uuid.uuid4().bytes``.
+    ///     fd: the number of an open file; the session keeps a copy, and this one stays yours.
+    ///
+    /// Raises:
+    ///     Invalid: a descriptor is kept under the name, or it has another length.
+    ///     Closed: the session is closing.
+    fn deposit(&self, id: &[u8], fd: i32) -> PyResult<()> {
+        self.check_fork()?;
+        let (id, file) = (deposit::name(id)?, deposit::copy_of(fd)?);
+        self.shared.session.deposit(id, file).or_raise()
+    }
+
+    /// Fetch the file descriptor that a participant has deposited, or this process.
+    ///
+    /// Args:
+    ///     id: its name.
+    ///
+    /// Returns:
+    ///     The number of a descriptor that is yours to close.
+    ///
+    /// Raises:
+    ///     Invalid: nothing is kept under the name: it was fetched, or its depositor is gone.
+    fn fetch(&self, id: &[u8]) -> PyResult<i32> {
+        self.check_fork()?;
+        let file = self.shared.session.fetch(deposit::name(id)?).or_raise()?;
+        Ok(deposit::given(file))
+    }
+
+    /// How many file descriptors are deposited and not fetched.
+    #[getter]
+    fn deposits(&self) -> usize {
+        self.shared.session.deposits()
     }
 
     /// The participants that are connected.
