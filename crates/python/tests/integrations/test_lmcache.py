@@ -1,0 +1,433 @@
+"""The module for LMCache, with genuine servers and workers of LMCache on PyTorch: no GPU and no vLLM."""
+
+import argparse
+import inspect
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ |= {"LMCACHE_TRACK_USAGE": "false", "GPU_IPC_HOST_BYTES": str(16 << 20)}
+# The program whose figures a GPU gives has the server and the worker.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "gpu"))
+
+import pytest
+
+pytest.importorskip("lmcache", reason="LMCache is not installed: pip install 'gpu-ipc[lmcache]'")
+import lmcache_deaths
+import torch
+from gpu_ipc.integrations import lmcache as plug
+from lmcache.v1.platform.base.cache_context import BaseCacheContext
+from lmcache.v1.platform.devices.cuda import ipc_wrapper
+
+import gpu_ipc
+
+WATCHDOG = 240.0
+OPTIONS = argparse.Namespace(device="cpu", mib=16)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WATCHDOG
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+class Stage:
+    """Servers and workers of a test, which end with it."""
+
+    def __init__(self, out: pathlib.Path) -> None:
+        self.out, self.ends = out, []
+
+    def server(self, *more: str, **how: Any) -> Any:
+        server = lmcache_deaths.Server(self.out, *more, **how)
+        self.ends.append(server.stop)
+        return server.wait()
+
+    def worker(self, server: Any, stage: str, *more: str) -> tuple[Any, int]:
+        worker = lmcache_deaths.Worker(self.out, server, OPTIONS, "--stage", stage, *more).begin()
+        self.ends.append(worker.kill)
+        return worker, worker.told("registered")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    stage = Stage(tmp_path_factory.mktemp("lmcache"))
+    yield stage
+    for end in reversed(stage.ends):
+        end()
+
+
+@pytest.fixture(scope="module")
+def server(shared: Stage) -> Any:
+    return shared.server()
+
+
+@pytest.fixture
+def stage(tmp_path: pathlib.Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    for end in reversed(stage.ends):
+        end()
+
+
+def registered(server: Any) -> set[int]:
+    return set(server.status()["registered_gpu_ids"])
+
+
+def living(server: Any) -> set[int]:
+    return set(server.status()["gpu_ipc"]["workers"])
+
+
+@pytest.mark.parametrize("at", ["warm-up", "serving"])
+def test_a_killed_workers_caches_are_unregistered_and_anothers_stay(stage: Stage, server: Any, at: str) -> None:
+    other, others = stage.worker(server, "warm-up")
+    worker, instance = stage.worker(server, at)
+    if at == "serving":
+        worker.told("stored")
+    assert {instance, others} <= registered(server) and {instance, others} <= living(server)
+    worker.kill()
+    until(lambda: instance not in registered(server), "a dead worker's caches stay registered")
+    assert others in registered(server) and instance not in living(server)
+    # Whatever its client says by then: it can store and retrieve as before.
+    other.kill()
+    until(lambda: others not in registered(server), "the other's caches stay registered")
+
+
+def test_without_the_module_they_stay(stage: Stage, server: Any) -> None:
+    plain = stage.server(plain=True)
+    (worker, instance), (beside, proven) = stage.worker(plain, "warm-up", "--plain"), stage.worker(server, "warm-up")
+    worker.kill()
+    beside.kill()
+    until(lambda: proven not in registered(server), "a dead worker's caches stay registered")
+    assert instance in registered(plain)
+
+
+def test_a_stopped_worker_lives(stage: Stage, server: Any) -> None:
+    worker, instance = stage.worker(server, "pinging")
+    worker.process.send_signal(signal.SIGSTOP)
+    beside, proven = stage.worker(server, "warm-up")
+    beside.kill()
+    until(lambda: proven not in registered(server), "a dead worker's caches stay registered")
+    assert instance in registered(server) and instance in living(server)
+    worker.kill()
+    until(lambda: instance not in registered(server), "a stopped worker's death is not proven")
+
+
+def test_an_idle_worker_is_never_reaped(stage: Stage) -> None:
+    """The least limits that LMCache takes; it looks at a fourth of them. One that never pinged, and a stopped one."""
+    limits = ["--worker-reap-timeout-seconds", "30", "--worker-registration-grace-seconds", "30"]
+    server, plain = stage.server(*limits), stage.server(*limits, plain=True)
+    _, idle = stage.worker(server, "warm-up")
+    stopped, silent = stage.worker(server, "pinging")
+    stopped.process.send_signal(signal.SIGSTOP)
+    _, control = stage.worker(plain, "warm-up", "--plain")
+    seconds = float(os.environ.get("LMCACHE_IDLE_SECONDS", "45"))
+    began = time.monotonic()
+    until(lambda: control not in registered(plain), "a server without the module reaps nothing: the test has no control")
+    while time.monotonic() < began + seconds:
+        assert {idle, silent} <= registered(server)
+        time.sleep(1)
+
+
+def test_a_worker_registers_again_with_a_new_server_and_its_death_is_proven_there(stage: Stage) -> None:
+    first = stage.server()
+    worker, instance = stage.worker(first, "pinging")
+    first.process.kill()
+    first.process.wait()
+    second = stage.server(port=first.port)
+    until(lambda: instance in registered(second), "the worker does not register again")
+    assert instance in living(second)
+    worker.kill()
+    until(lambda: instance not in registered(second), "its death is not proven to the new server")
+
+
+# The module itself, in this process.
+
+
+class Owner:
+    """What LMCache's transfer module is to ours."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Any] = {}
+        self.unregistered: list[int] = []
+        self.dropped: list[int] = []
+        self.touched: list[int] = []
+        self.handlers: dict[str, Callable[[Any], None]] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def context_entries_snapshot(self) -> dict[int, Any]:
+        return dict(self.entries)
+
+    def report_status(self) -> dict[str, Any]:
+        return {"registered_gpu_ids": list(self.entries)}
+
+    def unregister_kv_cache(self, instance: int) -> None:
+        del self.entries[instance]
+        assert self.gate.wait(WATCHDOG)
+        self.unregistered.append(instance)
+
+    def drop_instance_state(self, instance: int) -> None:
+        self.dropped.append(instance)
+
+    def touch_instance(self, instance: int) -> None:
+        self.touched.append(instance)
+
+    def register_host_func(self, kind: str, handler: Callable[[Any], None], _payload: Any) -> None:
+        self.handlers[kind] = handler
+
+
+class Storage:
+    def __init__(self) -> None:
+        self.finished: list[Any] = []
+
+    def prepare_write_completion(self, objects: Any) -> Any:
+        return [(1, list(objects))]
+
+    def finish_write_by_owner(self, completion: Any) -> None:
+        self.finished.append(completion)
+
+
+class Client:
+    """What LMCache's request client is to ours."""
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.registered = module, []
+
+    def server_module_call(self, request: Any) -> Any:
+        answer = types.SimpleNamespace(success=True, payload=self.module.session(request.payload), error="")
+        return types.SimpleNamespace(result=lambda timeout: answer)
+
+    def register_kv_cache(self, instance_id: int, kv_caches: Any, *rest: Any) -> None:
+        self.registered.append((instance_id, kv_caches, rest))
+
+    def register_kv_cache_engine_driven_context(self, payload: Any) -> None:
+        self.registered.append(payload)
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What goes to LMCache's log."""
+    plug.logger.addHandler(caplog.handler)
+    yield caplog
+    plug.logger.removeHandler(caplog.handler)
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+@pytest.fixture
+def storage() -> Storage:
+    return Storage()
+
+
+@pytest.fixture
+def module(owner: Owner, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> Iterator[plug.ProofOfDeath]:
+    monkeypatch.setattr(BaseCacheContext, "hold_imported_event", lambda context, event: 7)
+    context = types.SimpleNamespace(storage_manager=storage)
+    build = types.SimpleNamespace(server_context=context, modules=(owner,), config={})
+    module = plug.build_server_modules(build)  # type: ignore[arg-type]
+    yield module
+    owner.gate.set()
+    module.close()
+
+
+def died(instance: int) -> Any:
+    return types.SimpleNamespace(kind="left", how="died", name=f"lmcache {instance}")
+
+
+class Context:
+    device = "cuda:0"
+
+
+def entry() -> Any:
+    return types.SimpleNamespace(cache_context=Context(), event_backend="theirs")
+
+
+def test_only_a_proven_death_unregisters(module: plug.ProofOfDeath, owner: Owner) -> None:
+    owner.entries = {1: entry(), 2: entry()}
+    for how in ("goodbye", "connection_lost", "unknown"):
+        module._note(types.SimpleNamespace(kind="left", how=how, name="lmcache 1"))  # type: ignore[arg-type]
+    for name in ("lmcache 1x", "lmcache ", "python", "", "lmcache -1", None):
+        module._note(types.SimpleNamespace(kind="left", how="died", name=name))  # type: ignore[arg-type]
+    module._note(died(2))
+    until(lambda: owner.dropped == [2], "the dead worker's state stays")
+    assert owner.unregistered == [2] and set(owner.entries) == {1}
+
+
+def test_a_name_that_is_connected_again_lives(module: plug.ProofOfDeath, owner: Owner) -> None:
+    owner.entries = {1: entry()}
+    with gpu_ipc.connect(module._session.path, name="lmcache 1"):
+        module._note(died(1))
+        assert set(owner.entries) == {1}
+        until(lambda: 1 in owner.touched, "a worker that lives is not kept from the reaper")
+    assert owner.unregistered == []
+
+
+def test_a_registration_that_arrives_after_the_death_is_ended(module: plug.ProofOfDeath, owner: Owner) -> None:
+    module._note(died(1))
+    owner.entries = {1: entry()}
+    until(lambda: owner.unregistered == [1], "a late registration stays")
+
+
+def test_one_that_hangs_is_reported_and_holds_up_no_other(
+    module: plug.ProofOfDeath, owner: Owner, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plug, "_SLOW", 0.01)
+    owner.entries = {1: entry(), 2: entry()}
+    owner.gate.clear()
+    module._note(died(1))
+    until(lambda: "worker 1 is dead and LMCache still waits for its streams" in told.text, "nobody is told")
+    assert module.report_status()["gpu_ipc"]["unregistering"] == [1]
+    module._note(died(2))
+    until(lambda: 2 not in owner.entries, "another waits for it")
+    owner.gate.set()
+    until(lambda: sorted(owner.unregistered) == [1, 2], "they do not end")
+
+
+def test_waits_for_the_dead_end_and_what_was_not_finished_is_not_stored(
+    module: plug.ProofOfDeath, owner: Owner, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(plug, "_write", lambda *args: written.append(args))
+    owner.entries = {1: entry(), 2: entry()}
+    dead, other = owner.entries[1].cache_context, owner.entries[2].cache_context
+
+    def store(context: Any, word: int, value: int, key: str) -> Any:
+        event = types.SimpleNamespace(base_ptr=4096, slot_offset=word, seq=value)
+        assert BaseCacheContext.hold_imported_event(context, event) == 7
+        return storage.prepare_write_completion({key: None})
+
+    of_dead = [store(dead, 8, 3, "a"), store(dead, 8, 5, "b"), store(dead, 16, 1, "c")]
+    of_other = store(other, 24, 9, "d")
+    finish = owner.handlers["finish_write_by_owner"]
+    finish(of_dead[0])
+    module._note(died(1))
+    until(lambda: owner.unregistered == [1], "the dead worker's caches stay")
+    # Each word once, with the highest value; and what the dead had not finished stays out of the cache.
+    assert written == [("theirs", "cuda:0", {4104: 5, 4112: 1})]
+    for completion in (of_dead[1], of_other, of_dead[2]):
+        finish(completion)
+    assert storage.finished == [of_dead[0], of_other]
+
+
+def test_an_event_of_the_driver_is_not_written(module: plug.ProofOfDeath, owner: Owner) -> None:
+    owner.entries = {1: entry()}
+    # Nothing of CUDA is there to write with.
+    assert BaseCacheContext.hold_imported_event(owner.entries[1].cache_context, object()) == 7
+    module._note(died(1))
+    until(lambda: owner.unregistered == [1], "the dead worker's caches stay")
+
+
+def test_words_that_cannot_be_written_keep_no_caches(
+    module: plug.ProofOfDeath, owner: Owner, told: pytest.LogCaptureFixture
+) -> None:
+    owner.entries = {1: entry()}
+    event = types.SimpleNamespace(base_ptr=4096, slot_offset=8, seq=1)
+    BaseCacheContext.hold_imported_event(owner.entries[1].cache_context, event)
+    module._note(died(1))
+    until(lambda: owner.unregistered == [1], "the dead worker's caches stay")
+    assert "what waits for worker 1, which is dead, waits on" in told.text
+
+
+def test_what_a_worker_that_left_in_order_had_finished_is_stored(owner: Owner, storage: Storage, module: Any) -> None:
+    context = Context()
+    BaseCacheContext.hold_imported_event(context, object())  # type: ignore[arg-type]
+    completion = storage.prepare_write_completion({"a": None})
+    # LMCache drops the context before its thread hears of the copy.
+    del context
+    owner.handlers["finish_write_by_owner"](completion)
+    assert storage.finished == [completion]
+
+
+def test_a_registration_is_preceded_by_presence_and_by_deposits(module: plug.ProofOfDeath) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"memory")
+    os.close(writer)
+    export, closed = uuid.uuid4().bytes, []
+    with_fd = types.SimpleNamespace(fd_payload=lambda: (export, reader), close=lambda: closed.append(os.close(reader)))
+    without = [types.SimpleNamespace(fd_payload=lambda: None), object()]
+    client = Client(module)
+    plug.attach(client)
+    client.register_kv_cache(5, [with_fd, *without], "model")
+    assert client.registered == [(5, [with_fd, *without], ("model",))] and len(closed) == 1
+    assert module.report_status()["gpu_ipc"]["workers"] == [5]
+    # What LMCache calls when it maps the memory.
+    with os.fdopen(ipc_wrapper._resolve_vmm_fd(export), "rb") as fetched:
+        assert fetched.read() == b"memory"
+    payload = types.SimpleNamespace(instance_id=6)
+    client.register_kv_cache_engine_driven_context(payload)
+    assert client.registered[1] is payload and module.report_status()["gpu_ipc"]["workers"] == [5, 6]
+
+
+def test_a_server_without_the_module_is_named_with_the_remedy(module: plug.ProofOfDeath) -> None:
+    client = Client(module)
+    refusal = types.SimpleNamespace(success=False, payload=b"", error="unknown server module method")
+    client.server_module_call = lambda _: types.SimpleNamespace(result=lambda timeout: refusal)  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError, match="--server-module"):
+        plug.Presence(client).ensure(1)
+
+    def late(timeout: float) -> Any:
+        raise TimeoutError
+
+    client.server_module_call = lambda _: types.SimpleNamespace(result=late)  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError, match="in 10.0 s: start it with --server-module"):
+        plug.Presence(client).ensure(1)
+
+
+def test_an_unknown_option_is_refused(owner: Owner, storage: Storage) -> None:
+    build = types.SimpleNamespace(modules=(owner,), config={"pathh": "/tmp/s"})
+    with pytest.raises(ValueError, match=r"\['pathh'\]; it takes \['allow_uids', 'path'\]"):
+        plug.build_server_modules(build)  # type: ignore[arg-type]
+
+
+# The names and signatures of LMCache that the module relies on.
+
+
+def parameters(of: Any) -> list[str]:
+    return list(inspect.signature(of).parameters)
+
+
+def test_lmcaches_interfaces_are_those_that_the_module_uses() -> None:
+    from lmcache.v1.distributed.storage_manager import StorageManager
+    from lmcache.v1.multiprocess.modules.engine_driven_transfer import EngineDrivenTransferModule
+    from lmcache.v1.multiprocess.modules.lmcache_driven_transfer import LMCacheDrivenTransferModule
+    from lmcache.v1.multiprocess.transport.base import RequestClient
+    from lmcache.v1.platform.devices.cuda import utils
+    from lmcache.v1.platform.devices.cuda.timeline_semaphore_event_ipc import (
+        TimelineSemaphoreEvent,
+        TimelineSemaphoreEventIPCBackend,
+    )
+
+    for module in (LMCacheDrivenTransferModule, EngineDrivenTransferModule):
+        assert parameters(module.unregister_kv_cache) == ["self", "instance_id"]
+        assert parameters(module.touch_instance) == ["self", "instance_id"]
+    driven = LMCacheDrivenTransferModule
+    assert parameters(driven.context_entries_snapshot) == ["self"]
+    assert parameters(driven.register_host_func) == ["self", "kind", "handler", "payload_type"]
+    assert '"finish_write_by_owner"' in inspect.getsource(driven.store_with_chunk_mask)
+    assert "hold_imported_event" in inspect.getsource(driven.store_with_chunk_mask)
+    assert '"registered_gpu_ids"' in inspect.getsource(driven.report_status)
+    assert '"registered_non_cuda_instance_ids"' in inspect.getsource(EngineDrivenTransferModule.report_status)
+    assert parameters(BaseCacheContext.hold_imported_event) == ["self", "event"]
+    assert parameters(StorageManager.prepare_write_completion) == ["self", "objects"]
+    assert parameters(StorageManager.finish_write_by_owner) == ["self", "completion"]
+    assert parameters(TimelineSemaphoreEventIPCBackend._get_buffer) == ["self", "device_index"]
+    assert "buffer_ops_stream" in inspect.getsource(TimelineSemaphoreEventIPCBackend._get_buffer)
+    assert {"base_ptr", "slot_offset", "seq"} <= set(parameters(TimelineSemaphoreEvent))
+    assert parameters(RequestClient.register_kv_cache)[:3] == ["self", "instance_id", "kv_cache"]
+    assert len(parameters(RequestClient.register_kv_cache_engine_driven_context)) == 2
+    assert parameters(RequestClient.server_module_call) == ["self", "request"]
+    assert parameters(ipc_wrapper.set_vmm_fd_resolver) == ["resolver"]
+    assert parameters(ipc_wrapper.VmmCudaIPCWrapper.fd_payload) == ["self"]
+    assert callable(utils._CHECK_CUDA) and hasattr(utils, "_cuda")
+    assert torch.__version__
