@@ -46,7 +46,7 @@ impl Stage {
     }
 }
 
-/// A file with a content, and nobody else who has it.
+/// A file with a content, of which there is no other copy.
 fn file(content: &str) -> OwnedFd {
     let (reader, mut writer) = pipe().expect("a pipe");
     writer.write_all(content.as_bytes()).expect("written");
@@ -267,7 +267,7 @@ fn a_deposit_that_is_said_again_is_not_kept_again() {
     );
     say(&socket, &deposit(2, 2), &[file("second")]);
     noted(2);
-    // Nobody waits for the answer to the first any more.
+    // The answer to the first is waited for no longer.
     say(&socket, &deposit(1, 2), &[file("late")]);
     // The end of the first does not end the second.
     for (of, left) in [(1, 1), (2, 0)] {

@@ -1,7 +1,9 @@
 """File descriptors that a session keeps under names until they are fetched."""
 
+import contextlib
 import multiprocessing
 import os
+import resource
 import uuid
 from multiprocessing.connection import Connection
 
@@ -106,3 +108,52 @@ def test_a_killed_processes_deposits_end_with_the_proof_of_its_death(session: gp
         session.fetch(ids[1])
     left = [notice for notice in session.notices() if notice.kind == "left"]
     assert [(notice.name, notice.how) for notice in left] == [("the depositor", "died")]
+
+
+def starve(path: str, pipe: Connection) -> None:
+    with gpu_ipc.Session("host:0", path) as session:
+        pipe.send("open")
+        pipe.recv()
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+        taken: list[int] = []
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        pipe.send("starved")
+        pipe.recv()
+        for fd in taken:
+            os.close(fd)
+        pipe.send("fed")
+        pipe.recv()
+        pipe.send(session.deposits)
+        pipe.recv()
+
+
+def test_a_session_without_a_free_descriptor_is_asked_again(path: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=starve, args=(path, theirs), daemon=True)
+    process.start()
+
+    def says(word: object) -> None:
+        assert ours.poll(WATCHDOG) and ours.recv() == word
+
+    says("open")
+    participant, kept, fd = gpu_ipc.connect(path), name(), file(b"kept")
+    ours.send("starve")
+    says("starved")
+    with pytest.raises(gpu_ipc.Timeout):
+        participant.deposit(name(), fd, timeout=0.3)
+    ours.send("feed")
+    says("fed")
+    # The session serves as before, and what gave up is not kept.
+    participant.deposit(kept, fd, timeout=WATCHDOG)
+    ours.send("count")
+    says(1)
+    assert content(participant.fetch(kept, timeout=WATCHDOG)) == b"kept"
+    os.close(fd)
+    participant.close(WATCHDOG)
+    ours.send("end")
+    process.join(WATCHDOG)
+    assert process.exitcode == 0

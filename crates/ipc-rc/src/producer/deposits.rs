@@ -2,7 +2,7 @@
 //!
 //! | state | means | ends |
 //! |---|---|---|
-//! | kept | nobody has it but the session | given; taken by the session; its depositor ends it, says goodbye or is proven dead |
+//! | kept | only the session has it | given; taken by the session; its depositor ends it, says goodbye or is proven dead |
 //! | given | a participant was sent it, and sends it again for a repeat of that fetch | the fetch ends: gone, or kept again; its fetcher is gone: kept again; as above |
 //!
 //! A deposit and a fetch are named by their participant and the number of its question, so that
@@ -97,7 +97,7 @@ impl<F> Table<F> {
         self.0.remove(&id).map(|deposit| deposit.file)
     }
 
-    /// Returns a descriptor that nobody is fetching, which stays.
+    /// Returns a descriptor that no fetch has. It stays.
     fn look(&self, id: DepositId) -> Option<&Arc<F>> {
         let deposit = self.0.get(&id)?;
         deposit.given.is_none().then_some(&deposit.file)
@@ -112,7 +112,7 @@ impl<F> Table<F> {
         }
     }
 
-    /// Counts the descriptors that a participant has deposited and nobody has fetched.
+    /// Counts the descriptors of a participant that are not fetched.
     pub fn count(&self, participant: ParticipantId) -> usize {
         let by = |deposit: &&Deposit<F>| deposit.by.is_some_and(|(by, _)| by == participant);
         self.0.values().filter(by).count()
@@ -173,7 +173,7 @@ impl Deposits {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a name under which nothing is kept that nobody is fetching, and
+    /// [`Error::Invalid`] for a name under which nothing is kept, or which a fetch has, and
     /// [`Error::System`] without a free descriptor: then it stays.
     pub fn take(&self, id: DepositId) -> Result<OwnedFd> {
         let mut table = self.table();

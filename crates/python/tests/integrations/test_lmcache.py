@@ -1,6 +1,7 @@
 """The module for LMCache, with genuine servers and workers of LMCache on PyTorch: no GPU and no vLLM."""
 
 import argparse
+import ast
 import inspect
 import os
 import pathlib
@@ -23,6 +24,7 @@ pytest.importorskip("lmcache", reason="LMCache is not installed: pip install 'gp
 import lmcache_deaths
 import torch
 from gpu_ipc.integrations import lmcache as plug
+from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter
 from lmcache.v1.platform.base.cache_context import BaseCacheContext
 from lmcache.v1.platform.devices.cuda import ipc_wrapper
 
@@ -286,7 +288,7 @@ def test_one_that_hangs_is_reported_and_holds_up_no_other(
     owner.entries = {1: entry(), 2: entry()}
     owner.gate.clear()
     module._note(died(1))
-    until(lambda: "worker 1 is dead and LMCache still waits for its streams" in told.text, "nobody is told")
+    until(lambda: "worker 1 is dead and LMCache still waits for its streams" in told.text, "the log does not say so")
     assert module.report_status()["gpu_ipc"]["unregistering"] == [1]
     module._note(died(2))
     until(lambda: 2 not in owner.entries, "another waits for it")
@@ -388,6 +390,47 @@ def test_an_unknown_option_is_refused(owner: Owner, storage: Storage) -> None:
     build = types.SimpleNamespace(modules=(owner,), config={"pathh": "/tmp/s"})
     with pytest.raises(ValueError, match=r"\['pathh'\]; it takes \['allow_uids', 'path'\]"):
         plug.build_server_modules(build)  # type: ignore[arg-type]
+
+
+CONNECTOR = "lmcache.integration.vllm.lmcache_mp_connector"
+
+
+def test_vllms_connector_attaches_before_its_caches_are_registered(
+    module: plug.ProofOfDeath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMCache's class needs vLLM, so one of its shape stands in for it; its names are checked below."""
+    client = Client(module)
+
+    class Theirs:
+        worker_adapter = types.SimpleNamespace(req_client=client)
+
+        def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+            client.register_kv_cache(9, [], kv_caches)
+
+    monkeypatch.setitem(sys.modules, CONNECTOR, types.SimpleNamespace(LMCacheMPConnector=Theirs))
+    monkeypatch.setattr(sys.modules["lmcache.integration.vllm"], CONNECTOR.rsplit(".")[-1], sys.modules[CONNECTOR], raising=False)
+    # As vLLM loads it.
+    kind = getattr(plug, "LMCacheMPConnector")  # noqa: B009
+    monkeypatch.delitem(vars(plug), "LMCacheMPConnector")
+    connector = kind()
+    for _ in range(2):
+        connector.register_kv_caches({"layer": None})
+    assert client.registered == [(9, [], ({"layer": None},))] * 2
+    assert module.report_status()["gpu_ipc"]["workers"] == [9]
+    assert (kind.__module__, kind.__qualname__) == (plug.__name__, "LMCacheMPConnector")
+    with pytest.raises(AttributeError, match="nothing"):
+        getattr(plug, "nothing")  # noqa: B009
+
+
+def test_lmcaches_connector_has_the_names_that_ours_uses() -> None:
+    source = pathlib.Path(inspect.getfile(sys.modules["lmcache"])).parent.joinpath(*CONNECTOR.split(".")[1:])
+    tree = ast.parse(source.with_suffix(".py").read_text(encoding="utf-8"))
+    [connector] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "LMCacheMPConnector"]
+    methods = {node.name: node for node in connector.body if isinstance(node, ast.FunctionDef)}
+    assert [one.arg for one in methods["register_kv_caches"].args.args] == ["self", "kv_caches"]
+    assert "self.worker_adapter.register_kv_caches(" in ast.unparse(methods["register_kv_caches"])
+    assert "self.worker_adapter = LMCacheMPWorkerAdapter(" in ast.unparse(methods["__init__"])
+    assert "self.req_client = " in inspect.getsource(LMCacheMPWorkerAdapter.__init__)
 
 
 # The names and signatures of LMCache that the module relies on.

@@ -947,7 +947,11 @@ impl World {
         }
         let kept = self.deposits.kept();
         for (file, is_given) in &kept {
-            assert!(!is_given, "nobody fetches {file}: {:?}", self.questions);
+            assert!(
+                !is_given,
+                "a fetch of {file} does not end: {:?}",
+                self.questions
+            );
             assert!(
                 !self.fetched.contains(file),
                 "{file} was fetched, and is kept: {:?}",
