@@ -7,8 +7,8 @@ use gpu_ipc::allocators::{Arena, ProcessState};
 use gpu_ipc::backend::Detected;
 use gpu_ipc::participant::{Connecting, GraphBlocks, Notice, ParticipantBuilder};
 use gpu_ipc::session::{
-    AdoptToken, Collected, LeaseId, Loan, Released, SessionBuilder, ShareOptions, ShutdownReport,
-    Stats,
+    AdoptToken, Collected, DepositId, LeaseId, Loan, Released, SessionBuilder, ShareOptions,
+    ShutdownReport, Stats,
 };
 use gpu_ipc::{
     After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ReceivedBlock, SentBlock,
@@ -44,6 +44,7 @@ fn what_is_told_may_go_to_any_thread_and_be_shown() {
     crosses::<Collected>();
     crosses::<Descriptor>();
     crosses::<Notice>();
+    crosses::<DepositId>();
     crosses::<LeaseId>();
     crosses::<SessionReport>();
     crosses::<ShareOptions>();

@@ -8,7 +8,7 @@ use gpu_ipc::allocators::{Arena, ArenaOptions};
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::participant::GraphBlocks;
-use gpu_ipc::session::{AdoptToken, Departure, LeaseId, SessionNotice, ShareOptions};
+use gpu_ipc::session::{AdoptToken, Departure, DepositId, LeaseId, SessionNotice, ShareOptions};
 use gpu_ipc::{
     After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, Session, Stream, To, Wait,
     admin, detect,
@@ -84,6 +84,7 @@ fn shown(grants: usize) -> BTreeMap<&'static str, String> {
         ("Claims", format!("{:?}", Claims::Once)),
         ("Collected", format!("{:?}", session.collect())),
         ("Departure", format!("{:?}", Departure::ConnectionLost)),
+        ("DepositId", format!("{:?}", DepositId([7; 16]))),
         ("Detected", format!("{:?}", detect())),
         ("Error", format!("{error:?}")),
         ("Gpu", format!("{gpu:?}")),

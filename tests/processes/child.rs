@@ -10,7 +10,7 @@ use std::thread;
 use gpu_ipc::allocators::{AllocatorAttributes, Arena, ArenaOptions, ProcessState, VirtualDevice};
 use gpu_ipc::backend::{Backends, EventKind, HostMemory, Sharing};
 use gpu_ipc::participant::GraphBlocks;
-use gpu_ipc::session::{AdoptToken, Loan, Released, ShareOptions};
+use gpu_ipc::session::{AdoptToken, DepositId, Loan, Released, ShareOptions};
 use gpu_ipc::{
     After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ReceivedBlock, Result,
     SentBlock, Session, Stream, To, Wait, detect,
@@ -108,6 +108,9 @@ calls! { with:
         refused(with.own.session.wait_for_participants(9, Some(WATCHDOG)))
     };
     "Session::revoke" => refused(with.own.session.revoke(&with.ticket));
+    "Session::deposit" => refused(with.own.session.deposit(DepositId([1; 16]), connection()));
+    "Session::fetch" => refused(with.own.session.fetch(DepositId([1; 16])));
+    "Session::deposits" => with.own.session.deposits() == 0;
     "Session::lend" => {
         let spare = with.spare.lock().map_or(None, |mut spare| spare.take());
         spare.is_some_and(|spare| refused(with.own.session.lend(spare, After::Done)))
@@ -158,6 +161,10 @@ calls! { with:
         let claimed = with.own.participant.claim_many(&[[0u8; 192]], Wait::None, None);
         claimed.into_iter().all(unclaimed)
     };
+    "Participant::deposit" => {
+        unclaimed(with.own.participant.deposit(DepositId([1; 16]), connection(), None))
+    };
+    "Participant::fetch" => unclaimed(with.own.participant.fetch(DepositId([1; 16]), None));
     "Participant::prefetch" => unclaimed(with.own.participant.prefetch(&[[0u8; 192]]));
     "Participant::abandon" => {
         with.own.participant.abandon(&[]);

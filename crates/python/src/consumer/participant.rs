@@ -240,8 +240,8 @@ impl Participant {
     ///     Timeout: nothing is kept.
     #[pyo3(signature = (id, fd, *, timeout=None))]
     fn deposit(&self, py: Python<'_>, id: &[u8], fd: i32, timeout: Option<f64>) -> PyResult<()> {
-        let (id, file) = (deposit::name(id)?, deposit::copy_of(fd)?);
         let (participant, timeout) = (self.participant()?, duration(timeout)?);
+        let (id, file) = (deposit::name(id)?, deposit::copy_of(fd)?);
         // Not in slices: each would be another deposit.
         aside(py, move || participant.deposit(id, file, timeout))?.or_raise()
     }
@@ -261,7 +261,7 @@ impl Participant {
     ///     Timeout: it is there for another.
     #[pyo3(signature = (id, *, timeout=None))]
     fn fetch(&self, py: Python<'_>, id: &[u8], timeout: Option<f64>) -> PyResult<i32> {
-        let (id, participant) = (deposit::name(id)?, self.participant()?);
+        let (participant, id) = (self.participant()?, deposit::name(id)?);
         let timeout = duration(timeout)?;
         let fetched = aside(py, move || participant.fetch(id, timeout))?;
         Ok(deposit::given(fetched.or_raise()?))

@@ -464,8 +464,9 @@ impl Session {
 
     /// How many file descriptors are deposited and not fetched.
     #[getter]
-    fn deposits(&self) -> usize {
-        self.shared.session.deposits()
+    fn deposits(&self) -> PyResult<usize> {
+        self.check_fork()?;
+        Ok(self.shared.session.deposits())
     }
 
     /// The participants that are connected.
