@@ -19,12 +19,12 @@ from typing import Any
 
 from lmcache.logging import init_logger
 from lmcache.v1.multiprocess.engine_module import InstanceLivenessTarget
-from lmcache.v1.multiprocess.ext_server_module import ExtServerModuleBuildContext, server_module_handler
+from lmcache.v1.multiprocess.ext_server_module import server_module_handler
 from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
 
 import gpu_ipc
 
-__all__ = ["LMCacheMPConnector", "Presence", "attach", "build_server_modules"]
+__all__ = ["Presence", "attach", "build_server_modules"]
 
 # LMCache's, so that its server's log has what is said here.
 logger = init_logger(__name__)
@@ -39,18 +39,18 @@ _LATE = 120.0
 _SLOW = 10.0
 
 
-def build_server_modules(build: ExtServerModuleBuildContext) -> "ProofOfDeath":
-    """Return the module of the server; LMCache calls it.
+def build_server_modules(build: Any) -> "ProofOfDeath":
+    """Return the module of the server; LMCache calls it with its `ExtServerModuleBuildContext`.
 
     ``config`` takes ``path``, where the session's socket is put, and ``allow_uids``, who besides this user may connect.
     """
     return ProofOfDeath(build)
 
 
-class ProofOfDeath(InstanceLivenessTarget):
+class ProofOfDeath(InstanceLivenessTarget):  # type: ignore[misc]
     """A module of LMCache's server: workers that have died are unregistered at once, those that live are never reaped."""
 
-    def __init__(self, build: ExtServerModuleBuildContext) -> None:
+    def __init__(self, build: Any) -> None:
         if unknown := build.config.keys() - {"allow_uids", "path"}:
             raise ValueError(f"the config of {__name__} has {sorted(unknown)}; it takes ['allow_uids', 'path']")
         self._context = build.server_context
@@ -93,7 +93,7 @@ class ProofOfDeath(InstanceLivenessTarget):
         _set_resolver(None)
         self._session.close()
 
-    @server_module_handler(_SESSION)
+    @server_module_handler(_SESSION)  # type: ignore[untyped-decorator]
     def session(self, _payload: bytes) -> bytes:
         """Tell a worker where to connect."""
         return self._session.path.encode()
@@ -195,7 +195,7 @@ class _Stores:
     What the dead worker had not finished is copied then, and must not be committed.
     """
 
-    def __init__(self, build: ExtServerModuleBuildContext) -> None:
+    def __init__(self, build: Any) -> None:
         from lmcache.v1.distributed.storage_manager import L1WriteCompletion
         from lmcache.v1.platform.base.cache_context import BaseCacheContext
 
