@@ -86,6 +86,7 @@ impl<F: Clone> Object<F> {
                 Stage::Keeping { .. } => "keeping",
                 Stage::Visible { .. } => "visible",
             },
+            parts: manifest.layout.parts().len() as u64,
             writer: self.writer.map(|writer| writer.participant),
             readers: self.readers.clone(),
         })
@@ -109,6 +110,8 @@ pub struct Row {
     pub owner: u32,
     /// `making`, `filling`, `keeping`, `visible` or `scratch`.
     pub state: &'static str,
+    /// Its parts.
+    pub parts: u64,
     /// Its writer, while it is unfinished.
     pub writer: Option<Participant>,
     /// Its readers.

@@ -414,8 +414,10 @@ impl Service {
             bytes: row.bytes,
             owner: row.owner,
             state: row.state.into(),
+            parts: row.parts,
             writer: row.writer.as_ref().and_then(process),
             readers: row.readers.iter().filter_map(process).collect(),
+            ..Row::default()
         };
         let removed = |tomb: Tomb| {
             let Tomb {
@@ -431,6 +433,7 @@ impl Service {
                 up_to: removed.0,
             })
         };
+        let limit = |bytes| Some(bytes).filter(|&bytes| bytes != u64::MAX);
         Listing {
             pid: std::process::id(),
             age_s: self.started.elapsed().as_secs(),
@@ -441,7 +444,10 @@ impl Service {
             }
             .into(),
             bytes: self.parts.catalogue.bytes(uid),
-            limit: Some(self.parts.limits.bytes).filter(|&bytes| bytes != u64::MAX),
+            limit: limit(self.parts.limits.bytes),
+            limit_per_uid: limit(self.parts.limits.bytes_per_uid),
+            participants: self.peers.len() as u64,
+            participants_limit: self.parts.limits.participants as u64,
             restored: self.parts.restored,
             orphans: self.parts.orphans,
             commits: self.commits,
@@ -456,6 +462,7 @@ impl Service {
                 .into_iter()
                 .filter_map(removed)
                 .collect(),
+            ..Listing::default()
         }
     }
 

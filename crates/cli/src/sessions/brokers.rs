@@ -150,21 +150,17 @@ pub(super) mod tests {
             name: name.into(),
             epoch,
             identity: "0".repeat(32),
-            home: None,
             bytes: 5 << 30,
             owner: 1000,
             state: state.into(),
-            writer: None,
-            readers: Vec::new(),
+            ..Row::default()
         };
         Listing {
             pid: 4_194_304,
             age_s: 61,
             keeper: "fed".into(),
             bytes: 10 << 30,
-            limit: None,
             restored: 1,
-            orphans: 0,
             commits: 3,
             opens: 4,
             aborted: 5,
@@ -172,7 +168,7 @@ pub(super) mod tests {
                 row("a-name-that-is-longer-than-thirty-characters", 7, "visible"),
                 row("next", 0, "filling"),
             ],
-            removed: Vec::new(),
+            ..Listing::default()
         }
     }
 
