@@ -41,9 +41,29 @@ impl From<Error> for DepositError {
     }
 }
 
+impl From<DepositError> for Error {
+    fn from(error: DepositError) -> Error {
+        let why = match error {
+            DepositError::System(error) => return error,
+            DepositError::Refused(why) => why,
+            DepositError::Absent => "the keeper has gone".into(),
+        };
+        Error::Refused {
+            why,
+            remedy: "start keeper and broker of one version",
+        }
+    }
+}
+
 /// Names one run of a keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Incarnation(pub [u8; 16]);
+
+impl std::fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
 
 /// What a keeper said that it has.
 #[derive(Debug)]

@@ -2,7 +2,8 @@
 //!
 //! If the broker dies, the keeper starts it again, and it reads everything back. If the keeper
 //! dies, the broker lives on and gives everything to the next keeper that listens in its directory;
-//! the next keeper's own broker waits for the lock meanwhile. If both die, mappings stay valid, and
+//! the next keeper's own broker waits for the lock meanwhile, and ends with its keeper while it
+//! waits. If both die, mappings stay valid, and
 //! the rest is gone.
 
 use std::collections::VecDeque;
@@ -25,12 +26,15 @@ use transport::os::socket::{
 };
 use transport::trace_point;
 
+use crate::keeper::depositor::Incarnation;
 use crate::keeper::notify::{NAMES_A_PACKET, Request, parse};
 use crate::keeper::shelf::Shelf;
 use crate::wire::MOST_BYTES;
 
 /// The name of the keeper's socket in the broker's directory.
 pub const SOCKET: &str = "keeper";
+/// The variable of a broker's environment that says which keeper started it, in hexadecimal.
+pub const STARTED_BY: &str = "GPU_IPC_KEEPER";
 /// Descriptors kept for other uses than the shelf: sockets, pipes, those on their way.
 const SPARE: usize = 512;
 /// Readers that are written to, and leashes that are held.
@@ -130,6 +134,7 @@ impl Keeper {
         loop {
             let mut command = start();
             command.env("NOTIFY_SOCKET", &self.path);
+            command.env(STARTED_BY, Incarnation(self.incarnation).to_string());
             let remedy = "give the program and its arguments behind `--`";
             let mut child = command
                 .spawn()

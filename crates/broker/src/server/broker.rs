@@ -2,18 +2,18 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use gpu_api::{Error, Result};
+use gpu_api::Result;
 use transport::os::socket::{Endpoint, Listener};
 use transport::os::waker::Waker;
 use transport::shared::sealed_file;
 use transport::trace_point;
 
 use crate::keeper::depositor::{DepositError, Depositor};
-use crate::keeper::process::raise_file_limit;
+use crate::keeper::process::{STARTED_BY, raise_file_limit};
 use crate::memory::store::FindGpus;
 use crate::object::identity::Epoch;
 use crate::object::manifest::{MOST_MANIFEST, Manifest};
@@ -85,9 +85,13 @@ impl Broker {
     /// and cannot be read.
     pub fn open(options: Options) -> Result<Broker> {
         raise_file_limit();
-        let lock = lock::wait(&options.dir.join("lock"))?;
+        let depositor = options.keeper.as_deref().map(Depositor::new).transpose()?;
+        let lock = lock::wait(&options.dir.join("lock"), || match &depositor {
+            Some(depositor) => leash(depositor),
+            None => Ok(None),
+        })?;
         trace_point!("locked");
-        let (depositor, inheritance) = inherit(options.keeper.as_deref())?;
+        let (depositor, inheritance) = inherit(depositor)?;
         trace_point!("restored");
         let (sender, happened) = mpsc::channel();
         let waker = Arc::new(Waker::new()?);
@@ -146,23 +150,35 @@ impl Broker {
     }
 }
 
+/// Returns what hangs up with the keeper that started this process.
+///
+/// # Errors
+///
+/// [`Error::Refused`] when that keeper has ended, though another one may be there.
+fn leash(depositor: &Depositor) -> Result<Option<OwnedFd>> {
+    let started_by = std::env::var(STARTED_BY).ok();
+    match depositor.inventory(false) {
+        Ok(found) => match started_by {
+            Some(starter) if starter != found.incarnation.to_string() => Err(lock::keeper_ended()),
+            _ => Ok(Some(found.leash)),
+        },
+        Err(DepositError::Absent) if started_by.is_some() => Err(lock::keeper_ended()),
+        // Which keeper will be there is not known yet.
+        Err(DepositError::Absent) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Reads everything back from the keeper, and lets it close what belongs to no whole object.
-fn inherit(keeper: Option<&Path>) -> Result<(Option<Depositor>, Inheritance)> {
-    let Some(path) = keeper else {
+fn inherit(depositor: Option<Depositor>) -> Result<(Option<Depositor>, Inheritance)> {
+    let Some(mut depositor) = depositor else {
         return Ok((None, Inheritance::default()));
     };
-    let mut depositor = Depositor::new(path)?;
     let inventory = match depositor.inventory(true) {
         Ok(inventory) => inventory,
         // Without a keeper there is nothing to inherit; the service looks for one.
         Err(DepositError::Absent) => return Ok((Some(depositor), Inheritance::default())),
-        Err(DepositError::System(error)) => return Err(error),
-        Err(DepositError::Refused(why)) => {
-            return Err(Error::Refused {
-                why,
-                remedy: "start keeper and broker of one version",
-            });
-        }
+        Err(error) => return Err(error.into()),
     };
     let mut manifests = Vec::new();
     let files = inventory

@@ -2,11 +2,17 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, Result};
+use gpu_api::{Error, Result, thread};
+use rustix::event::{PollFd, PollFlags};
+use transport::os::poller::poll_for;
+use transport::os::socket::has_hung_up;
+use transport::os::waker::Waker;
 
 /// Takes the lock if it is free, and writes this process' number into it, for people.
 ///
@@ -43,29 +49,69 @@ pub fn take_within(path: &Path, patience: Duration) -> Result<Option<File>> {
     }
 }
 
-/// Waits for the lock: a broker that is stopped, or stuck in the driver, bars its successor.
+/// Waits for the lock: a broker that is stopped, or stuck in the driver, bars its successor. `leash`
+/// gives a descriptor that hangs up with the keeper of the broker that waits; the wait is over with
+/// it, so that no broker of an earlier keeper serves after the one that is there.
 ///
 /// # Errors
 ///
-/// As [`take`].
-pub fn wait(path: &Path) -> Result<File> {
+/// As [`take`]; [`Error::Refused`] when the keeper has ended.
+pub fn wait(path: &Path, leash: impl FnOnce() -> Result<Option<OwnedFd>>) -> Result<File> {
     if let Some(file) = take(path)? {
         return Ok(file);
     }
+    let leash = leash()?;
     let holder = holder(path).unwrap_or(0);
     tracing::warn!(
         holder,
         "another broker serves this directory; waiting for its end"
     );
     let file = open(path)?;
-    file.lock().map_err(|e| {
+    let failed = |e| {
         Error::system(
             "locking a file",
             "choose a directory on a local file system",
             e,
         )
+    };
+    let Some(leash) = leash else {
+        file.lock().map_err(failed)?;
+        return Ok(sign(file));
+    };
+    let waker = Arc::new(Waker::new()?);
+    let (sender, locked) = mpsc::channel();
+    let awake = waker.clone();
+    // It waits on when the keeper ends before the lock is free: the process ends then.
+    thread::start("gpu-ipc-lock", move || {
+        let taken = file.lock().map(|()| file);
+        let _ = sender.send(taken);
+        awake.wake();
     })?;
-    Ok(sign(file))
+    loop {
+        if let Ok(taken) = locked.try_recv() {
+            return Ok(sign(taken.map_err(failed)?));
+        }
+        if has_hung_up(&leash) {
+            return Err(keeper_ended());
+        }
+        let waked = waker.fd();
+        let mut fds = [
+            PollFd::new(&waked, PollFlags::IN),
+            PollFd::new(&leash, PollFlags::IN),
+        ];
+        // An interruption is a wake-up with nothing to do.
+        let _ = poll_for(&mut fds, None);
+        waker.rise();
+    }
+}
+
+/// Why a broker does not wait any longer.
+pub(super) fn keeper_ended() -> Error {
+    Error::Refused {
+        why: "the keeper that started this broker ended while it waited for another broker's end"
+            .into(),
+        remedy: "start `gpu-ipc keep` again: its own broker waits",
+    }
 }
 
 /// Reads which process held the lock last, by its own pid.

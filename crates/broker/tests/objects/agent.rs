@@ -377,6 +377,21 @@ impl Dir {
         broker::server::lock::holder(&self.0.path().join("lock")).expect("a broker has been here")
     }
 
+    /// Lists the processes that are brokers in this directory, or wait to be.
+    pub fn brokers(&self) -> Vec<u32> {
+        let processes = std::fs::read_dir("/proc").expect("processes").flatten();
+        let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let serves = |pid: &u32| {
+            let path = format!("/proc/{pid}/environ");
+            let environment = std::fs::read(path).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| {
+                let variable = String::from_utf8_lossy(variable);
+                variable.contains("Serve") && variable.contains(&*self.0.path().to_string_lossy())
+            })
+        };
+        numbers.filter(serves).collect()
+    }
+
     pub fn signal_broker(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(self.broker() as i32).expect("a process");
         let _ = rustix::process::kill_process(pid, signal);

@@ -17,6 +17,10 @@ pub const CASES: &[Case] = &[
         a_killed_keeper_is_replaced,
     ),
     (
+        "death::a_broker_that_waits_ends_with_its_keeper",
+        a_broker_that_waits_ends_with_its_keeper,
+    ),
+    (
         "death::keeper_and_broker_leave_what_is_mapped",
         keeper_and_broker_leave_what_is_mapped,
     ),
@@ -208,6 +212,38 @@ fn a_killed_keeper_is_replaced() {
         seed_of(&client.open_one(&older).expect("what the old keeper had")),
         1
     );
+}
+
+/// One broker serves, one waits, and the one that waits is the live keeper's: what serves next has
+/// the options and the program of the keeper that is there.
+fn a_broker_that_waits_ends_with_its_keeper() {
+    let dir = Dir::new();
+    let mut keeper = Agent::keeper(&dir);
+    let client = connected(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
+    let serving = dir.broker();
+    for bytes in [1 << 20, 2 << 20, 3 << 20] {
+        keeper.kill();
+        keeper = Agent::limited(&dir, bytes);
+        until("the keeper has everything", || {
+            client.list().is_ok_and(|list| list.keeper == "fed")
+        });
+        until("one broker serves, and one waits", || {
+            dir.brokers().len() == 2
+        });
+    }
+    assert_eq!(dir.broker(), serving);
+    dir.signal_broker(Signal::KILL);
+    until("another broker", || {
+        dir.broker() != serving && client.list().is_ok()
+    });
+    let listing = client.list().expect("a listing");
+    assert_eq!(
+        (listing.limit, listing.restored),
+        (Some(3 << 20), 1),
+        "it has the last keeper's options"
+    );
+    until("none waits", || dir.brokers().len() == 1);
 }
 
 fn keeper_and_broker_leave_what_is_mapped() {
