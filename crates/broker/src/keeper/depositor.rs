@@ -2,14 +2,16 @@
 //! back.
 //!
 //! Every call waits for the keeper, so they are made on a thread of their own. A keeper that dies
-//! ends each wait: what was sent to it, pipes and sockets among it, is closed by the kernel. A
-//! keeper that is stopped blocks the waiting thread.
+//! ends each wait: what was sent to it, sockets among it, is closed by the kernel. A keeper that is
+//! stopped blocks the waiting thread; its [`Pulse`] says for how long.
 
-use std::collections::BTreeSet;
-use std::io::{IoSlice, Read};
+use std::cell::Cell;
+use std::collections::{BTreeSet, HashSet};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use gpu_api::{Error, Result};
 use rustix::event::PollFlags;
@@ -21,7 +23,8 @@ use rustix::net::{
 use transport::os::socket::{ReceiveOutcome, receive, wait_ready};
 use transport::trace_point;
 
-use crate::keeper::notify::{Request, encode};
+use crate::keeper::notify::{NAMES_A_PACKET, Request, encode};
+use crate::keeper::pulse::Pulse;
 use crate::server::bequest::Label;
 
 /// Why the keeper does not have a descriptor that it was given.
@@ -55,6 +58,9 @@ impl From<DepositError> for Error {
     }
 }
 
+/// Objects that are given to a new keeper before it is asked whether it has them.
+const FED_TOGETHER: usize = 64;
+
 /// Names one run of a keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Incarnation(pub [u8; 16]);
@@ -74,6 +80,9 @@ pub struct Inventory {
     pub names: BTreeSet<String>,
     /// With descriptors, if they were asked for.
     pub files: Vec<(String, OwnedFd)>,
+    /// How many it keeps, the most that it keeps, and how many brokers it started, if it was asked
+    /// for names and is not of an older version.
+    numbers: Option<[u64; 3]>,
     /// Hangs up when the keeper ends.
     pub leash: OwnedFd,
 }
@@ -83,8 +92,34 @@ pub struct Inventory {
 pub struct Depositor {
     path: PathBuf,
     socket: OwnedFd,
-    /// The keeper that has everything.
+    /// The keeper that everything is given to.
     fed: Option<Incarnation>,
+    /// The keeper that cannot be asked for names: it is of an older version, and lists all.
+    lists: Cell<Option<Incarnation>>,
+    pulse: Arc<Pulse>,
+}
+
+/// An object to be given to a keeper.
+#[derive(Debug)]
+pub struct Given<'a> {
+    /// Its number.
+    pub seq: u64,
+    /// Its manifest.
+    pub manifest: BorrowedFd<'a>,
+    /// Its regions, in order.
+    pub regions: Vec<BorrowedFd<'a>>,
+}
+
+impl<'a> Given<'a> {
+    /// Lists its descriptors in the order in which they are given: the manifest last, so that it is
+    /// there only if all regions are.
+    fn files(&self) -> Vec<(Label, BorrowedFd<'a>)> {
+        let regions = self.regions.iter().enumerate();
+        regions
+            .map(|(i, region)| (Label::Region(self.seq, i as u8), *region))
+            .chain([(Label::Manifest(self.seq), self.manifest)])
+            .collect()
+    }
 }
 
 impl Depositor {
@@ -105,7 +140,14 @@ impl Depositor {
             path: path.into(),
             socket,
             fed: None,
+            lists: Cell::new(None),
+            pulse: Arc::new(Pulse::new()),
         })
+    }
+
+    /// Returns what is known of the keeper without asking it.
+    pub fn pulse(&self) -> Arc<Pulse> {
+        self.pulse.clone()
     }
 
     /// Asks what the keeper has.
@@ -114,6 +156,25 @@ impl Depositor {
     ///
     /// [`DepositError::Absent`] when none listens or it dies meanwhile.
     pub fn inventory(&self, with_files: bool) -> Result<Inventory, DepositError> {
+        self.ask(if with_files {
+            &Request::Read
+        } else {
+            &Request::List
+        })
+    }
+
+    /// Asks a keeper to hand everything over. It takes no datagram from then on: it ends once a
+    /// packet is written to the leash, and goes on when that is closed.
+    ///
+    /// # Errors
+    ///
+    /// [`DepositError::Absent`] when none listens, it dies meanwhile, or is of an older version.
+    pub fn take_over(&self) -> Result<Inventory, DepositError> {
+        self.ask(&Request::HandOver)
+    }
+
+    fn ask(&self, request: &Request) -> Result<Inventory, DepositError> {
+        let with_files = matches!(request, Request::Read | Request::HandOver);
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -121,16 +182,9 @@ impl Depositor {
             None,
         )
         .map_err(|e| Error::without_descriptors("socketpair", e))?;
-        self.tell(
-            if with_files {
-                &Request::Read
-            } else {
-                &Request::List
-            },
-            &[theirs.as_fd()],
-        )?;
+        self.tell(request, &[theirs.as_fd()])?;
         drop(theirs);
-        let mut inventory = Vec::new();
+        let mut files = Vec::new();
         let mut names = BTreeSet::new();
         let mut packet = [0; transport::wire::message::MOST_BYTES];
         loop {
@@ -142,18 +196,18 @@ impl Depositor {
                 ReceiveOutcome::Packet(len) => len,
                 ReceiveOutcome::HungUp => return Err(DepositError::Absent),
                 ReceiveOutcome::Empty => {
+                    let _asked = self.pulse.ask();
                     wait_ready(ours.as_fd(), PollFlags::IN, "the keeper", None)?;
                     continue;
                 }
             };
-            if let [b'.', incarnation @ ..] = &packet[..len] {
-                let Ok(incarnation) = incarnation.try_into() else {
-                    return Err(nonsense());
-                };
+            if let [b'.', end @ ..] = &packet[..len] {
+                let (incarnation, numbers) = read_end(end).ok_or_else(nonsense)?;
                 return Ok(Inventory {
-                    incarnation: Incarnation(incarnation),
+                    incarnation,
                     names,
-                    files: inventory,
+                    files,
+                    numbers,
                     leash: ours,
                 });
             }
@@ -163,10 +217,54 @@ impl Depositor {
                 if page.len() != fds.len() {
                     return Err(nonsense());
                 }
-                inventory.extend(page.iter().cloned().zip(fds));
+                files.extend(page.iter().cloned().zip(fds));
             }
             names.extend(page);
         }
+    }
+
+    /// Asks which of some names the keeper has; all that was sent before has been done then. The
+    /// answer takes as long however many it has.
+    ///
+    /// # Errors
+    ///
+    /// [`DepositError::Absent`] when the keeper is not the one that everything is given to.
+    pub fn has(&self, names: &[String]) -> Result<HashSet<String>, DepositError> {
+        let mut there = HashSet::new();
+        let mut pages: Vec<&[String]> = names.chunks(NAMES_A_PACKET).collect();
+        if pages.is_empty() {
+            pages.push(&[]);
+        }
+        for page in pages {
+            let known_to_list = self.fed.is_some() && self.lists.get() == self.fed;
+            let answer = if known_to_list {
+                Err(DepositError::Absent)
+            } else {
+                self.ask(&Request::Has(page.to_vec()))
+            };
+            let answer = match answer {
+                // It has ended, or is of an older version, which lets the question go.
+                Err(DepositError::Absent) => {
+                    let all = self.inventory(false)?;
+                    if self.fed == Some(all.incarnation) {
+                        self.lists.set(self.fed);
+                    }
+                    all
+                }
+                answer => answer?,
+            };
+            if self.fed != Some(answer.incarnation) {
+                return Err(DepositError::Absent);
+            }
+            let [kept, most, starts] = answer.numbers.unwrap_or([answer.names.len() as u64, 0, 0]);
+            self.pulse.count(kept, most, starts);
+            there.extend(
+                page.iter()
+                    .filter(|name| answer.names.contains(*name))
+                    .cloned(),
+            );
+        }
+        Ok(there)
     }
 
     /// Tells the keeper that the broker serves.
@@ -176,8 +274,18 @@ impl Depositor {
     }
 
     /// Says that this keeper has everything from here on.
-    pub fn is_fed(&mut self, keeper: Incarnation) {
+    ///
+    /// # Errors
+    ///
+    /// As [`has`](Depositor::has): it may have ended meanwhile.
+    pub fn is_fed(&mut self, keeper: Incarnation) -> Result<(), DepositError> {
         self.fed = Some(keeper);
+        self.has(&[]).map(drop)
+    }
+
+    /// Says that no keeper has everything from here on.
+    pub fn is_lost(&mut self) {
+        self.fed = None;
     }
 
     /// Says which keeper has everything.
@@ -219,29 +327,97 @@ impl Depositor {
         kept
     }
 
-    /// Gives everything to a keeper that is new: all regions, then all manifests, so that no object
-    /// is there in part.
+    /// Gives everything to a keeper that is new, object by object in the order given, each whole, and
+    /// returns the numbers of those for which it has no room. What it has already (from a keeper
+    /// before it) is not given again, and what belongs to nothing is taken out. `first` is given
+    /// before all objects, `last` after them.
     ///
     /// # Errors
     ///
-    /// As [`keep`](Depositor::keep).
+    /// [`DepositError::Absent`] when the keeper is gone; [`DepositError::Refused`] when it does not
+    /// take `first`.
     pub fn feed(
         &mut self,
-        keeper: Incarnation,
-        regions: &[(Label, BorrowedFd<'_>)],
-        manifests: &[(Label, BorrowedFd<'_>)],
-    ) -> Result<(), DepositError> {
-        self.fed = Some(keeper);
-        let fed = self
-            .store(regions, "feed.regions")
-            .and_then(|()| self.store(manifests, "feed.manifests"));
+        first: &[(Label, BorrowedFd<'_>)],
+        objects: &[Given<'_>],
+        last: &[(String, BorrowedFd<'_>)],
+    ) -> Result<Vec<u64>, DepositError> {
+        let inventory = self.inventory(false)?;
+        self.fed = Some(inventory.incarnation);
+        let fed = self.feed_beside(inventory.names, first, objects, last);
         if fed.is_err() {
             self.fed = None;
         }
         fed
     }
 
-    /// Stores descriptors, and reads back that all are there.
+    fn feed_beside(
+        &self,
+        there: BTreeSet<String>,
+        first: &[(Label, BorrowedFd<'_>)],
+        objects: &[Given<'_>],
+        last: &[(String, BorrowedFd<'_>)],
+    ) -> Result<Vec<u64>, DepositError> {
+        let of_objects = objects.iter().flat_map(Given::files);
+        let wanted: HashSet<String> = of_objects
+            .map(|(label, _)| label.to_string())
+            .chain(first.iter().map(|(label, _)| label.to_string()))
+            .chain(last.iter().map(|(name, _)| name.clone()))
+            .collect();
+        let stale: Vec<String> = there
+            .iter()
+            .filter(|name| !wanted.contains(*name) && Label::parse(name).is_some())
+            .cloned()
+            .collect();
+        self.remove_names(&stale)?;
+        self.store(first, "feed.tombs")?;
+        let mut without = Vec::new();
+        for batch in objects.chunks(FED_TOGETHER) {
+            let mut sent: Vec<(u64, Vec<String>)> = Vec::new();
+            let mut room = self.pulse.room();
+            for object in batch {
+                let missing: Vec<_> = object
+                    .files()
+                    .into_iter()
+                    .map(|(label, file)| (label.to_string(), file))
+                    .filter(|(name, _)| !there.contains(name))
+                    .collect();
+                let needed = missing.len() as u64;
+                if room.is_some_and(|room| needed > room) {
+                    without.push(object.seq);
+                    continue;
+                }
+                room = room.map(|room| room - needed);
+                for (name, file) in &missing {
+                    self.tell(&Request::Store(name.clone()), &[*file])?;
+                    trace_point!("feed.stored");
+                }
+                trace_point!("feed.given");
+                sent.push((
+                    object.seq,
+                    missing.into_iter().map(|(name, _)| name).collect(),
+                ));
+            }
+            let names: Vec<String> = sent.iter().flat_map(|(_, names)| names.clone()).collect();
+            let taken = self.has(&names)?;
+            for (seq, mut names) in sent {
+                if names.iter().any(|name| !taken.contains(name)) {
+                    without.push(seq);
+                    // The manifest first, as in `keep`.
+                    names.reverse();
+                    self.remove_names(&names)?;
+                }
+            }
+        }
+        // What another version left is given as it is, and is not worth an object.
+        for (name, file) in last {
+            self.tell(&Request::Store(name.clone()), &[*file])?;
+        }
+        self.has(&[])?;
+        Ok(without)
+    }
+
+    /// Stores descriptors, and asks whether all are there.
     ///
     /// # Errors
     ///
@@ -255,26 +431,25 @@ impl Depositor {
             self.tell(&Request::Store(label.to_string()), &[*file])?;
             tracing::trace!(target: "gpu_ipc::step", step, %label);
         }
-        self.barrier()?;
-        let inventory = self.inventory(false)?;
-        if self.fed != Some(inventory.incarnation) {
-            return Err(DepositError::Absent);
-        }
-        match files
-            .iter()
-            .find(|(label, _)| !inventory.names.contains(&label.to_string()))
-        {
+        let names: Vec<String> = files.iter().map(|(label, _)| label.to_string()).collect();
+        let taken = self.has(&names)?;
+        match names.iter().find(|name| !taken.contains(*name)) {
             None => Ok(()),
-            Some((label, _)) => {
-                let has = inventory.names.len();
+            Some(name) => {
+                let (has, most) = (self.pulse.kept(), self.pulse.most());
+                let of = if most > 0 {
+                    format!(" of at most {most}")
+                } else {
+                    String::new()
+                };
                 Err(DepositError::Refused(format!(
-                    "the keeper has {has} descriptors and did not take {label}"
+                    "the keeper has {has} descriptors{of} and did not take {name}"
                 )))
             }
         }
     }
 
-    /// Takes descriptors out, in order, and reads back that none is there.
+    /// Takes descriptors out, in order, and asks whether none is there.
     ///
     /// # Errors
     ///
@@ -295,26 +470,13 @@ impl Depositor {
             self.tell(&Request::Remove(name.clone()), &[])?;
             trace_point!("forget.removed");
         }
-        self.barrier()?;
-        let left = self.inventory(false)?.names;
+        let left = self.has(names)?;
         match names.iter().find(|name| left.contains(*name)) {
             None => Ok(()),
             Some(name) => Err(DepositError::Refused(format!(
                 "the keeper did not close {name}"
             ))),
         }
-    }
-
-    /// Waits until all that was sent before has been done, or the keeper is gone.
-    fn barrier(&self) -> Result<(), DepositError> {
-        let (mut ours, theirs) =
-            std::io::pipe().map_err(|e| Error::without_descriptors("pipe", e))?;
-        self.tell(&Request::Barrier, &[theirs.as_fd()])?;
-        drop(theirs);
-        // Nothing is ever written: the end comes when the last copy of the other end is closed.
-        ours.read(&mut [0])
-            .map_err(|e| Error::system("reading a barrier", "report this", e))?;
-        Ok(())
     }
 
     fn tell(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), DepositError> {
@@ -331,6 +493,8 @@ impl Depositor {
         if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(fds));
         }
+        // The queue of a keeper that is stopped fills, and the send waits.
+        let _asked = self.pulse.ask();
         loop {
             let parts = [IoSlice::new(text.as_bytes())];
             match sendmsg_addr(
@@ -357,6 +521,18 @@ impl Depositor {
             }
         }
     }
+}
+
+/// Reads the packet that ends an answer, behind its `.`.
+fn read_end(end: &[u8]) -> Option<(Incarnation, Option<[u64; 3]>)> {
+    let (incarnation, numbers) = end.split_first_chunk::<16>()?;
+    let (numbers, rest) = numbers.as_chunks::<8>();
+    let numbers = match (numbers, rest) {
+        ([], []) => None,
+        ([kept, most, starts], []) => Some([*kept, *most, *starts].map(u64::from_le_bytes)),
+        _ => return None,
+    };
+    Some((Incarnation(*incarnation), numbers))
 }
 
 fn nonsense() -> DepositError {

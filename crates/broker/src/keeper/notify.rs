@@ -9,11 +9,14 @@
 //! | `BARRIER=1` | 1 | all before has been done once this descriptor is closed |
 //! | `X_GPU_IPC_LIST=1` | 1, a socket | write the names to the socket |
 //! | `X_GPU_IPC_READ=1` | 1, a socket | write the names with their descriptors to the socket |
+//! | `X_GPU_IPC_HAS=name,name` | 1, a socket | write those of up to 64 names that are kept to the socket, and close it |
 //!
-//! The last two are ours: in systemd's protocol the sender of a descriptor is not told when it is
+//! The last four are ours: in systemd's protocol the sender of a descriptor is not told when it is
 //! refused. Packets come back, each with up to 64 names, a line each, and for a read as many
-//! descriptors; the last packet is empty but for `.` and the keeper's incarnation. The keeper holds
-//! the socket from then on: its hang-up tells of the keeper's end.
+//! descriptors; the last packet is empty but for `.` and the keeper's incarnation. After `HAS` three
+//! numbers follow the incarnation, u64 each: descriptors that are kept, the most that are kept, and
+//! brokers that were started. The keeper holds the socket of a list from then on: its hang-up tells
+//! of the keeper's end. What was sent before a question has been done when the answer comes.
 //!
 //! A datagram has at most 4,096 bytes, as in systemd (`NOTIFY_BUFFER_MAX`). Other lines (`STATUS=`)
 //! are passed over. sd_notify(3), sd_pid_notify_with_fds(3).
@@ -36,6 +39,10 @@ pub enum Request {
     List,
     /// Write names and descriptors to it.
     Read,
+    /// Write those of these names that are kept to it, and how many are kept.
+    Has(Vec<String>),
+    /// Write names and descriptors to it, and let its other end keep them from then on.
+    HandOver,
     /// The broker serves.
     Ready,
     /// Nothing that a keeper does.
@@ -58,6 +65,11 @@ pub fn parse(bytes: &[u8], fds: usize) -> Result<Request, String> {
             Some(("BARRIER", "1")) => kind = Request::Barrier,
             Some(("X_GPU_IPC_LIST", "1")) => kind = Request::List,
             Some(("X_GPU_IPC_READ", "1")) => kind = Request::Read,
+            Some(("X_GPU_IPC_HAS", names)) => {
+                let names = names.split(',').filter(|name| !name.is_empty());
+                kind = Request::Has(names.map(str::to_owned).collect());
+            }
+            Some(("X_GPU_IPC_HAND_OVER", "1")) => kind = Request::HandOver,
             Some(("FDNAME", value)) => name = Some(value),
             Some(("FDPOLL", value)) => polls = value != "0",
             _ => {}
@@ -82,6 +94,12 @@ pub fn parse(bytes: &[u8], fds: usize) -> Result<Request, String> {
         }
         Request::Store(_) => (Request::Store(named(name)?), 1),
         Request::Remove(_) => (Request::Remove(named(name)?), 0),
+        Request::Has(names) if names.len() > NAMES_A_PACKET => {
+            let count = names.len();
+            return Err(format!(
+                "{count} names were asked for, at most {NAMES_A_PACKET}"
+            ));
+        }
         Request::Other => return Ok(Request::Other),
         Request::Ready => (Request::Ready, 0),
         other => (other, 1),
@@ -103,6 +121,8 @@ pub fn encode(request: &Request) -> String {
         Request::Barrier => "BARRIER=1".into(),
         Request::List => "X_GPU_IPC_LIST=1".into(),
         Request::Read => "X_GPU_IPC_READ=1".into(),
+        Request::Has(names) => format!("X_GPU_IPC_HAS={}", names.join(",")),
+        Request::HandOver => "X_GPU_IPC_HAND_OVER=1".into(),
         Request::Ready => "READY=1".into(),
         Request::Other => String::new(),
     }
@@ -122,6 +142,9 @@ mod tests {
             (Request::Barrier, 1),
             (Request::List, 1),
             (Request::Read, 1),
+            (Request::Has(Vec::new()), 1),
+            (Request::Has(vec![name(), "m1".into()]), 1),
+            (Request::HandOver, 1),
             (Request::Ready, 0),
         ] {
             assert_eq!(parse(encode(&request).as_bytes(), fds), Ok(request.clone()));
@@ -142,6 +165,13 @@ mod tests {
             assert!(error.contains(why), "{error}");
         }
         assert_eq!(parse(b"STATUS=x", 0), Ok(Request::Other));
+        let many = encode(&Request::Has(vec!["r1.0".into(); NAMES_A_PACKET + 1]));
+        let error = parse(many.as_bytes(), 1).expect_err("more names than a packet has");
+        assert_eq!(error, "65 names were asked for, at most 64");
+        assert!(
+            encode(&Request::Has(vec!["x".repeat(MOST_NAME); NAMES_A_PACKET])).len() < 4_096,
+            "a datagram of systemd's"
+        );
     }
 
     proptest! {

@@ -65,6 +65,8 @@ pub struct Keeper {
     incarnation: [u8; 16],
     /// The broker said that it serves.
     ready: bool,
+    /// Brokers that were started.
+    starts: u64,
     /// Tells when there is something to do; what it is, is found by looking at everything.
     poller: Poller,
     _lock: File,
@@ -113,6 +115,7 @@ impl Keeper {
             readers: VecDeque::new(),
             incarnation,
             ready: false,
+            starts: 0,
             poller,
             _lock: lock,
         })
@@ -140,6 +143,7 @@ impl Keeper {
                 .spawn()
                 .map_err(|e| Error::system("starting the broker", remedy, e))?;
             self.ready = false;
+            self.starts += 1;
             let status = self.serve_until_exit(&mut child)?;
             // 0: it was told to stop. 2: it was told nonsense, and would be again.
             if matches!(status.code(), Some(0 | 2)) {
@@ -228,6 +232,11 @@ impl Keeper {
                 drop(self.shelf.remove(&name));
                 trace_point!("keeper.removed");
             }
+            (Request::Has(names), Some(socket)) => {
+                trace_point!("keeper.asked");
+                self.say_which(&names, &socket);
+                trace_point!("keeper.answered");
+            }
             (request @ (Request::List | Request::Read), Some(socket)) => {
                 if self.readers.len() >= MOST_READERS
                     && let Some(oldest) = self.readers.pop_front()
@@ -245,19 +254,38 @@ impl Keeper {
                     after: None,
                     done: false,
                 });
-                trace_point!("keeper.asked");
+                trace_point!("keeper.listed");
             }
             (Request::Ready, _) => {
                 self.ready = true;
                 trace_point!("keeper.ready");
             }
-            (Request::Barrier, Some(barrier)) => {
-                trace_point!("keeper.barrier");
-                // It is passed by closing what came with it.
-                drop(barrier);
-                trace_point!("keeper.barrier.passed");
-            }
+            // It is passed by closing what came with it.
+            (Request::Barrier, Some(barrier)) => drop(barrier),
             _ => {}
+        }
+    }
+}
+
+impl Keeper {
+    /// Writes which of some names are kept, and how many in all. Both packets fit into a socket that
+    /// nothing was written to.
+    fn say_which(&self, names: &[String], socket: &OwnedFd) {
+        let kept = names.iter().filter(|name| self.shelf.has(name));
+        let text: String = kept.flat_map(|name| [name.as_str(), "\n"]).collect();
+        let mut end = vec![b'.'];
+        end.extend_from_slice(&self.incarnation);
+        for number in [
+            self.shelf.len() as u64,
+            self.shelf.most() as u64,
+            self.starts,
+        ] {
+            end.extend_from_slice(&number.to_le_bytes());
+        }
+        for packet in [text.as_bytes(), &end] {
+            if !packet.is_empty() && send(socket, packet, &[]).is_err() {
+                return;
+            }
         }
     }
 }

@@ -135,7 +135,7 @@ impl Server for Service {
     }
 
     fn extra(&mut self, _key: u64) {
-        self.lose_keeper();
+        self.keeper_died();
     }
 }
 

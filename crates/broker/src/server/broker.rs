@@ -112,6 +112,7 @@ impl Broker {
         if let Some(depositor) = &depositor {
             depositor.ready();
         }
+        let pulse = depositor.as_ref().map(Depositor::pulse);
         let deposit = deposit::start(depositor, inheritance.newest_tombs, teller)?;
         let mut catalogue = Catalogue::new(options.limits.clone());
         let restored = inheritance.objects.len() as u64;
@@ -124,6 +125,7 @@ impl Broker {
             limits: options.limits,
             catalogue,
             keeper,
+            pulse,
             next_tombs: inheritance
                 .newest_tombs
                 .unwrap_or(0)
@@ -224,10 +226,17 @@ fn inherit(depositor: Option<Depositor>) -> Result<(Option<Depositor>, Inheritan
             count = found.rest.len(),
             "the keeper had descriptors of no whole object; they are closed"
         );
-        if let Err(DepositError::System(error)) = depositor.remove_names(&found.rest) {
-            return Err(error);
-        }
     }
-    depositor.is_fed(inventory.incarnation);
+    let cleaned = depositor
+        .is_fed(inventory.incarnation)
+        .and_then(|()| depositor.remove_names(&found.rest));
+    match cleaned {
+        Ok(()) => {}
+        Err(DepositError::System(error)) => return Err(error),
+        // One that does not close what belongs to nothing is asked again by the next broker.
+        Err(DepositError::Refused(why)) => tracing::warn!(%why, "descriptors stay"),
+        // What it had is here: it is given to the next one.
+        Err(DepositError::Absent) => depositor.is_lost(),
+    }
     Ok((Some(depositor), inheritance))
 }

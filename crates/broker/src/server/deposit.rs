@@ -2,18 +2,23 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use gpu_api::{Result, explain, thread};
 use transport::shared::sealed_file;
 use transport::trace_point;
 
-use crate::keeper::depositor::{DepositError, Depositor};
+use crate::keeper::depositor::{DepositError, Depositor, Given};
 use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
 use crate::server::action::KeepError;
 use crate::server::bequest::{Label, Tombs};
 use crate::server::happened::{File, Happened, Teller};
+
+/// How often a keeper that is not asked anything is asked whether it is there: one that is stopped
+/// is known to be so without a commit that waits for it.
+const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// A step with the keeper.
 pub(super) enum Job {
@@ -32,7 +37,7 @@ pub(super) enum Job {
     },
     /// Look whether a keeper is there, and which.
     Look,
-    /// Give it everything.
+    /// Give it everything, in this order.
     Feed {
         objects: Vec<(u64, File, Vec<File>)>,
         tombs: (u64, Tombs),
@@ -64,7 +69,15 @@ struct Thread {
 
 impl Thread {
     fn run(mut self, jobs: &Receiver<Job>) {
-        for job in jobs {
+        loop {
+            let job = match jobs.recv_timeout(HEARTBEAT) {
+                Ok(job) => job,
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.feel_pulse();
+                    continue;
+                }
+            };
             let happened = match job {
                 Job::Keep {
                     identity,
@@ -142,32 +155,38 @@ impl Thread {
         ))
     }
 
+    /// Asks the keeper for nothing. That it is gone is told by its leash.
+    fn feel_pulse(&self) {
+        if let Some(depositor) = self.depositor.as_ref().filter(|d| d.fed().is_some()) {
+            let _ = depositor.has(&[]);
+        }
+    }
+
     fn feed(
         &mut self,
         objects: &[(u64, File, Vec<File>)],
         (number, tombs): (u64, Tombs),
-    ) -> Result<(), KeepError> {
+    ) -> Result<Vec<u64>, KeepError> {
         let Some(depositor) = &mut self.depositor else {
-            return Ok(());
+            return Ok(Vec::new());
         };
-        let keeper = depositor.inventory(false).map_err(why)?.incarnation;
         let file = sealed_file::create("gpu-ipc-tombs", &tombs.encode())
             .map_err(|e| KeepError::Refused(explain(&e)))?;
-        let mut regions = Vec::new();
-        let mut manifests = vec![(Label::Tombs(number), file.as_fd())];
-        for (seq, manifest, of) in objects {
-            manifests.push((Label::Manifest(*seq), manifest.as_fd()));
-            regions.extend(
-                of.iter()
-                    .enumerate()
-                    .map(|(i, region)| (Label::Region(*seq, i as u8), region.as_fd())),
-            );
-        }
+        let objects: Vec<Given<'_>> = objects
+            .iter()
+            .map(|(seq, manifest, regions)| Given {
+                seq: *seq,
+                manifest: manifest.as_fd(),
+                regions: regions.iter().map(|region| region.as_fd()).collect(),
+            })
+            .collect();
         trace_point!("feed.begun");
-        depositor.feed(keeper, &regions, &manifests).map_err(why)?;
+        let without = depositor
+            .feed(&[(Label::Tombs(number), file.as_fd())], &objects, &[])
+            .map_err(why)?;
         trace_point!("feed.done");
         self.tombs = Some(number);
-        Ok(())
+        Ok(without)
     }
 }
 

@@ -21,7 +21,8 @@ pub(super) enum Happened {
     Kept(Identity, Result<File, KeepError>),
     Forgotten(u64, Result<(), KeepError>),
     Looked(Option<(OwnedFd, bool)>),
-    Fed(Result<(), KeepError>),
+    /// The numbers of the objects for which it has no room.
+    Fed(Result<Vec<u64>, KeepError>),
 }
 
 /// How another thread tells the service what it did.

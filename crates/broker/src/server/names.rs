@@ -158,6 +158,14 @@ impl Names {
             .map(|(epoch, identity)| (*epoch, *identity))
     }
 
+    /// Counts the visible epochs of a name that are newer than one.
+    pub(super) fn rank(&self, name: &str, epoch: Epoch) -> usize {
+        use std::ops::Bound::{Excluded, Unbounded};
+        self.0.get(name).map_or(0, |row| {
+            row.visible.range((Excluded(epoch), Unbounded)).count()
+        })
+    }
+
     /// Finds a visible epoch of a name.
     pub(super) fn at(&self, name: &str, epoch: Epoch) -> Option<Identity> {
         self.0.get(name)?.visible.get(&epoch).copied()

@@ -73,6 +73,7 @@ impl<F: Clone> Object<F> {
     pub fn row(&self, identity: Identity, uid: u32) -> Option<Row> {
         let manifest = self.manifest.as_ref().filter(|_| self.is_known_to(uid))?;
         Some(Row {
+            seq: self.seq,
             name: manifest.name.clone(),
             epoch: manifest.epoch,
             identity,
@@ -96,6 +97,8 @@ impl<F: Clone> Object<F> {
 /// A row of the listing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Row {
+    /// Its number.
+    pub seq: u64,
     /// Its name.
     pub name: String,
     /// Its epoch; 0 if it has none yet.

@@ -4,7 +4,7 @@
 //! It never waits for anything but all of them at once. An answer that does not fit into a socket
 //! is dropped: the client asks again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -19,19 +19,25 @@ use transport::shared::sealed_file;
 use transport::trace_point;
 use transport::wire::table;
 
+use crate::keeper::pulse::Pulse;
 use crate::object::identity::Epoch;
 use crate::server::action::{Action, Answer, KeepError, Participant};
 use crate::server::bequest::Tomb;
 use crate::server::catalogue::Catalogue;
 use crate::server::happened::{File, Happened};
 use crate::server::limits::Limits;
-use crate::server::listing::{Listing, Process, Removed, Row};
+use crate::server::listing::{Listing, Process, Removed, Row, Shelf};
 use crate::server::peer::Peer;
-use crate::server::{deposit, workshop};
+use crate::server::{deposit, object, workshop};
 use crate::wire::{MOST_BYTES, ToBroker, ToClient};
 
-/// How often a keeper that is away is looked for.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How often a keeper that is away is looked for: until it has everything, the death of this broker
+/// would lose it.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// How often the door is tried again by a broker that had no descriptor left.
+const LISTEN_AGAIN: Duration = Duration::from_millis(100);
+/// A keeper that has not answered for so long is said to be silent.
+const SILENT_AFTER: Duration = Duration::from_secs(1);
 
 /// How the broker stands with its keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +46,8 @@ pub(super) enum KeeperState {
     None,
     /// It has everything.
     Fed,
+    /// It has what it has room for.
+    Full,
     /// It is being looked for, or fed.
     Absent,
 }
@@ -49,6 +57,8 @@ pub(super) struct Parts {
     pub limits: Limits,
     pub catalogue: Catalogue<File>,
     pub keeper: KeeperState,
+    /// What is known of the keeper without asking it.
+    pub pulse: Option<Arc<Pulse>>,
     pub next_tombs: u64,
     pub restored: u64,
     pub orphans: u64,
@@ -68,6 +78,11 @@ pub(super) struct Service {
     /// The deposit thread looks for a keeper, or feeds one.
     looking: bool,
     look_at: Option<Instant>,
+    /// Numbers of the objects for which the keeper has no room.
+    unkept: BTreeSet<u64>,
+    /// Room came since the keeper was last given everything.
+    room_came: bool,
+    keeper_deaths: u64,
     started: Instant,
     commits: u64,
     opens: u64,
@@ -89,6 +104,9 @@ impl Service {
             leash: None,
             looking: false,
             look_at: looks.then(Instant::now),
+            unkept: BTreeSet::new(),
+            room_came: false,
+            keeper_deaths: 0,
             started: Instant::now(),
             commits: 0,
             opens: 0,
@@ -110,7 +128,7 @@ impl Service {
             .look_at
             .filter(|_| !self.looking)
             .map(|at| at.saturating_duration_since(Instant::now()));
-        let deaf = self.door.is_deaf().then_some(LOOK_AGAIN);
+        let deaf = self.door.is_deaf().then_some(LISTEN_AGAIN);
         let timeout = [timeout, deaf].into_iter().flatten().min();
         let ready = self.door.watches.wait(timeout);
         self.parts.waker.rise();
@@ -144,6 +162,7 @@ impl Service {
                 actions
             }
             Happened::Forgotten(token, forgotten) => {
+                self.room_came |= forgotten.is_ok();
                 self.parts.catalogue.forgotten(token, forgotten)
             }
             Happened::Looked(found) => {
@@ -157,7 +176,18 @@ impl Service {
             Happened::Fed(fed) => {
                 self.looking = false;
                 match fed {
-                    Ok(()) => self.parts.keeper = KeeperState::Fed,
+                    Ok(without) if without.is_empty() => {
+                        self.unkept.clear();
+                        self.parts.keeper = KeeperState::Fed;
+                    }
+                    Ok(without) => {
+                        tracing::warn!(
+                            objects = without.len(),
+                            "the keeper has no room for some objects: they go with this broker"
+                        );
+                        self.unkept = without.into_iter().collect();
+                        self.parts.keeper = KeeperState::Full;
+                    }
                     Err(error) => {
                         tracing::warn!(?error, "the keeper does not take everything");
                         self.lose_keeper();
@@ -167,6 +197,7 @@ impl Service {
             }
         };
         self.act(actions);
+        self.use_room();
     }
 
     fn act(&mut self, actions: Vec<Action<File>>) {
@@ -250,12 +281,24 @@ impl Service {
         if fed {
             self.parts.keeper = KeeperState::Fed;
         } else {
-            self.looking = true;
-            let tombs = (self.next_tombs(), self.parts.catalogue.tombs());
-            self.deposit(deposit::Job::Feed {
-                objects: self.parts.catalogue.visible(),
-                tombs,
-            });
+            self.feed();
+        }
+    }
+
+    fn feed(&mut self) {
+        self.looking = true;
+        self.room_came = false;
+        let tombs = (self.next_tombs(), self.parts.catalogue.tombs());
+        self.deposit(deposit::Job::Feed {
+            objects: self.parts.catalogue.visible(),
+            tombs,
+        });
+    }
+
+    /// Gives a full keeper again what it had no room for, once something has left it.
+    fn use_room(&mut self) {
+        if self.parts.keeper == KeeperState::Full && self.room_came && !self.looking {
+            self.feed();
         }
     }
 
@@ -263,8 +306,57 @@ impl Service {
         self.let_go();
         if self.parts.keeper != KeeperState::None {
             self.parts.keeper = KeeperState::Absent;
-            self.look_at = Some(Instant::now() + LOOK_AGAIN);
+            self.look_at = Some(Instant::now());
         }
+    }
+
+    /// Notes that the keeper has ended.
+    pub(super) fn keeper_died(&mut self) {
+        tracing::warn!("the keeper has ended; the next one is given everything");
+        self.keeper_deaths += 1;
+        self.lose_keeper();
+    }
+
+    /// Says how the broker stands with its keeper, in a word and in numbers.
+    fn shelf(&self, rows: &[object::Row]) -> (&'static str, Shelf) {
+        let Some(pulse) = &self.parts.pulse else {
+            return ("none", Shelf::default());
+        };
+        let silence = pulse.silence().filter(|silence| *silence >= SILENT_AFTER);
+        let missing = rows.iter().filter(|row| self.is_unkept(row)).count() as u64;
+        let (kept, most) = (pulse.kept(), pulse.most());
+        let (word, why) = match (self.parts.keeper, silence) {
+            (KeeperState::None, _) => ("none", String::new()),
+            (_, Some(silence)) => (
+                "silent",
+                format!("it has not answered for {} s", silence.as_secs()),
+            ),
+            (KeeperState::Fed, None) => ("fed", String::new()),
+            (KeeperState::Absent, None) => ("absent", "no keeper answers".into()),
+            (KeeperState::Full, None) => (
+                "full",
+                format!("it has {kept} descriptors of at most {most}"),
+            ),
+        };
+        let shelf = Shelf {
+            kept,
+            most,
+            starts: pulse.starts(),
+            missing,
+            silent_s: silence.map_or(0, |silence| silence.as_secs()),
+            why,
+        };
+        (word, shelf)
+    }
+
+    /// Says whether an object is nowhere but in this broker.
+    fn is_unkept(&self, row: &object::Row) -> bool {
+        row.state == "visible"
+            && match self.parts.keeper {
+                KeeperState::None | KeeperState::Fed => false,
+                KeeperState::Absent => true,
+                KeeperState::Full => self.unkept.contains(&row.seq),
+            }
     }
 
     fn let_go(&mut self) {
@@ -406,7 +498,8 @@ impl Service {
             })
         };
         let rows = self.parts.catalogue.rows(uid);
-        let row = |row: &crate::server::object::Row| Row {
+        let (keeper, shelf) = self.shelf(&rows);
+        let row = |row: &object::Row| Row {
             name: row.name.clone(),
             epoch: row.epoch.0,
             identity: row.identity.to_string(),
@@ -415,6 +508,7 @@ impl Service {
             owner: row.owner,
             state: row.state.into(),
             parts: row.parts,
+            unkept: self.is_unkept(row),
             writer: row.writer.as_ref().and_then(process),
             readers: row.readers.iter().filter_map(process).collect(),
             ..Row::default()
@@ -437,12 +531,9 @@ impl Service {
         Listing {
             pid: std::process::id(),
             age_s: self.started.elapsed().as_secs(),
-            keeper: match self.parts.keeper {
-                KeeperState::None => "none",
-                KeeperState::Fed => "fed",
-                KeeperState::Absent => "absent",
-            }
-            .into(),
+            keeper: keeper.into(),
+            shelf,
+            keeper_deaths: self.keeper_deaths,
             bytes: self.parts.catalogue.bytes(uid),
             limit: limit(self.parts.limits.bytes),
             limit_per_uid: limit(self.parts.limits.bytes_per_uid),

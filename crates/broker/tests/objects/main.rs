@@ -10,6 +10,7 @@ mod agent;
 mod bad_input;
 mod death;
 mod gpu;
+mod keeping;
 mod limits;
 mod objects;
 mod raw;
@@ -50,6 +51,7 @@ fn main() {
     for case in [
         objects::CASES,
         death::CASES,
+        keeping::CASES,
         bad_input::CASES,
         limits::CASES,
         takeover::CASES,

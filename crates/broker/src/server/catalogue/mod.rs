@@ -163,18 +163,22 @@ impl<F: Clone> Catalogue<F> {
         self.names.tombs()
     }
 
-    /// Returns all visible objects, to give them to a keeper.
+    /// Returns all visible objects in the order in which they are given to a keeper: the newest epoch
+    /// of each name first, then the epochs before them, and of those the latest first.
     pub fn visible(&self) -> Vec<(u64, F, Vec<F>)> {
         let mut all: Vec<_> = self
             .objects
             .values()
-            .filter_map(|object| match &object.stage {
-                Stage::Visible { manifest } => Some((object.seq, manifest.clone(), object.files())),
+            .filter_map(|object| match (&object.stage, &object.manifest) {
+                (Stage::Visible { manifest }, Some(of)) => Some((
+                    self.names.rank(&of.name, of.epoch),
+                    (object.seq, manifest.clone(), object.files()),
+                )),
                 _ => None,
             })
             .collect();
-        all.sort_unstable_by_key(|(seq, ..)| *seq);
-        all
+        all.sort_unstable_by_key(|(rank, (seq, ..))| (*rank, std::cmp::Reverse(*seq)));
+        all.into_iter().map(|(_, object)| object).collect()
     }
 
     /// Returns the bytes of all objects that a user may know of. What two epochs share counts once.
