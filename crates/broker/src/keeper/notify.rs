@@ -10,6 +10,7 @@
 //! | `X_GPU_IPC_LIST=1` | 1, a socket | write the names to the socket |
 //! | `X_GPU_IPC_READ=1` | 1, a socket | write the names with their descriptors to the socket |
 //! | `X_GPU_IPC_HAS=name,name` | 1, a socket | write those of up to 64 names that are kept to the socket, and close it |
+//! | `X_GPU_IPC_HAND_OVER=1` | 1, a socket | as a read; then take no datagram until a packet comes back on the socket, and end, or until it hangs up, and go on |
 //!
 //! The last four are ours: in systemd's protocol the sender of a descriptor is not told when it is
 //! refused. Packets come back, each with up to 64 names, a line each, and for a read as many

@@ -5,6 +5,18 @@
 //! the next keeper's own broker waits for the lock meanwhile, and ends with its keeper while it
 //! waits. If both die, mappings stay valid, and
 //! the rest is gone.
+//!
+//! A keeper is replaced without a moment in which the broker's death would lose anything: the next
+//! one takes every descriptor over from the first before that ends.
+//!
+//! ```text
+//! first  serves ─► hands over: takes no datagram ───────────────────► ends
+//!                       ▲ asks      │ names, descriptors      ▲ has all
+//! next        starts ───┘           └──► keeps them ──────────┘ ─► takes the lock, serves
+//! ```
+//!
+//! What is sent to the first meanwhile is lost with its socket, and was not answered: the broker
+//! asks again of the next. If the next one dies before it has all, the first goes on.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -22,17 +34,22 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use transport::os::poller::Poller;
 use transport::os::socket::{
-    ReceiveOutcome, SendOutcome, has_hung_up, is_lost, receive_from, send,
+    ReceiveOutcome, SendOutcome, has_hung_up, is_lost, receive, receive_from, send,
 };
 use transport::trace_point;
 
-use crate::keeper::depositor::Incarnation;
+use crate::keeper::depositor::{DepositError, Depositor, Incarnation};
 use crate::keeper::notify::{NAMES_A_PACKET, Request, parse};
 use crate::keeper::shelf::Shelf;
+use crate::server::lock;
 use crate::wire::MOST_BYTES;
 
 /// The name of the keeper's socket in the broker's directory.
 pub const SOCKET: &str = "keeper";
+/// The file whose lock is the right to keep in a directory.
+const LOCK: &str = "keeper.lock";
+/// A keeper that was told that everything was taken over: how long it may take to end.
+const TAKES_TO_END: Duration = Duration::from_secs(60);
 /// The variable of a broker's environment that says which keeper started it, in hexadecimal.
 pub const STARTED_BY: &str = "GPU_IPC_KEEPER";
 /// Descriptors kept for other uses than the shelf: sockets, pipes, those on their way.
@@ -69,7 +86,20 @@ pub struct Keeper {
     starts: u64,
     /// Tells when there is something to do; what it is, is found by looking at everything.
     poller: Poller,
+    /// The next keeper, which takes everything over.
+    heir: Option<Reader>,
+    /// The next keeper has everything.
+    is_replaced: bool,
     _lock: File,
+}
+
+/// How a keeper came to its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// With its broker, which ended by itself.
+    Broker(ExitStatus),
+    /// Another keeper took everything over. The broker lives on.
+    Replaced,
 }
 
 impl Keeper {
@@ -82,11 +112,66 @@ impl Keeper {
     /// refuses.
     pub fn open(dir: &Path, most: Option<usize>) -> Result<Keeper> {
         let most = most.unwrap_or_else(|| room(raise_file_limit()));
-        let lock = crate::server::lock::take_within(&dir.join("keeper.lock"), TAKES_TO_START)?
-            .ok_or(Error::Refused {
-                why: format!("another keeper is in {}", dir.display()),
-                remedy: "use that one, or choose another directory",
-            })?;
+        let lock = lock::take_within(&dir.join(LOCK), TAKES_TO_START)?.ok_or(Error::Refused {
+            why: format!("another keeper is in {}", dir.display()),
+            remedy: "use that one, take over from it with `--take-over`, or choose another directory",
+        })?;
+        Keeper::begin(dir, Shelf::new(most), lock)
+    }
+
+    /// As [`open`](Keeper::open), and takes every descriptor over from the keeper that is in the
+    /// directory, if one is. That keeper ends then, and its broker lives on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] when this process may keep fewer descriptors than there are, and when the
+    /// other keeper is of a version that hands nothing over: then that keeper goes on.
+    /// [`Error::System`] for what the system refuses.
+    pub fn take_over(dir: &Path, most: Option<usize>) -> Result<Keeper> {
+        let most = most.unwrap_or_else(|| room(raise_file_limit()));
+        let mut shelf = Shelf::new(most);
+        let path = dir.join(LOCK);
+        if let Some(lock) = lock::take(&path)? {
+            return Keeper::begin(dir, shelf, lock);
+        }
+        let refused = |why: String, remedy| Error::Refused { why, remedy };
+        let patience = match Depositor::new(&dir.join(SOCKET))?.take_over() {
+            Ok(inventory) => {
+                trace_point!("take_over.read");
+                let count = inventory.files.len();
+                for (name, file) in inventory.files {
+                    if !shelf.store(name, file) {
+                        return Err(refused(
+                            format!(
+                                "the keeper in {} has {count} descriptors, and this one may keep {most}",
+                                dir.display()
+                            ),
+                            "raise `--most` or the limit of open files",
+                        ));
+                    }
+                }
+                let told = send(&inventory.leash, b"taken", &[]);
+                // That it has gone meanwhile is told by its lock.
+                told.map(drop)
+                    .map_err(|e| Error::without_descriptors("telling the keeper before", e))?;
+                trace_point!("take_over.told");
+                TAKES_TO_END
+            }
+            // It has just ended, or does not know the question.
+            Err(DepositError::Absent) => TAKES_TO_START,
+            Err(error) => return Err(error.into()),
+        };
+        let lock = lock::take_within(&path, patience)?.ok_or_else(|| {
+            refused(
+                format!("the keeper in {} does not hand over: it is of an older version, or is handing over to another one", dir.display()),
+                "end it and start this one: the broker gives it everything",
+            )
+        })?;
+        Keeper::begin(dir, shelf, lock)
+    }
+
+    /// Listens with what it has.
+    fn begin(dir: &Path, shelf: Shelf<OwnedFd>, lock: File) -> Result<Keeper> {
         let failed = |e: io::Error| {
             Error::system(
                 "making the keeper's socket",
@@ -111,12 +196,14 @@ impl Keeper {
         Ok(Keeper {
             socket,
             path,
-            shelf: Shelf::new(most),
+            shelf,
             readers: VecDeque::new(),
             incarnation,
             ready: false,
             starts: 0,
             poller,
+            heir: None,
+            is_replaced: false,
             _lock: lock,
         })
     }
@@ -126,13 +213,13 @@ impl Keeper {
         &self.path
     }
 
-    /// Starts the broker and serves it until it ends by itself; starts it again when it is killed
-    /// or fails.
+    /// Starts the broker and serves it until it ends by itself, or another keeper takes over; starts
+    /// the broker again when it is killed or fails.
     ///
     /// # Errors
     ///
     /// [`Error::System`] when the broker cannot be started at all.
-    pub fn run(&mut self, mut start: impl FnMut() -> Command) -> Result<ExitStatus> {
+    pub fn run(&mut self, mut start: impl FnMut() -> Command) -> Result<End> {
         let mut pause = FIRST_PAUSE;
         loop {
             let mut command = start();
@@ -144,10 +231,12 @@ impl Keeper {
                 .map_err(|e| Error::system("starting the broker", remedy, e))?;
             self.ready = false;
             self.starts += 1;
-            let status = self.serve_until_exit(&mut child)?;
+            let Some(status) = self.serve_until_exit(&mut child)? else {
+                return Ok(End::Replaced);
+            };
             // 0: it was told to stop. 2: it was told nonsense, and would be again.
             if matches!(status.code(), Some(0 | 2)) {
-                return Ok(status);
+                return Ok(End::Broker(status));
             }
             tracing::warn!(
                 ?status,
@@ -161,10 +250,14 @@ impl Keeper {
                 (pause * 2).min(LONGEST_PAUSE)
             };
             self.serve_for(pause);
+            if self.is_replaced {
+                return Ok(End::Replaced);
+            }
         }
     }
 
-    fn serve_until_exit(&mut self, child: &mut Child) -> Result<ExitStatus> {
+    /// Serves until the broker has ended, and returns how; nothing if another keeper took over.
+    fn serve_until_exit(&mut self, child: &mut Child) -> Result<Option<ExitStatus>> {
         let failed = |e| Error::system("waiting for the broker", "use Linux 5.3 or later", e);
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pidfd = pidfd_open(pid.expect("a child has a number"), PidfdFlags::empty())
@@ -172,8 +265,11 @@ impl Keeper {
         self.poller.add(pidfd.as_fd(), 0)?;
         loop {
             self.serve(None);
+            if self.is_replaced {
+                return Ok(None);
+            }
             if let Some(status) = child.try_wait().map_err(failed)? {
-                return Ok(status);
+                return Ok(Some(status));
             }
         }
     }
@@ -183,7 +279,7 @@ impl Keeper {
         let end = Instant::now() + time;
         while let Some(left) = end
             .checked_duration_since(Instant::now())
-            .filter(|left| !left.is_zero())
+            .filter(|left| !left.is_zero() && !self.is_replaced)
         {
             self.serve(Some(left));
         }
@@ -192,7 +288,8 @@ impl Keeper {
     /// Waits once, and does what there is to do.
     fn serve(&mut self, timeout: Option<Duration>) {
         self.poller.wait(timeout);
-        while self.hear() {}
+        while self.heir.is_none() && self.hear() {}
+        self.hand_over();
         let (shelf, incarnation, poller) = (&self.shelf, &self.incarnation, &self.poller);
         self.readers.retain_mut(|reader| {
             let stays = reader.go_on(shelf, incarnation, poller);
@@ -202,6 +299,39 @@ impl Keeper {
             }
             stays
         });
+    }
+
+    /// Goes on handing everything over, if another keeper asks for it.
+    fn hand_over(&mut self) {
+        let Some(heir) = &mut self.heir else {
+            return;
+        };
+        let was_done = heir.done;
+        let mut stays = heir.go_on(&self.shelf, &self.incarnation, &self.poller);
+        if heir.done {
+            if !was_done {
+                self.poller.resume(heir.socket.as_fd(), 0);
+                trace_point!("hand_over.written");
+            }
+            let (mut bytes, mut fds) = ([0; MOST_BYTES], Vec::new());
+            match receive(&heir.socket, &mut bytes, &mut fds) {
+                Ok(ReceiveOutcome::Packet(_)) => self.is_replaced = true,
+                Ok(ReceiveOutcome::Empty) => {}
+                Ok(ReceiveOutcome::HungUp) | Err(_) => stays = false,
+            }
+        }
+        if self.is_replaced {
+            tracing::info!(
+                kept = self.shelf.len(),
+                "another keeper has everything; this one ends"
+            );
+            trace_point!("hand_over.done");
+        } else if !stays {
+            tracing::warn!("the keeper that was to take over has gone; this one goes on");
+            self.poller.remove(heir.socket.as_fd());
+            self.heir = None;
+            self.poller.resume(self.socket.as_fd(), 0);
+        }
     }
 
     /// Takes one datagram, and says whether there was one.
@@ -255,6 +385,21 @@ impl Keeper {
                     done: false,
                 });
                 trace_point!("keeper.listed");
+            }
+            (Request::HandOver, Some(socket)) => {
+                if let Err(error) = self.poller.add(socket.as_fd(), 0) {
+                    return tracing::warn!(%error, "nothing can be handed over by this descriptor");
+                }
+                self.poller.await_room(socket.as_fd(), 0);
+                // What comes meanwhile is not taken: it would be here, and not there.
+                self.poller.pause(self.socket.as_fd(), 0);
+                trace_point!("hand_over.begun");
+                self.heir = Some(Reader {
+                    socket,
+                    with_files: true,
+                    after: None,
+                    done: false,
+                });
             }
             (Request::Ready, _) => {
                 self.ready = true;

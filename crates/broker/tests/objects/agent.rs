@@ -6,7 +6,7 @@ use std::process::{Command as Program, Stdio};
 use std::sync::Arc;
 
 use backend_host::{HostBackend, HostConfig};
-use broker::keeper::process::Keeper;
+use broker::keeper::process::{End, Keeper};
 use broker::{
     Broker, Client, CreateOptions, Epoch, Layout, Limits, Options, PartSpec, Reader, Selector,
     Writer,
@@ -43,6 +43,8 @@ enum Does {
 pub struct Kept {
     /// So many files, if not as many as it may.
     most: Option<usize>,
+    /// Takes everything over from the keeper that is there.
+    takes_over: bool,
     /// The step at which its first broker dies, and none after it.
     kill_broker_at: Option<String>,
     rules: Rules,
@@ -269,6 +271,18 @@ impl Agent {
         )
     }
 
+    /// Starts a keeper that takes everything over from the one that is there. It says whether it
+    /// did.
+    #[track_caller]
+    pub fn heir(dir: &Path, most: Option<usize>, dies_at: Option<&str>) -> Agent {
+        let kept = Kept {
+            most,
+            takes_over: true,
+            ..Kept::default()
+        };
+        Agent::start(this_program(), dir, Does::Keep(kept), dies_at)
+    }
+
     #[track_caller]
     pub fn limited(dir: &Path, bytes: u64) -> Agent {
         Agent::ruled(
@@ -426,7 +440,15 @@ pub fn run(role: Role) {
 }
 
 fn keep(dir: &Path, kept: Kept) {
-    let mut keeper = Keeper::open(dir, kept.most).expect("a directory of its own");
+    let open = if kept.takes_over {
+        Keeper::take_over
+    } else {
+        Keeper::open
+    };
+    let mut keeper = match open(dir, kept.most) {
+        Ok(keeper) => keeper,
+        Err(error) => return say(&Said::Failed(error.to_string())),
+    };
     say(&Said::Ready);
     let mut kill_at = kept.kill_broker_at;
     let start = || {
@@ -439,8 +461,10 @@ fn keep(dir: &Path, kept: Kept) {
         harness::play(program.stdin(Stdio::null()), &role);
         program
     };
-    let status = keeper.run(start);
-    panic!("the broker ended by itself: {status:?}");
+    match keeper.run(start) {
+        Ok(End::Replaced) => {}
+        end => panic!("the broker ended by itself: {end:?}"),
+    }
 }
 
 fn serve(dir: PathBuf, rules: Rules) {

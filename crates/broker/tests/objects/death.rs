@@ -4,6 +4,7 @@ use broker::{Client, CreateOptions, Epoch, Standing};
 use rustix::process::Signal;
 
 use crate::agent::{Agent, Command, Dir, Draws, Said, client, fill, layout, put, seed_of, to_put};
+use crate::keeping::TAKE_OVER_STEPS;
 use crate::step::tombstone;
 use crate::{Case, until};
 
@@ -727,6 +728,7 @@ fn every_step_is_named_here() {
     .concat()
     .into_iter()
     .chain(readers)
+    .chain(TAKE_OVER_STEPS.iter().map(|(step, _)| *step))
     .collect();
     let untried: Vec<&String> = steps
         .iter()

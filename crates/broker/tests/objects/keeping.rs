@@ -4,7 +4,8 @@ use broker::server::listing::Listing;
 use broker::{Client, CreateOptions, ObjectError};
 use rustix::process::Signal;
 
-use crate::agent::{Agent, Said, put, seed_of, serving, to_put};
+use crate::agent::{Agent, Dir, Said, client, put, seed_of, serving, to_put};
+use crate::step::tombstone;
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
@@ -21,9 +22,30 @@ pub const CASES: &[Case] = &[
         a_stopped_keeper_is_silent,
     ),
     (
+        "keeping::a_keeper_takes_everything_over_from_the_one_before_it",
+        a_keeper_takes_everything_over,
+    ),
+    (
+        "keeping::a_keeper_that_cannot_take_all_over_leaves_it_where_it_is",
+        a_keeper_that_cannot_take_all,
+    ),
+    (
+        "keeping::a_keeper_at_every_step_of_taking_over",
+        a_keeper_at_every_step_of_taking_over,
+    ),
+    (
         "keeping::the_listing_counts_what_the_keeper_has",
         the_listing_counts,
     ),
+];
+
+/// Steps of two keepers of which one takes over, and whether the step is the first one's.
+pub const TAKE_OVER_STEPS: &[(&str, bool)] = &[
+    ("hand_over.begun", true),
+    ("hand_over.written", true),
+    ("hand_over.done", true),
+    ("take_over.read", false),
+    ("take_over.told", false),
 ];
 
 /// Descriptors of an object of these tests: one region and the manifest.
@@ -163,4 +185,88 @@ fn the_listing_counts() {
     assert_eq!(away.shelf.missing, 2, "they are in the broker alone");
     let _next = Agent::keeper(&dir);
     assert_eq!(other.answer(), Some(Said::Epoch(1)), "the commit waited");
+}
+
+/// Broker and second keeper die at once, with no moment between: what the first had is in the
+/// second.
+fn a_keeper_takes_everything_over() {
+    let (dir, mut first, client) = serving();
+    // More names than one packet has.
+    put_all(&client, 1..=70);
+    let serving = dir.broker();
+    // The broker is stopped: what survives is what was taken over, and not what it gives again.
+    dir.signal_broker(Signal::STOP);
+    let mut heir = Agent::heir(&dir, None, None);
+    assert_eq!(heir.answer(), Some(Said::Ready));
+    assert!(first.wait().success(), "the first ended by itself");
+    dir.signal_broker(Signal::KILL);
+    until("another broker", || {
+        dir.broker() != serving && client.list().is_ok()
+    });
+    let listing = listing(&client);
+    assert_eq!((listing.restored, listing.orphans), (70, 0));
+    for seed in 1..=70 {
+        let reader = client.open(&format!("model{seed}")).expect("taken over");
+        assert_eq!(seed_of(&reader), seed);
+    }
+    until("one broker serves", || dir.brokers().len() == 1);
+    put_all(&client, 71..=71);
+}
+
+fn a_keeper_that_cannot_take_all() {
+    let (dir, _first, client) = serving();
+    put_all(&client, 1..=3);
+    let mut small = Agent::heir(&dir, Some(3), None);
+    let Some(Said::Failed(why)) = small.answer() else {
+        panic!("it has room for one object and a half");
+    };
+    assert!(
+        why.contains("and this one may keep 3") && why.contains("raise `--most`"),
+        "{why}"
+    );
+    put_all(&client, 4..=4);
+    until("the first goes on", || listing(&client).keeper == "fed");
+    assert_eq!(listing(&client).keeper_deaths, 0);
+}
+
+fn a_keeper_at_every_step_of_taking_over() {
+    for (step, of_first) in TAKE_OVER_STEPS {
+        let dir = Dir::new();
+        let mut first = if *of_first {
+            Agent::keeper_dying_at(&dir, step)
+        } else {
+            Agent::keeper(&dir)
+        };
+        until("the broker listens", || dir.join("broker").exists());
+        let client = client(&dir);
+        put_all(&client, 1..=3);
+        let dies_at = (!of_first).then_some(*step);
+        let mut heir = Agent::heir(&dir, None, dies_at);
+        if *of_first {
+            first.wait();
+            assert_eq!(heir.answer(), Some(Said::Ready), "{step}: it is the keeper");
+        } else {
+            heir.wait();
+            if *step == "take_over.told" {
+                // Both have gone: the next one is given everything.
+                first.wait();
+                heir = Agent::keeper(&dir);
+            }
+        }
+        assert!(tombstone(&dir, step).exists(), "nothing came to {step}");
+        put_all(&client, 4..=4);
+        until("a keeper has everything", || {
+            listing(&client).keeper == "fed"
+        });
+        let serving = dir.broker();
+        dir.signal_broker(Signal::KILL);
+        until("another broker", || {
+            dir.broker() != serving && client.list().is_ok()
+        });
+        for seed in 1..=4 {
+            let reader = client.open(&format!("model{seed}")).expect("kept");
+            assert_eq!(seed_of(&reader), seed, "{step}");
+        }
+        drop(heir);
+    }
 }

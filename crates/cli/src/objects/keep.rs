@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use clap::Args as Arguments;
-use gpu_ipc::broker::keeper::process::Keeper;
+use gpu_ipc::broker::keeper::process::{End, Keeper};
 
 use super::BrokerDir;
 use crate::device::explain;
@@ -15,6 +15,10 @@ pub struct KeepOptions {
     /// Which broker.
     #[command(flatten)]
     pub place: BrokerDir,
+    /// Take every descriptor over from the keeper that is in the directory, which ends then; its
+    /// broker lives on
+    #[arg(long)]
+    pub take_over: bool,
     /// Most descriptors to keep, one for each region and manifest [default: the process's limit]
     #[arg(long, value_name = "N")]
     pub most: Option<usize>,
@@ -33,17 +37,21 @@ pub fn run(options: &KeepOptions) -> Outcome {
 
 fn keep(options: &KeepOptions) -> Result<Outcome, String> {
     let dir = options.place.path()?;
-    let mut keeper = Keeper::open(&dir, options.most).map_err(|error| explain(&error))?;
+    let open = if options.take_over {
+        Keeper::take_over
+    } else {
+        Keeper::open
+    };
+    let mut keeper = open(&dir, options.most).map_err(|error| explain(&error))?;
     let (program, arguments) = options.command.split_first().ok_or("no command")?;
     let start = || {
         let mut command = Command::new(program);
         command.args(arguments);
         command
     };
-    let status = keeper.run(start).map_err(|error| explain(&error))?;
-    Ok(if status.success() {
-        Outcome::Good
-    } else {
-        Outcome::Finding
+    let end = keeper.run(start).map_err(|error| explain(&error))?;
+    Ok(match end {
+        End::Broker(status) if !status.success() => Outcome::Finding,
+        End::Broker(_) | End::Replaced => Outcome::Good,
     })
 }
