@@ -28,7 +28,7 @@ pub use client::{
     Writer,
 };
 pub use error::{ObjectError, Result};
-pub use object::identity::{Epoch, Identity};
+pub use object::identity::{Epoch, Identity, Lineage};
 pub use object::layout::Layout;
 pub use object::manifest::{Manifest, Readers};
 pub use object::part::{DType, Dimension, Part, PartSpec};

@@ -11,8 +11,13 @@ use transport::shared::counter_file::CounterFile;
 use transport::wire::packet::Versions;
 
 use crate::error::{ObjectError, Result};
+use crate::object::identity::Lineage;
 use crate::server::broker::SOCKET;
 use crate::wire::{RefusalCode, ToBroker, ToClient, VERSIONS};
+
+/// The first version in which a broker says which history its epochs are of, and lets a watch be
+/// taken back.
+pub(super) const SAYS_LINEAGE: u16 = 2;
 
 /// The counter file of a connection, registered with the driver.
 #[derive(Debug)]
@@ -52,6 +57,8 @@ impl Drop for Words {
 pub(super) struct Connection {
     pub socket: OwnedFd,
     pub version: u16,
+    /// Which history the broker's epochs are of, if it says so.
+    pub lineage: Option<Lineage>,
     pub words: Arc<Words>,
 }
 
@@ -86,11 +93,12 @@ impl Connection {
         mut fds: Vec<OwnedFd>,
     ) -> Result<Connection> {
         match answer {
-            ToClient::Welcome { slots, .. } => {
+            ToClient::Welcome { slots, lineage, .. } => {
                 let file = CounterFile::open(fds.swap_remove(1), slots)?;
                 Ok(Connection {
                     socket,
                     version,
+                    lineage: (version >= SAYS_LINEAGE).then_some(lineage),
                     words: Arc::new(Words::of(gpu, file)?),
                 })
             }

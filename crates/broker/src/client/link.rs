@@ -14,12 +14,12 @@ use transport::os::socket::{self, ReceiveOutcome};
 use transport::os::waker::Waker;
 
 use super::commit::Pending;
-use super::connection::Connection;
+use super::connection::{Connection, SAYS_LINEAGE};
 use super::questions::{Answer, Questions, Waiter};
 use super::retire::Retiring;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::Imported;
-use crate::object::identity::Identity;
+use crate::object::identity::{Epoch, Identity, Lineage};
 use crate::wire::{MOST_BYTES, Selector, ToBroker, ToClient};
 
 /// How long a hello to another broker may take.
@@ -218,6 +218,40 @@ impl Link {
             .questions
             .begin(message, Vec::new(), Waiter::Nobody, false);
         self.shared.waker.wake();
+    }
+
+    /// Takes a watch of a name back, if no other thread watches it and the broker knows how.
+    pub(super) fn unwatch(&self, name: &str) {
+        if self.fork.is_child() {
+            return;
+        }
+        let mut state = self.shared.state();
+        let questions = &mut state.questions;
+        let knows = questions
+            .connection
+            .as_ref()
+            .is_some_and(|c| c.version >= SAYS_LINEAGE);
+        if !knows || questions.watches(name) {
+            return;
+        }
+        let question = |request| ToBroker::Watch {
+            request,
+            seen: Epoch(u64::MAX),
+            name: name.into(),
+        };
+        questions.begin(question, Vec::new(), Waiter::Nobody, false);
+        self.shared.waker.wake();
+    }
+
+    /// Notes which history the epoch is of that the commit of a name will have.
+    pub(super) fn learn(&self, name: &str, lineage: Option<Lineage>) {
+        self.shared.state().questions.histories.learn(name, lineage);
+    }
+
+    /// Says whether the epochs of a name that were learned last are of the connection's history.
+    pub(super) fn epochs_are_of(&self, name: &str, connection: &Connection) -> bool {
+        let state = self.shared.state();
+        state.questions.histories.are_of(name, connection.lineage)
     }
 
     /// Notes a reader's lease, so that it is taken again from the next broker.

@@ -3,7 +3,8 @@
 //!
 //! 1. `connection`: from the hello to the welcome. `commit`: from the last write to the epoch.
 //! 2. `retire`: addresses that are given back once the GPU is done with them.
-//! 3. `questions`: what was asked and not answered yet. `link`: the thread that asks, hears and
+//! 3. `histories`: which history the epochs are of that were told. `questions`: what was asked and
+//!    not answered yet. `link`: the thread that asks, hears and
 //!    reconnects.
 //! 4. `mapped`: what writers and readers have in common. `writer`: an object that is being filled.
 //!    `scratch`: one that is never committed.
@@ -16,6 +17,7 @@
 mod commit;
 mod connection;
 mod group;
+mod histories;
 mod link;
 mod mapped;
 mod opened;
@@ -41,7 +43,7 @@ pub use scratch::Scratch;
 pub use writer::{CreateOptions, Writer};
 
 use crate::error::{ObjectError, Result};
-use crate::object::identity::{Epoch, Identity, check_name};
+use crate::object::identity::{Epoch, Identity, Lineage, check_name};
 use crate::object::layout::Layout;
 use crate::server::listing::Listing;
 use crate::wire::{Selector, Standing, ToBroker, ToClient};
@@ -263,6 +265,9 @@ impl Client {
 
     /// Waits until a name has an epoch newer than `seen`; `None` when the time is over.
     ///
+    /// If keeper and broker both ended since this client learned an epoch of the name, epochs have
+    /// begun anew: then any epoch that is there is newer, whatever its number.
+    ///
     /// # Errors
     ///
     /// [`ObjectError::Refused`] by the broker.
@@ -287,9 +292,18 @@ impl Client {
                 _,
             )) => Ok(Some((epoch, identity))),
             Ok(_) => Err(connection::nonsense()),
-            Err(ObjectError::Gpu(gpu_api::Error::Deadline { .. })) => Ok(None),
+            Err(ObjectError::Gpu(gpu_api::Error::Deadline { .. })) => {
+                self.link.unwatch(name);
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
+    }
+
+    /// Returns which history the epochs of the broker are of, while one is connected that says it.
+    /// Epochs begin anew, in another history, when broker and keeper both ended.
+    pub fn lineage(&self) -> Option<Lineage> {
+        self.link.connection()?.lineage
     }
 
     /// Removes a name with all its epochs; a process that has one mapped keeps it. Returns its last

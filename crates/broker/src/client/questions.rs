@@ -25,6 +25,7 @@ use transport::wire::table::{self, Message};
 
 use super::commit::CommitCell;
 use super::connection::{Connection, nonsense};
+use super::histories::Histories;
 use crate::error::{ObjectError, Result};
 use crate::object::identity::Identity;
 use crate::wire::{MOST_BYTES, RefusalCode, Standing, ToBroker, ToClient};
@@ -59,12 +60,14 @@ impl client::Row for Row {
 /// All of them, and the broker that they are put to.
 pub(super) struct Questions {
     pub connection: Option<Arc<Connection>>,
+    pub histories: Histories,
     table: client::Questions<u64, Row>,
 }
 
 impl Questions {
     pub(super) fn new(connection: Connection) -> Questions {
         Questions {
+            histories: Histories::new(connection.lineage),
             connection: Some(Arc::new(connection)),
             table: client::Questions::default(),
         }
@@ -79,8 +82,12 @@ impl Questions {
         survives: bool,
     ) -> u64 {
         let request = self.table.number();
+        let mut message = message(request);
+        if let Some(connection) = &self.connection {
+            self.histories.translate(&mut message, connection.lineage);
+        }
         let mut row = Row {
-            message: message(request),
+            message,
             fds,
             waiter,
             survives,
@@ -128,6 +135,8 @@ impl Questions {
         if row.answer.is_some() {
             return;
         }
+        let now = self.connection.as_ref().and_then(|now| now.lineage);
+        self.histories.hear(&row.message, &message, now);
         match &row.waiter {
             Waiter::Asker => {
                 row.answer = Some(Ok((message, fds)));
@@ -175,6 +184,13 @@ impl Questions {
         self.table.remove(request);
     }
 
+    /// Says whether a name is watched.
+    pub(super) fn watches(&self, name: &str) -> bool {
+        self.table
+            .iter()
+            .any(|(_, row)| matches!(&row.message, ToBroker::Watch { name: of, .. } if of == name))
+    }
+
     /// Says when the next question is repeated.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.connection.as_ref().and(self.table.next_due())
@@ -220,6 +236,13 @@ impl Questions {
 
     /// Asks the next broker everything.
     pub(super) fn welcome(&mut self, connection: Connection) {
+        let requests: Vec<u64> = self.table.iter().map(|(request, _)| request).collect();
+        for request in requests {
+            if let Some(row) = self.table.get_mut(request) {
+                self.histories
+                    .translate(&mut row.message, connection.lineage);
+            }
+        }
         self.connection = Some(Arc::new(connection));
         let now = Instant::now();
         self.table.ask_all(now);

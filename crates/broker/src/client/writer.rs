@@ -16,7 +16,7 @@ use super::mapped::{address, check_stream, note, read_part, regions};
 use super::retire::Retiring;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::{Imported, Range, SwapError};
-use crate::object::identity::{Epoch, Identity};
+use crate::object::identity::{Epoch, Identity, Lineage};
 use crate::object::layout::Layout;
 use crate::object::manifest::{Manifest, Readers, round_up};
 use crate::object::part::Part;
@@ -29,7 +29,8 @@ pub struct CreateOptions {
     /// descriptor that only reads.
     pub readers: Readers,
     /// The epoch that the name must have when this object becomes visible; 0 for a name that has
-    /// none.
+    /// none. One that was learned before keeper and broker both ended is no epoch of the name any
+    /// more.
     pub expect: Option<Epoch>,
     /// Give up the name's epochs before memory is asked for, where there is no room for two. Until
     /// the commit the name has none.
@@ -56,6 +57,8 @@ pub struct Writer {
     link: Arc<Link>,
     manifest: Manifest,
     words: Arc<Words>,
+    /// Which history its epoch will be of.
+    lineage: Option<Lineage>,
     leases: Vec<LeaseSlot>,
     /// Gone with the commit.
     range: Option<Range>,
@@ -95,6 +98,13 @@ impl Writer {
         let draft = sealed_file::create("gpu-ipc-draft", &manifest.encode()?)?;
         let lost = || ObjectError::WriterLost { identity };
         let connection = link.connection().ok_or_else(lost)?;
+        let expected = options.expect.filter(|expect| *expect != Epoch(0));
+        if let Some(expect) = expected.filter(|_| !link.epochs_are_of(name, &connection)) {
+            let why = format!(
+                "epoch {expect} of {name} was expected, and is of an earlier history: keeper and broker have both ended since"
+            );
+            return Err(ObjectError::Conflict { why });
+        }
         let wanted = Wanted {
             scratch,
             replace: options.replace,
@@ -158,6 +168,7 @@ impl Writer {
             link: link.clone(),
             manifest,
             words,
+            lineage: connection.lineage,
             leases: leases.to_vec(),
             range: Some(range),
             base,
@@ -425,6 +436,7 @@ impl Writer {
         trace_point!("commit.begun");
         let lane = Lane::release_behind(&gpu, &self.words, &self.leases, &used)?;
         trace_point!("commit.queued");
+        self.link.learn(&self.manifest.name, self.lineage);
         let identity = self.manifest.identity;
         let cell = Arc::new(CommitCell::default());
         self.link.finish(Pending {

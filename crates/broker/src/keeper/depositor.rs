@@ -417,6 +417,23 @@ impl Depositor {
         Ok(without)
     }
 
+    /// Stores a descriptor under a name that may be of no broker's giving, and asks whether it is
+    /// there.
+    ///
+    /// # Errors
+    ///
+    /// As [`store`](Depositor::store).
+    pub fn give(&self, name: &str, file: BorrowedFd<'_>) -> Result<(), DepositError> {
+        self.tell(&Request::Store(name.into()), &[file])?;
+        if self.has(&[name.into()])?.contains(name) {
+            Ok(())
+        } else {
+            Err(DepositError::Refused(format!(
+                "the keeper did not take {name}"
+            )))
+        }
+    }
+
     /// Stores descriptors, and asks whether all are there.
     ///
     /// # Errors

@@ -63,6 +63,29 @@ impl std::str::FromStr for Identity {
     }
 }
 
+/// Names a history of epochs: 128 random bits, drawn by a broker that starts without anything that a
+/// keeper kept. Epochs of two histories cannot be compared. All zero where it is not known.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+#[repr(transparent)]
+pub struct Lineage(pub [u8; 16]);
+
+impl Lineage {
+    /// Draws one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Identity::random`].
+    pub fn random() -> Result<Lineage> {
+        Identity::random().map(|bits| Lineage(bits.0))
+    }
+}
+
+impl fmt::Display for Lineage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&Identity(self.0), f)
+    }
+}
+
 /// Numbers the objects of a name for people, from 1; 0 is before the first.
 ///
 /// Assigned when an object becomes visible, and never lower than one that the name had before.
@@ -70,7 +93,7 @@ impl std::str::FromStr for Identity {
 #[repr(transparent)]
 pub struct Epoch(pub u64);
 
-wrappers!(Identity Epoch);
+wrappers!(Identity Epoch Lineage);
 
 impl Epoch {
     /// Returns the one after.

@@ -102,6 +102,18 @@ pub struct Manifest {
     pub layout: Layout,
 }
 
+/// Says whether bytes are a manifest of a version that this crate does not read: they begin as all
+/// manifests do, with another version, and nothing in them was changed.
+pub fn is_of_another_version(bytes: &[u8]) -> bool {
+    let Some(head) = bytes.first_chunk::<16>() else {
+        return false;
+    };
+    let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
+    let is_manifest = head[..7] == MAGIC[..7];
+    // Another magic may have its sum elsewhere.
+    is_manifest && (head[7] != MAGIC[7] || (number(8) != VERSION && number(12) == checksum(bytes)))
+}
+
 impl Manifest {
     /// Returns the bytes of each region as it was made and is mapped.
     pub fn mapped_regions(&self) -> impl Iterator<Item = u64> + '_ {

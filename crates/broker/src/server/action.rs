@@ -4,7 +4,7 @@ use gpu_api::{BackendKind, DeviceUuid};
 
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
-use crate::server::bequest::Tombs;
+use crate::server::bequest::Bequest;
 use crate::wire::{LeaseSlot, RefusalCode, Standing, ToClient};
 
 /// Numbers a participant of this broker.
@@ -130,12 +130,12 @@ pub enum Action<F> {
         manifest: Box<Manifest>,
         regions: Vec<F>,
     },
-    /// Take objects out of the keeper, after the tombs have gone there; then call
+    /// Take objects out of the keeper, after the bequest has gone there; then call
     /// `Catalogue::forgotten`.
     Forget {
         token: u64,
         objects: Vec<(u64, usize)>,
-        tombs: Option<Tombs>,
+        bequest: Option<Bequest>,
     },
     /// The write leases have ended: their slots can be granted again.
     EndLeases(Participant, Vec<LeaseSlot>),

@@ -147,7 +147,7 @@ impl Service {
         self.door.seat(key, participant, &peer.seat)?;
         let file = peer.slots.file();
         let welcome = ToClient::Welcome {
-            incarnation: self.incarnation,
+            lineage: self.parts.catalogue.lineage(),
             participant: participant.0,
             pid: std::process::id(),
             slots: file.slot_count(),

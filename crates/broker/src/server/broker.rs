@@ -1,6 +1,6 @@
 //! How a broker starts: takes its directory, reads what a keeper kept, and serves.
 
-use std::fs::File;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,12 +15,15 @@ use transport::trace_point;
 use crate::keeper::depositor::{DepositError, Depositor};
 use crate::keeper::process::{STARTED_BY, raise_file_limit};
 use crate::memory::store::FindGpus;
-use crate::object::identity::Epoch;
-use crate::object::manifest::{MOST_MANIFEST, Manifest};
+use crate::object::identity::{Epoch, Lineage};
+use crate::object::manifest::{self, MOST_MANIFEST, Manifest};
 use crate::server::action::Action;
-use crate::server::bequest::{Inherited, MOST_TOMBS, Tombs, sort};
+use crate::server::bequest::{
+    Bequest, HISTORY_BYTES, History, Inherited, Label, MOST_TOMBS, Reading, Tombs, sort,
+};
 use crate::server::catalogue::Catalogue;
-use crate::server::happened::Teller;
+use crate::server::deposit::Stored;
+use crate::server::happened::{File, Teller};
 use crate::server::limits::Limits;
 use crate::server::service::{KeeperState, Parts, Service};
 use crate::server::{deposit, lock, workshop};
@@ -56,7 +59,7 @@ impl std::fmt::Debug for Options {
 pub struct Broker {
     service: Service,
     actions: Vec<Action<Arc<OwnedFd>>>,
-    _lock: File,
+    _lock: std::fs::File,
 }
 
 impl std::fmt::Debug for Broker {
@@ -66,13 +69,36 @@ impl std::fmt::Debug for Broker {
 }
 
 /// What a keeper kept for this broker.
-#[derive(Default)]
 struct Inheritance {
-    tombs: Tombs,
-    newest_tombs: Option<u64>,
+    bequest: Bequest,
+    /// The numbers of the tombs and of the history that the keeper has.
+    stored: Stored,
     objects: Vec<Inherited<Arc<OwnedFd>>>,
     next_seq: u64,
     orphans: u64,
+    /// What another version wrote.
+    foreign: Vec<(String, File)>,
+}
+
+impl Inheritance {
+    /// Nothing: a history begins.
+    fn none() -> Result<Inheritance> {
+        let history = History {
+            lineage: Lineage::random()?,
+            ..History::default()
+        };
+        Ok(Inheritance {
+            bequest: Bequest {
+                history,
+                tombs: Tombs::default(),
+            },
+            stored: Stored::default(),
+            objects: Vec::new(),
+            next_seq: 1,
+            orphans: 0,
+            foreign: Vec::new(),
+        })
+    }
 }
 
 impl Broker {
@@ -113,11 +139,14 @@ impl Broker {
             depositor.ready();
         }
         let pulse = depositor.as_ref().map(Depositor::pulse);
-        let deposit = deposit::start(depositor, inheritance.newest_tombs, teller)?;
-        let mut catalogue = Catalogue::new(options.limits.clone());
+        let foreign = inheritance.foreign.len() as u64;
+        let next_number = inheritance.stored.highest().max(inheritance.next_seq);
+        let deposit = deposit::start(depositor, inheritance.stored, inheritance.foreign, teller)?;
+        let operator = rustix::process::geteuid().as_raw();
+        let mut catalogue = Catalogue::new(options.limits.clone(), operator);
         let restored = inheritance.objects.len() as u64;
         let actions = catalogue.restore(
-            &inheritance.tombs,
+            &inheritance.bequest,
             inheritance.objects,
             inheritance.next_seq,
         );
@@ -126,12 +155,10 @@ impl Broker {
             catalogue,
             keeper,
             pulse,
-            next_tombs: inheritance
-                .newest_tombs
-                .unwrap_or(0)
-                .max(inheritance.next_seq),
+            next_number,
             restored,
             orphans: inheritance.orphans,
+            foreign,
             happened,
             waker,
             workshop,
@@ -171,48 +198,48 @@ fn leash(depositor: &Depositor) -> Result<Option<OwnedFd>> {
     }
 }
 
-/// Reads everything back from the keeper, and lets it close what belongs to no whole object.
+/// Reads everything back from the keeper, and lets it close what belongs to no whole object. What
+/// another version wrote stays.
 fn inherit(depositor: Option<Depositor>) -> Result<(Option<Depositor>, Inheritance)> {
     let Some(mut depositor) = depositor else {
-        return Ok((None, Inheritance::default()));
+        return Ok((None, Inheritance::none()?));
     };
     let inventory = match depositor.inventory(true) {
         Ok(inventory) => inventory,
         // Without a keeper there is nothing to inherit; the service looks for one.
-        Err(DepositError::Absent) => return Ok((Some(depositor), Inheritance::default())),
+        Err(DepositError::Absent) => return Ok((Some(depositor), Inheritance::none()?)),
         Err(error) => return Err(error.into()),
     };
-    let mut manifests = Vec::new();
+    let mut manifests = HashMap::new();
     let files = inventory
         .files
         .into_iter()
         .map(|(name, file)| (name, Arc::new(file)))
         .collect();
-    let found = sort(files, |file: &Arc<OwnedFd>| {
-        let manifest = sealed_file::read(file.as_fd(), 0..=MOST_MANIFEST)
-            .and_then(|bytes| Manifest::decode(&bytes));
-        let manifest = manifest
-            .inspect_err(|error| tracing::warn!(%error, "a manifest in the keeper is invalid"))
-            .ok()?;
-        let whole = manifest.epoch > Epoch(0) && manifest.granularity > 0;
-        let regions = manifest.layout.regions().len();
-        manifests.push((file.clone(), manifest));
-        whole.then_some(regions)
+    let found = sort(files, |label, file: &File| {
+        read(label, file, &mut manifests)
     });
     let mut inheritance = Inheritance {
+        stored: Stored {
+            tombs: found.tombs.as_ref().map(|(number, _)| *number),
+            history: found.history,
+        },
         next_seq: found.next_seq,
         orphans: found.rest.len() as u64,
-        ..Default::default()
+        foreign: found.foreign,
+        ..Inheritance::none()?
     };
-    if let Some((number, file)) = &found.tombs {
-        inheritance.newest_tombs = Some(*number);
-        inheritance.tombs = sealed_file::read(file.as_fd(), 0..=MOST_TOMBS)
-            .and_then(|bytes| Tombs::decode(&bytes))?;
+    if let Some((_, tombs)) = found.tombs {
+        inheritance.bequest.tombs = tombs;
+    }
+    match found.history {
+        // Which epochs there were is known only with all the tombs.
+        Some((_, history)) if !found.lacks_tombs => inheritance.bequest.history = history,
+        Some((_, history)) => inheritance.bequest.history.floor = history.floor,
+        None => {}
     }
     for (seq, file, regions) in found.whole {
-        let at = manifests.iter().position(|(of, _)| Arc::ptr_eq(of, &file));
-        if let Some(at) = at {
-            let manifest = manifests.swap_remove(at).1;
+        if let Some(manifest) = manifests.remove(&seq) {
             inheritance.objects.push(Inherited {
                 seq,
                 manifest,
@@ -221,22 +248,76 @@ fn inherit(depositor: Option<Depositor>) -> Result<(Option<Depositor>, Inheritan
             });
         }
     }
+    if !inheritance.foreign.is_empty() {
+        tracing::warn!(
+            count = inheritance.foreign.len(),
+            "the keeper has files of another version of the broker; they stay there"
+        );
+    }
     if !found.rest.is_empty() {
         tracing::warn!(
             count = found.rest.len(),
             "the keeper had descriptors of no whole object; they are closed"
         );
     }
+    let next_number = inheritance.stored.highest().max(inheritance.next_seq) + 1;
     let cleaned = depositor
         .is_fed(inventory.incarnation)
-        .and_then(|()| depositor.remove_names(&found.rest));
+        .and_then(|()| depositor.remove_names(&found.rest))
+        .and_then(|()| {
+            let history = inheritance.bequest.history;
+            inheritance
+                .stored
+                .keep_history(&depositor, next_number, history)
+        });
     match cleaned {
         Ok(()) => {}
         Err(DepositError::System(error)) => return Err(error),
-        // One that does not close what belongs to nothing is asked again by the next broker.
-        Err(DepositError::Refused(why)) => tracing::warn!(%why, "descriptors stay"),
+        // What it does not do here it is asked again: with the next removal, by the next broker.
+        Err(DepositError::Refused(why)) => tracing::warn!(%why, "the keeper is not in order"),
         // What it had is here: it is given to the next one.
         Err(DepositError::Absent) => depositor.is_lost(),
     }
     Ok((Some(depositor), inheritance))
+}
+
+/// Reads a file of the keeper; a manifest is put aside under its number.
+fn read(label: Label, file: &File, manifests: &mut HashMap<u64, Manifest>) -> Reading {
+    let most = match label {
+        Label::Manifest(_) => MOST_MANIFEST,
+        Label::Tombs(_) => MOST_TOMBS,
+        Label::History(_) => HISTORY_BYTES,
+        Label::Region(..) => return Reading::Broken,
+    };
+    let bytes = match sealed_file::read(file.as_fd(), 0..=most) {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            tracing::warn!(%error, %label, "a file in the keeper is not readable");
+            return match label {
+                Label::Manifest(_) => Reading::Broken,
+                _ => Reading::Foreign,
+            };
+        }
+    };
+    let read = match label {
+        Label::Manifest(seq) => Manifest::decode(&bytes).map(|manifest| {
+            let whole = manifest.epoch > Epoch(0) && manifest.granularity > 0;
+            let regions = manifest.layout.regions().len();
+            manifests.insert(seq, manifest);
+            if whole {
+                Reading::Manifest(regions)
+            } else {
+                Reading::Broken
+            }
+        }),
+        Label::Tombs(_) => Tombs::decode(&bytes).map(Reading::Tombs),
+        _ => History::decode(&bytes).map(Reading::History),
+    };
+    read.unwrap_or_else(|error| {
+        tracing::warn!(%error, %label, "a file in the keeper is not of this version");
+        match label {
+            Label::Manifest(_) if !manifest::is_of_another_version(&bytes) => Reading::Broken,
+            _ => Reading::Foreign,
+        }
+    })
 }

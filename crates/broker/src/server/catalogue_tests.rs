@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use transport::shared::slot::Generation;
 
 use super::action::{Action, Answer, Asker, KeepError, Participant};
-use super::bequest::{Inherited, Label, Tombs, sort};
+use super::bequest::{Bequest, Inherited, Label, Reading, sort};
 use super::catalogue::Catalogue;
 use super::limits::Limits;
 use crate::object::identity::{Epoch, Identity};
@@ -22,7 +22,7 @@ use crate::wire::{LeaseSlot, RefusalCode, Selector, Standing, Wanted};
 enum Fd {
     Region(Identity, usize),
     Manifest(Box<Manifest>),
-    Tombs(Tombs),
+    Bequest(Bequest),
 }
 
 #[derive(Clone, Debug)]
@@ -126,6 +126,9 @@ fn name_of(name: u8) -> String {
     format!("n{name}")
 }
 
+/// The broker's own user, who is no participant of the model.
+const OPERATOR: u32 = 0;
+
 /// The name that replicas are of, and where they come from.
 const REPLICA: &str = "n2";
 const HOME: &str = "elsewhere";
@@ -167,7 +170,7 @@ impl World {
 
     fn with(limits: Limits) -> World {
         World {
-            catalogue: Catalogue::new(limits),
+            catalogue: Catalogue::new(limits, OPERATOR),
             jobs: Vec::new(),
             keeper: BTreeMap::new(),
             draws: BTreeMap::new(),
@@ -300,7 +303,7 @@ impl World {
             Action::Forget {
                 token,
                 objects,
-                tombs,
+                bequest,
             } => {
                 // A removal that the keeper does not take is answered with no, and its objects come
                 // back with the next broker: nothing is promised of them.
@@ -310,7 +313,7 @@ impl World {
                     Ok(())
                 };
                 if forgotten.is_ok() {
-                    self.forget(&objects, tombs.as_ref(), usize::MAX);
+                    self.forget(&objects, bequest.as_ref(), usize::MAX);
                 }
                 let actions = self.catalogue.forgotten(token, forgotten);
                 self.act(actions);
@@ -336,21 +339,24 @@ impl World {
         );
     }
 
-    fn forget(&mut self, objects: &[(u64, usize)], tombs: Option<&Tombs>, steps: usize) {
+    fn forget(&mut self, objects: &[(u64, usize)], bequest: Option<&Bequest>, steps: usize) {
         let mut left = steps;
         let mut step = || {
             left = left.saturating_sub(1);
             left > 0 || steps == usize::MAX
         };
-        if let Some(tombs) = tombs {
-            if !step() {
-                return;
-            }
+        if let Some(bequest) = bequest {
             self.next_tombs += 1;
-            self.keeper.insert(
-                Label::Tombs(self.next_tombs).to_string(),
-                Fd::Tombs(tombs.clone()),
-            );
+            for label in [
+                Label::History(self.next_tombs),
+                Label::Tombs(self.next_tombs),
+            ] {
+                if !step() {
+                    return;
+                }
+                self.keeper
+                    .insert(label.to_string(), Fd::Bequest(bequest.clone()));
+            }
         }
         for &(seq, regions) in objects {
             let labels = std::iter::once(Label::Manifest(seq))
@@ -377,9 +383,9 @@ impl World {
                 regions,
                 ..
             }) => self.store(seq, &manifest, &regions, usize::from(done)),
-            Some(Action::Forget { objects, tombs, .. }) => {
-                self.forget(&objects, tombs.as_ref(), usize::from(done) + 1)
-            }
+            Some(Action::Forget {
+                objects, bequest, ..
+            }) => self.forget(&objects, bequest.as_ref(), usize::from(done) + 1),
             _ => {}
         }
         self.jobs.clear();
@@ -393,17 +399,22 @@ impl World {
             .iter()
             .map(|(name, fd)| (name.clone(), fd.clone()))
             .collect();
-        let found = sort(store, |fd| match fd {
-            Fd::Manifest(manifest) => Some(manifest.layout.regions().len()),
-            _ => None,
+        let found = sort(store, |label, fd| match (label, fd) {
+            (_, Fd::Manifest(manifest)) => Reading::Manifest(manifest.layout.regions().len()),
+            (Label::Tombs(_), Fd::Bequest(bequest)) => Reading::Tombs(bequest.tombs.clone()),
+            (_, Fd::Bequest(bequest)) => Reading::History(bequest.history),
+            _ => Reading::Broken,
         });
         found
             .rest
             .iter()
             .for_each(|name| drop(self.keeper.remove(name)));
-        let tombs = match found.tombs {
-            Some((_, Fd::Tombs(tombs))) => tombs,
-            _ => Tombs::default(),
+        let bequest = Bequest {
+            tombs: found.tombs.map(|(_, tombs)| tombs).unwrap_or_default(),
+            history: found
+                .history
+                .map(|(_, history)| history)
+                .unwrap_or_default(),
         };
         let objects: Vec<_> = found
             .whole
@@ -428,8 +439,8 @@ impl World {
                 "its own memory"
             );
         }
-        self.catalogue = Catalogue::new(limits());
-        let actions = self.catalogue.restore(&tombs, objects, found.next_seq);
+        self.catalogue = Catalogue::new(limits(), OPERATOR);
+        let actions = self.catalogue.restore(&bequest, objects, found.next_seq);
         self.act_restored(actions);
     }
 
@@ -820,4 +831,122 @@ fn names_belong_to_the_user_who_committed_them_first() {
     );
     assert!(world.catalogue.watch(other, 7, "n0", Epoch(0)).is_empty());
     assert!(world.catalogue.rows(2).is_empty());
+}
+
+/// Does the jobs that are left with a keeper that takes all, and returns the answers.
+fn finished(world: &mut World, mut actions: Vec<Action<Fd>>) -> Vec<Answer<Fd>> {
+    let mut answers = Vec::new();
+    while let Some(action) = actions.pop() {
+        match action {
+            Action::Answer(_, _, answer) => answers.push(answer),
+            Action::Forget {
+                token,
+                objects,
+                bequest,
+            } => {
+                world.forget(&objects, bequest.as_ref(), usize::MAX);
+                actions.extend(world.catalogue.forgotten(token, Ok(())));
+            }
+            other => panic!("no job: {other:?}"),
+        }
+    }
+    answers
+}
+
+#[test]
+fn the_brokers_own_user_sees_all_removes_all_and_frees_the_name() {
+    let mut world = World::new();
+    committed(&mut world, 0, false, false);
+    let bytes = world.catalogue.bytes(1);
+    assert!(bytes > 0);
+    assert_eq!(
+        (
+            world.catalogue.rows(OPERATOR).len(),
+            world.catalogue.bytes(OPERATOR),
+            world.catalogue.rows(2).len()
+        ),
+        (1, bytes, 0)
+    );
+    let users = world.catalogue.users(OPERATOR);
+    assert_eq!(users, world.catalogue.users(1), "one user has all of it");
+    assert_eq!(
+        (users[0].uid, users[0].objects, users[0].bytes),
+        (1, 1, bytes)
+    );
+    let operator = Asker {
+        participant: Participant(9),
+        uid: OPERATOR,
+        shared_context: false,
+    };
+    let answer = world
+        .catalogue
+        .open(operator, &Selector::Latest("n0".into()));
+    assert!(
+        matches!(answer, Answer::Declined(RefusalCode::User, _)),
+        "it opens nothing that is not open to it: {answer:?}"
+    );
+    let actions = world.catalogue.remove(operator, 5, "n0", Epoch(0));
+    let answers = finished(&mut world, actions);
+    assert_eq!(answers, [Answer::Removed(Epoch(1))]);
+    // A broker that starts from what the keeper has knows that the name is free.
+    world.kill(0);
+    let other = Asker {
+        participant: Participant(8),
+        uid: 2,
+        shared_context: false,
+    };
+    let identity = Identity([77; 16]);
+    world
+        .catalogue
+        .create(other, 6, identity, Wanted::default())
+        .expect("an identity of its own");
+    let actions = world
+        .catalogue
+        .drafted(identity, Ok((draft(identity, "n0"), 64)));
+    assert!(
+        matches!(&actions[..], [Action::Make { .. }]),
+        "any user may take it: {actions:?}"
+    );
+    let slot = |_, _| Some(Vec::new());
+    world
+        .catalogue
+        .made(identity, Ok(vec![Fd::Region(identity, 0)]), slot);
+    let actions = world.catalogue.commit(other, 7, identity, |_| true);
+    let keep = actions.into_iter().find_map(|action| match action {
+        Action::Keep { manifest, .. } => Some(manifest),
+        _ => None,
+    });
+    assert_eq!(
+        keep.expect("a commit").epoch,
+        Epoch(2),
+        "its epochs go on above those that were"
+    );
+}
+
+#[test]
+fn a_watch_is_taken_back_and_bounded() {
+    let mut world = World::with(Limits {
+        watches: 2,
+        ..limits()
+    });
+    for name in ["a", "b"] {
+        assert!(
+            world
+                .catalogue
+                .watch(asker(1), 1, name, Epoch(0))
+                .is_empty()
+        );
+    }
+    let actions = world.catalogue.watch(asker(1), 1, "c", Epoch(0));
+    assert!(
+        matches!(&actions[..], [Action::Answer(_, _, Answer::Declined(RefusalCode::Limit, why))]
+            if why == "the participant watches 2 names already"),
+        "{actions:?}"
+    );
+    let actions = world.catalogue.watch(asker(1), 2, "a", Epoch(u64::MAX));
+    assert!(matches!(
+        &actions[..],
+        [Action::Answer(_, 2, Answer::Noted)]
+    ));
+    assert!(world.catalogue.watch(asker(1), 1, "c", Epoch(0)).is_empty());
 }

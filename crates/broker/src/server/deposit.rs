@@ -1,6 +1,6 @@
 //! The thread that may wait for the keeper.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::keeper::depositor::{DepositError, Depositor, Given};
 use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
 use crate::server::action::KeepError;
-use crate::server::bequest::{Label, Tombs};
+use crate::server::bequest::{Bequest, History, Label};
 use crate::server::happened::{File, Happened, Teller};
 
 /// How often a keeper that is not asked anything is asked whether it is there: one that is stopped
@@ -29,31 +29,69 @@ pub(super) enum Job {
         manifest: Box<Manifest>,
         regions: Vec<File>,
     },
-    /// Take objects out, after the tombs have gone there.
+    /// Take objects out, after the bequest has gone there under this number.
     Forget {
         token: u64,
         objects: Vec<(u64, usize)>,
-        tombs: Option<(u64, Tombs)>,
+        bequest: Option<(u64, Bequest)>,
     },
     /// Look whether a keeper is there, and which.
     Look,
     /// Give it everything, in this order.
     Feed {
         objects: Vec<(u64, File, Vec<File>)>,
-        tombs: (u64, Tombs),
+        bequest: (u64, Bequest),
     },
+}
+
+/// What the keeper has of a bequest.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stored {
+    /// The number of the tombs.
+    pub tombs: Option<u64>,
+    /// The number of the history, and what it says.
+    pub history: Option<(u64, History)>,
+}
+
+impl Stored {
+    /// Returns the highest number.
+    pub(super) fn highest(&self) -> u64 {
+        let history = self.history.map_or(0, |(number, _)| number);
+        self.tombs.unwrap_or(0).max(history)
+    }
+
+    /// Gives the keeper the history, if it has another one, and takes that out.
+    pub(super) fn keep_history(
+        &mut self,
+        depositor: &Depositor,
+        number: u64,
+        history: History,
+    ) -> Result<(), DepositError> {
+        if self.history.is_some_and(|(_, stored)| stored == history) {
+            return Ok(());
+        }
+        let file = sealed_file::create("gpu-ipc-history", &history.encode())?;
+        let label = Label::History(number);
+        depositor.store(&[(label, file.as_fd())], "history")?;
+        match self.history.replace((number, history)) {
+            Some((older, _)) if older != number => depositor.remove([Label::History(older)]),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Starts the thread; without a keeper it only makes manifests.
 pub(super) fn start(
     depositor: Option<Depositor>,
-    tombs: Option<u64>,
+    stored: Stored,
+    foreign: Vec<(String, File)>,
     teller: Teller,
 ) -> Result<Sender<Job>> {
     let (sender, jobs) = channel();
     let worker = Thread {
         depositor,
-        tombs,
+        stored,
+        foreign,
         teller,
     };
     thread::start("gpu-ipc-deposit", move || worker.run(&jobs))?;
@@ -62,8 +100,9 @@ pub(super) fn start(
 
 struct Thread {
     depositor: Option<Depositor>,
-    /// The number of the tombs that the keeper has.
-    tombs: Option<u64>,
+    stored: Stored,
+    /// What another version wrote: the next keeper gets it too.
+    foreign: Vec<(String, File)>,
     teller: Teller,
 }
 
@@ -88,10 +127,10 @@ impl Thread {
                 Job::Forget {
                     token,
                     objects,
-                    tombs,
-                } => Happened::Forgotten(token, self.forget(&objects, tombs)),
+                    bequest,
+                } => Happened::Forgotten(token, self.forget(&objects, bequest)),
                 Job::Look => Happened::Looked(self.look()),
-                Job::Feed { objects, tombs } => Happened::Fed(self.feed(&objects, tombs)),
+                Job::Feed { objects, bequest } => Happened::Fed(self.feed(&objects, &bequest)),
             };
             self.teller.tell(happened);
         }
@@ -115,7 +154,7 @@ impl Thread {
     fn forget(
         &mut self,
         objects: &[(u64, usize)],
-        tombs: Option<(u64, Tombs)>,
+        bequest: Option<(u64, Bequest)>,
     ) -> Result<(), KeepError> {
         let Some(depositor) = &self.depositor else {
             return Ok(());
@@ -124,13 +163,16 @@ impl Thread {
             return Err(KeepError::Absent);
         }
         trace_point!("forget.begun");
-        if let Some((number, tombs)) = tombs {
+        if let Some((number, Bequest { history, tombs })) = bequest {
+            self.stored
+                .keep_history(depositor, number, history)
+                .map_err(why)?;
             let file = sealed_file::create("gpu-ipc-tombs", &tombs.encode());
             let file = file.map_err(|error| KeepError::Refused(explain(&error)))?;
             depositor
                 .store(&[(Label::Tombs(number), file.as_fd())], "forget.tombs")
                 .map_err(why)?;
-            if let Some(older) = self.tombs.replace(number) {
+            if let Some(older) = self.stored.tombs.replace(number) {
                 depositor.remove([Label::Tombs(older)]).map_err(why)?;
             }
         }
@@ -165,13 +207,25 @@ impl Thread {
     fn feed(
         &mut self,
         objects: &[(u64, File, Vec<File>)],
-        (number, tombs): (u64, Tombs),
+        (number, Bequest { history, tombs }): &(u64, Bequest),
     ) -> Result<Vec<u64>, KeepError> {
         let Some(depositor) = &mut self.depositor else {
             return Ok(Vec::new());
         };
-        let file = sealed_file::create("gpu-ipc-tombs", &tombs.encode())
-            .map_err(|e| KeepError::Refused(explain(&e)))?;
+        let file = |name, bytes: &[u8]| {
+            sealed_file::create(name, bytes).map_err(|e| KeepError::Refused(explain(&e)))
+        };
+        let tombs = file("gpu-ipc-tombs", &tombs.encode())?;
+        let kept = file("gpu-ipc-history", &history.encode())?;
+        let first = [
+            (Label::History(*number), kept.as_fd()),
+            (Label::Tombs(*number), tombs.as_fd()),
+        ];
+        let foreign: Vec<(String, BorrowedFd<'_>)> = self
+            .foreign
+            .iter()
+            .map(|(name, file)| (name.clone(), file.as_fd()))
+            .collect();
         let objects: Vec<Given<'_>> = objects
             .iter()
             .map(|(seq, manifest, regions)| Given {
@@ -181,11 +235,12 @@ impl Thread {
             })
             .collect();
         trace_point!("feed.begun");
-        let without = depositor
-            .feed(&[(Label::Tombs(number), file.as_fd())], &objects, &[])
-            .map_err(why)?;
+        let without = depositor.feed(&first, &objects, &foreign).map_err(why)?;
         trace_point!("feed.done");
-        self.tombs = Some(number);
+        self.stored = Stored {
+            tombs: Some(*number),
+            history: Some((*number, *history)),
+        };
         Ok(without)
     }
 }

@@ -11,7 +11,16 @@ pub(super) enum Leaving {
     /// Nothing: newer epochs came.
     Retired,
     /// A participant that asked for the removal of a name's epoch, by this question.
-    Asked(Participant, u64, String, Epoch),
+    Asked {
+        participant: Participant,
+        request: u64,
+        name: String,
+        epoch: Epoch,
+        /// The last epoch that the name had, for the answer.
+        last: Epoch,
+        /// The name is forgotten afterwards, so that any user may take it.
+        release: bool,
+    },
     /// An object for which memory is made when the old epochs are gone.
     Replaced(Identity),
 }
@@ -46,9 +55,13 @@ impl LeavingTable {
         request: u64,
     ) -> bool {
         let same = self.rows.values_mut().find_map(|leaving| match leaving {
-            Leaving::Asked(to, question, of, at) if of == name && *at == epoch => {
-                Some((to, question))
-            }
+            Leaving::Asked {
+                participant,
+                request,
+                name: of,
+                epoch: at,
+                ..
+            } if of == name && *at == epoch => Some((participant, request)),
             _ => None,
         });
         let Some((to, question)) = same else {

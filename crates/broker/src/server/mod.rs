@@ -1,8 +1,8 @@
 //! The broker's process.
 //!
 //! 1. `bequest`: what a successor gets. `limits`. `action`: messages to send and steps to take.
-//! 2. `catalogue`: which objects there are. Pure. Its tables: `names`, `object`, `outcomes`,
-//!    `leaving`. `takeover`: what an epoch shares with the one before it.
+//! 2. `catalogue`: which objects there are. Pure. Its tables: `names`, `object` and `objects`,
+//!    `ledger`, `outcomes`, `leaving`, `watches`. `takeover`: what an epoch shares with the one before it.
 //! 3. `lock`: one broker a directory.
 //! 4. `happened`: what the threads that may wait tell. `workshop` waits for the driver, `deposit`
 //!    for the keeper.
@@ -20,13 +20,16 @@ mod catalogue_tests;
 mod deposit;
 mod happened;
 mod leaving;
+mod ledger;
 pub(crate) mod limits;
 pub mod listing;
 pub mod lock;
 mod names;
 mod object;
+mod objects;
 mod outcomes;
 mod peer;
 mod service;
 mod takeover;
+mod watches;
 mod workshop;

@@ -8,8 +8,9 @@ use crate::server::bequest::{Tomb, Tombs};
 use crate::wire::RefusalCode;
 use transport::server::Refused;
 
-/// Names, with those that were removed.
-const MOST_NAMES: usize = 65_536;
+/// Removals that are remembered each by itself. Of older ones the highest epoch alone is known, below
+/// which no name begins.
+const MOST_TOMBS: usize = 1_024;
 
 #[derive(Clone, Debug)]
 struct Name {
@@ -20,6 +21,8 @@ struct Name {
     /// Every epoch up to this one was removed.
     removed: Epoch,
     visible: BTreeMap<Epoch, Identity>,
+    /// Its place among the tombs, if it has one.
+    tomb: Option<u64>,
 }
 
 impl Name {
@@ -30,35 +33,129 @@ impl Name {
             last: Epoch(0),
             removed: Epoch(0),
             visible: BTreeMap::new(),
+            tomb: None,
         }
+    }
+
+    /// Says whether its visible epochs do not say all that must be known of it.
+    fn needs_tomb(&self) -> bool {
+        self.removed > Epoch(0) || !self.ends_visibly()
+    }
+
+    /// Says whether its last epoch is visible.
+    fn ends_visibly(&self) -> bool {
+        let newest = self.visible.last_key_value();
+        newest.is_some_and(|(epoch, _)| *epoch >= self.last)
     }
 }
 
-/// All names. One that was removed stays: its owner keeps it, and its epochs are never used again.
+/// All names. One that was removed stays for a while: its owner keeps it. No epoch of a name is ever
+/// used again.
 #[derive(Debug, Default)]
-pub(super) struct Names(BTreeMap<String, Name>);
+pub(super) struct Names {
+    rows: BTreeMap<String, Name>,
+    /// The names that need a tomb, those that changed last at the end.
+    tombs: BTreeMap<u64, String>,
+    next_tomb: u64,
+    /// The highest epoch of the names that are forgotten: a name that is not known begins after it.
+    floor: Epoch,
+    /// How many have a visible epoch.
+    visible: usize,
+}
 
 impl Names {
-    /// Takes the names that a former broker left.
-    pub(super) fn restore(&mut self, tombs: &Tombs) {
+    /// Takes the names that a former broker left, and the epoch after which an unknown name begins.
+    pub(super) fn restore(&mut self, tombs: &Tombs, floor: Epoch) {
+        self.floor = floor;
         for tomb in &tombs.0 {
             let name = Name {
                 last: tomb.last,
                 removed: tomb.removed,
                 ..Name::of(tomb.owner, tomb.home.as_deref())
             };
-            self.0.insert(tomb.name.clone(), name);
+            self.rows.insert(tomb.name.clone(), name);
+            self.entomb(&tomb.name);
+        }
+    }
+
+    /// Returns the epoch after which a name that is not known begins.
+    pub(super) fn floor(&self) -> Epoch {
+        self.floor
+    }
+
+    /// Counts the names that have a visible epoch.
+    pub(super) fn visible(&self) -> usize {
+        self.visible
+    }
+
+    /// Gives a name that changed its tomb, or takes it away, and forgets the oldest beyond the limit.
+    fn entomb(&mut self, name: &str) {
+        let Some(row) = self.rows.get_mut(name) else {
+            return;
+        };
+        if let Some(place) = row.tomb.take() {
+            self.tombs.remove(&place);
+        }
+        if row.needs_tomb() {
+            self.next_tomb += 1;
+            row.tomb = Some(self.next_tomb);
+            self.tombs.insert(self.next_tomb, name.into());
+        }
+        // A name whose last epoch was removed, and others not, cannot be forgotten: there are no
+        // more of them than names that have an object. Each is looked at again later.
+        for _ in 0..8 {
+            if self.tombs.len() <= MOST_TOMBS {
+                return;
+            }
+            let Some((_, oldest)) = self.tombs.pop_first() else {
+                return;
+            };
+            let Some(row) = self.rows.get_mut(&oldest) else {
+                continue;
+            };
+            row.tomb = None;
+            if row.visible.is_empty() {
+                self.release(&oldest);
+            } else if row.ends_visibly() {
+                row.removed = Epoch(0);
+            } else {
+                self.next_tomb += 1;
+                row.tomb = Some(self.next_tomb);
+                self.tombs.insert(self.next_tomb, oldest);
+            }
+        }
+    }
+
+    /// Forgets a name that has no visible epoch: any user may take it, and its epochs go on above
+    /// all that it had.
+    pub(super) fn release(&mut self, name: &str) {
+        if self
+            .rows
+            .get(name)
+            .is_none_or(|row| !row.visible.is_empty())
+        {
+            return;
+        }
+        let Some(row) = self.rows.remove(name) else {
+            return;
+        };
+        if let Some(place) = row.tomb {
+            self.tombs.remove(&place);
+        }
+        // The epochs of a replica are its home's.
+        if row.home.is_none() {
+            self.floor = self.floor.max(row.last);
         }
     }
 
     /// Says whether an epoch of a name was removed.
     pub(super) fn is_removed(&self, name: &str, epoch: Epoch) -> bool {
-        self.0.get(name).is_some_and(|row| epoch <= row.removed)
+        self.rows.get(name).is_some_and(|row| epoch <= row.removed)
     }
 
     /// Refuses a name that belongs to another user.
     pub(super) fn check_owner(&self, name: &str, uid: u32) -> Result<(), Refused> {
-        match self.0.get(name) {
+        match self.rows.get(name) {
             Some(row) if row.owner != uid => Err((
                 RefusalCode::User,
                 format!("{name} belongs to uid {}, not {uid}", row.owner),
@@ -73,7 +170,7 @@ impl Names {
         let here = |home: Option<&str>| {
             home.map_or("on this host".to_owned(), |home| format!("on host {home}"))
         };
-        match self.0.get(name) {
+        match self.rows.get(name) {
             Some(row) if row.home.as_deref() != home => {
                 let why = format!(
                     "{name} is written {}, and not {}",
@@ -94,7 +191,7 @@ impl Names {
         epoch: Epoch,
         most: usize,
     ) -> Result<(), Refused> {
-        let Some(row) = self.0.get(name) else {
+        let Some(row) = self.rows.get(name) else {
             return Ok(());
         };
         let conflict = |why| Err((RefusalCode::Conflict, why));
@@ -115,12 +212,13 @@ impl Names {
         }
     }
 
-    /// Refuses a name beyond the limit.
-    pub(super) fn check_room(&self, name: &str) -> Result<(), Refused> {
-        if self.0.len() >= MOST_NAMES && !self.0.contains_key(name) {
+    /// Refuses a name beyond those that may have an object.
+    pub(super) fn check_room(&self, name: &str, most: usize) -> Result<(), Refused> {
+        let has_one = |row: &Name| !row.visible.is_empty();
+        if self.visible >= most && !self.rows.get(name).is_some_and(has_one) {
             return Err((
                 RefusalCode::Limit,
-                format!("the broker has {MOST_NAMES} names already"),
+                format!("{most} names have an object already"),
             ));
         }
         Ok(())
@@ -139,19 +237,30 @@ impl Names {
         }
     }
 
-    /// Says whether a name was ever committed.
-    pub(super) fn is_known(&self, name: &str) -> bool {
-        self.0.contains_key(name)
+    /// Returns the epoch that the next commit of a name gets.
+    pub(super) fn next(&self, name: &str) -> Epoch {
+        let last = self.rows.get(name).map_or(self.floor, |row| row.last);
+        last.next()
     }
 
-    /// Returns the last epoch that a name ever had; 0 for none.
+    /// Returns the user that a name belongs to.
+    pub(super) fn owner(&self, name: &str) -> Option<u32> {
+        self.rows.get(name).map(|row| row.owner)
+    }
+
+    /// Says whether a name was ever committed.
+    pub(super) fn is_known(&self, name: &str) -> bool {
+        self.rows.contains_key(name)
+    }
+
+    /// Returns the last epoch that a name ever had; 0 for one that is not known.
     pub(super) fn last(&self, name: &str) -> Epoch {
-        self.0.get(name).map_or(Epoch(0), |row| row.last)
+        self.rows.get(name).map_or(Epoch(0), |row| row.last)
     }
 
     /// Finds the newest visible epoch of a name.
     pub(super) fn latest(&self, name: &str) -> Option<(Epoch, Identity)> {
-        self.0
+        self.rows
             .get(name)?
             .visible
             .last_key_value()
@@ -161,14 +270,20 @@ impl Names {
     /// Counts the visible epochs of a name that are newer than one.
     pub(super) fn rank(&self, name: &str, epoch: Epoch) -> usize {
         use std::ops::Bound::{Excluded, Unbounded};
-        self.0.get(name).map_or(0, |row| {
+        self.rows.get(name).map_or(0, |row| {
             row.visible.range((Excluded(epoch), Unbounded)).count()
         })
     }
 
+    /// Lists the visible objects of a name.
+    pub(super) fn all_of(&self, name: &str) -> impl Iterator<Item = Identity> + '_ {
+        let row = self.rows.get(name).into_iter();
+        row.flat_map(|row| row.visible.values().copied())
+    }
+
     /// Finds a visible epoch of a name.
     pub(super) fn at(&self, name: &str, epoch: Epoch) -> Option<Identity> {
-        self.0.get(name)?.visible.get(&epoch).copied()
+        self.rows.get(name)?.visible.get(&epoch).copied()
     }
 
     /// Makes an epoch visible. The first user to commit a name owns it.
@@ -181,28 +296,35 @@ impl Names {
             ..
         } = manifest;
         let row = self
-            .0
+            .rows
             .entry(name.clone())
             .or_insert_with(|| Name::of(*owner, home.as_deref()));
+        self.visible += usize::from(row.visible.is_empty());
         row.last = row.last.max(epoch);
         row.visible.insert(epoch, *identity);
+        self.entomb(name);
     }
 
     /// Takes one epoch of a name away; all of them, for good, for epoch 0.
     pub(super) fn take(&mut self, name: &str, epoch: Epoch) -> Vec<Identity> {
-        let Some(row) = self.0.get_mut(name) else {
+        let Some(row) = self.rows.get_mut(name) else {
             return Vec::new();
         };
-        if epoch != Epoch(0) {
-            return row.visible.remove(&epoch).into_iter().collect();
-        }
-        row.removed = row.last;
-        std::mem::take(&mut row.visible).into_values().collect()
+        let had = !row.visible.is_empty();
+        let taken = if epoch == Epoch(0) {
+            row.removed = row.last;
+            std::mem::take(&mut row.visible).into_values().collect()
+        } else {
+            row.visible.remove(&epoch).into_iter().collect()
+        };
+        self.visible -= usize::from(had && row.visible.is_empty());
+        self.entomb(name);
+        taken
     }
 
     /// Takes the oldest epochs of a name away, so that no more than `most` are left.
     pub(super) fn take_beyond(&mut self, name: &str, most: usize) -> Vec<Identity> {
-        let Some(row) = self.0.get_mut(name) else {
+        let Some(row) = self.rows.get_mut(name) else {
             return Vec::new();
         };
         let beyond = row.visible.len().saturating_sub(most);
@@ -210,16 +332,17 @@ impl Names {
             .filter_map(|_| row.visible.pop_first())
             .map(|(_, identity)| identity)
             .collect()
+        // The newest is left: no tomb comes or goes.
     }
 
     /// Lists all names.
     pub(super) fn all(&self) -> Vec<String> {
-        self.0.keys().cloned().collect()
+        self.rows.keys().cloned().collect()
     }
 
     /// Says what there is of a name in place of an epoch that is not.
     pub(super) fn why_not_found(&self, name: &str) -> String {
-        match self.0.get(name) {
+        match self.rows.get(name) {
             None => "it was never committed".into(),
             Some(row) if row.visible.is_empty() => {
                 format!("it was removed; its last epoch was {}", row.last)
@@ -233,21 +356,17 @@ impl Names {
 
     /// Returns what must be known of names besides their visible objects.
     pub(super) fn tombs(&self) -> Tombs {
-        let rows = self.0.iter().filter(|(_, row)| {
-            row.removed > Epoch(0)
-                || row
-                    .visible
-                    .last_key_value()
-                    .is_none_or(|(epoch, _)| *epoch < row.last)
-        });
-        let tomb = |(name, row): (&String, &Name)| Tomb {
-            name: name.clone(),
-            home: row.home.clone(),
-            owner: row.owner,
-            last: row.last,
-            removed: row.removed,
+        let tomb = |name: &String| {
+            let row = self.rows.get(name)?;
+            Some(Tomb {
+                name: name.clone(),
+                home: row.home.clone(),
+                owner: row.owner,
+                last: row.last,
+                removed: row.removed,
+            })
         };
-        Tombs(rows.map(tomb).collect())
+        Tombs(self.tombs.values().filter_map(tomb).collect())
     }
 }
 
@@ -295,7 +414,7 @@ mod tests {
         );
         assert_eq!(names.take("model", Epoch(0)), [identity(2)]);
         let mut next = Names::default();
-        next.restore(&names.tombs());
+        next.restore(&names.tombs(), names.floor());
         assert!(next.is_removed("model", Epoch(3)) && !next.is_removed("model", Epoch(4)));
         assert_eq!(next.last("model"), Epoch(3));
         assert_eq!(
@@ -311,20 +430,66 @@ mod tests {
     }
 
     #[test]
-    fn a_name_beyond_the_limit_is_refused_and_a_known_one_is_not() {
+    fn a_name_beyond_the_limit_is_refused_and_a_removed_one_counts_no_more() {
         let mut names = Names::default();
-        for number in 0..MOST_NAMES {
-            names.publish(
-                &object(&number.to_string(), None, 0, Identity([0; 16])),
-                Epoch(1),
-            );
+        for number in 0..3 {
+            let name = number.to_string();
+            names.publish(&object(&name, None, 0, Identity([0; 16])), Epoch(1));
         }
-        assert!(names.check_room("0").is_ok());
-        let (refusal, why) = names.check_room("one more").expect_err("full");
+        assert!(names.check_room("0", 3).is_ok(), "it has one");
+        let (refusal, why) = names.check_room("one more", 3).expect_err("full");
         assert_eq!(
             (refusal, why.as_str()),
-            (RefusalCode::Limit, "the broker has 65536 names already")
+            (RefusalCode::Limit, "3 names have an object already")
         );
+        names.take("1", Epoch(0));
+        assert!(names.check_room("one more", 3).is_ok() && names.visible() == 2);
+        names.take("2", Epoch(1));
+        assert!(names.check_room("2", 3).is_ok() && names.visible() == 1);
+    }
+
+    #[test]
+    fn names_that_were_removed_are_forgotten_and_their_epochs_are_not_used_again() {
+        let mut names = Names::default();
+        let identity = Identity([1; 16]);
+        for number in 0..=MOST_TOMBS as u64 {
+            let name = format!("n{number}");
+            let epoch = Epoch(if number == 0 { 7 } else { 1 });
+            names.publish(&object(&name, None, 7, identity), epoch);
+            assert_eq!(names.take(&name, Epoch(0)).len(), 1);
+        }
+        assert_eq!(names.tombs().0.len(), MOST_TOMBS);
+        assert!(!names.is_known("n0") && names.is_known("n1"));
+        assert_eq!((names.floor(), names.next("n0")), (Epoch(7), Epoch(8)));
+        assert_eq!(names.next("n1"), Epoch(2), "it is remembered by itself");
+        let mut next = Names::default();
+        next.restore(&names.tombs(), names.floor());
+        assert_eq!((next.next("n0"), next.next("n1")), (Epoch(8), Epoch(2)));
+        // A name whose last epoch alone was removed stays, though it is the oldest.
+        let mut names = Names::default();
+        names.publish(&object("half", None, 7, identity), Epoch(1));
+        names.publish(&object("half", None, 7, identity), Epoch(2));
+        names.take("half", Epoch(2));
+        for number in 0..2 * MOST_TOMBS as u64 {
+            let name = format!("n{number}");
+            names.publish(&object(&name, None, 7, identity), Epoch(1));
+            names.take(&name, Epoch(0));
+        }
+        assert_eq!(names.next("half"), Epoch(3));
+        assert!(names.tombs().0.iter().any(|tomb| tomb.name == "half"));
+    }
+
+    #[test]
+    fn a_released_name_is_anybodys_and_goes_on_above_its_epochs() {
+        let mut names = Names::default();
+        let identity = Identity([1; 16]);
+        names.publish(&object("prod", None, 7, identity), Epoch(4));
+        names.release("prod");
+        assert!(names.check_owner("prod", 8).is_err(), "it has an object");
+        names.take("prod", Epoch(0));
+        names.release("prod");
+        assert!(names.check_owner("prod", 8).is_ok());
+        assert_eq!((names.next("prod"), names.tombs().0.len()), (Epoch(5), 0));
     }
 
     #[test]
@@ -369,7 +534,7 @@ mod tests {
                 .starts_with("model was removed up to epoch 6")
         );
         let mut next = Names::default();
-        next.restore(&names.tombs());
+        next.restore(&names.tombs(), names.floor());
         assert!(
             next.check_home("model", None).is_err(),
             "the home stays when all was removed"

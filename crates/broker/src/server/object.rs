@@ -69,9 +69,9 @@ impl<F: Clone> Object<F> {
         !matches!(self.stage, Stage::Keeping { .. } | Stage::Visible { .. })
     }
 
-    /// Returns its row of the listing, if a user may know of it.
-    pub fn row(&self, identity: Identity, uid: u32) -> Option<Row> {
-        let manifest = self.manifest.as_ref().filter(|_| self.is_known_to(uid))?;
+    /// Returns its row of the listing, once its draft was read.
+    pub fn row(&self, identity: Identity) -> Option<Row> {
+        let manifest = self.manifest.as_ref()?;
         Some(Row {
             seq: self.seq,
             name: manifest.name.clone(),

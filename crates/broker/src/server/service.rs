@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, Result};
+use gpu_api::Result;
 use transport::os::closer::Foreign;
 use transport::os::socket::{self, Listener};
 use transport::os::waker::Waker;
@@ -59,9 +59,12 @@ pub(super) struct Parts {
     pub keeper: KeeperState,
     /// What is known of the keeper without asking it.
     pub pulse: Option<Arc<Pulse>>,
-    pub next_tombs: u64,
+    /// The last number of a bequest.
+    pub next_number: u64,
     pub restored: u64,
     pub orphans: u64,
+    /// Files of another version in the keeper.
+    pub foreign: u64,
     pub happened: Receiver<Happened>,
     pub waker: Arc<Waker>,
     pub workshop: Sender<workshop::Job>,
@@ -73,7 +76,6 @@ pub(super) struct Service {
     pub(super) door: Door<Participant>,
     pub(super) peers: HashMap<Participant, Peer>,
     pub(super) next_participant: u64,
-    pub(super) incarnation: [u8; 16],
     leash: Option<(u64, OwnedFd)>,
     /// The deposit thread looks for a keeper, or feeds one.
     looking: bool,
@@ -91,16 +93,12 @@ pub(super) struct Service {
 
 impl Service {
     pub(super) fn new(parts: Parts, listener: Listener, allowed: Vec<u32>) -> Result<Service> {
-        let mut incarnation = [0; 16];
-        rustix::rand::getrandom(&mut incarnation, rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| Error::system("getrandom", "allow getrandom in this sandbox", e))?;
         let looks = parts.keeper != KeeperState::None;
         Ok(Service {
             door: Door::new(Arc::new(listener), parts.waker.fd(), allowed)?,
             parts,
             peers: HashMap::new(),
             next_participant: 1,
-            incarnation,
             leash: None,
             looking: false,
             look_at: looks.then(Instant::now),
@@ -228,13 +226,13 @@ impl Service {
                 Action::Forget {
                     token,
                     objects,
-                    tombs,
+                    bequest,
                 } => {
-                    let tombs = tombs.map(|tombs| (self.next_tombs(), tombs));
+                    let bequest = bequest.map(|bequest| (self.next_number(), bequest));
                     self.deposit(deposit::Job::Forget {
                         token,
                         objects,
-                        tombs,
+                        bequest,
                     });
                 }
                 Action::EndLeases(of, leases) => {
@@ -246,9 +244,9 @@ impl Service {
         }
     }
 
-    fn next_tombs(&mut self) -> u64 {
-        self.parts.next_tombs += 1;
-        self.parts.next_tombs
+    fn next_number(&mut self) -> u64 {
+        self.parts.next_number += 1;
+        self.parts.next_number
     }
 
     // The threads that may wait are there as long as the process.
@@ -288,10 +286,10 @@ impl Service {
     fn feed(&mut self) {
         self.looking = true;
         self.room_came = false;
-        let tombs = (self.next_tombs(), self.parts.catalogue.tombs());
+        let bequest = (self.next_number(), self.parts.catalogue.bequest());
         self.deposit(deposit::Job::Feed {
             objects: self.parts.catalogue.visible(),
-            tombs,
+            bequest,
         });
     }
 
@@ -541,6 +539,11 @@ impl Service {
             participants_limit: self.parts.limits.participants as u64,
             restored: self.parts.restored,
             orphans: self.parts.orphans,
+            foreign: self.parts.foreign,
+            lineage: self.parts.catalogue.lineage().to_string(),
+            users: self.parts.catalogue.users(uid),
+            names: self.parts.catalogue.names() as u64,
+            names_limit: self.parts.limits.names as u64,
             commits: self.commits,
             opens: self.opens,
             aborted: self.aborted,
@@ -548,7 +551,8 @@ impl Service {
             removed: self
                 .parts
                 .catalogue
-                .tombs()
+                .bequest()
+                .tombs
                 .0
                 .into_iter()
                 .filter_map(removed)

@@ -25,7 +25,7 @@
 //! | 8 | `Watch` | epoch that was seen u64, name text | |
 //! | 9 | `Remove` | epoch u64, 0 for the whole name; name text | |
 //! | 10 | `List` | | |
-//! | 129 | `Welcome` | broker's incarnation 16, participant u64, pid u32, slots u32 | broker's pidfd, counter file |
+//! | 129 | `Welcome` | lineage of the epochs 16 (of no meaning before version 2), participant u64, pid u32, slots u32 | broker's pidfd, counter file |
 //! | 130 | `Refused` | code u16, lowest version u16, highest u16, text | |
 //! | 131 | `Created` | granularity u64, regions u32, 0 u32, then for each: slot u32, 0 u32, generation u64 | the regions |
 //! | 132 | `Committed` | epoch u64 | |

@@ -7,7 +7,7 @@ use transport::wire::packet::{Malformed, Reader, Writer, malformed};
 use transport::wire::refusal::RefusalCode;
 use transport::{messages, record};
 
-use crate::object::identity::{Epoch, Identity};
+use crate::object::identity::{Epoch, Identity, Lineage};
 use crate::object::layout::MOST_REGIONS;
 
 /// Where the write lease of one region is written down: in the participant's counter file.
@@ -70,8 +70,8 @@ messages! {
     pub enum ToClient of super::packet::PROTOCOL, "129 to 139" {
         /// Answers a hello: the broker's pidfd and the participant's counter file come with it.
         129 Welcome {
-            /// Drawn by each broker at its start.
-            incarnation: [u8; 16],
+            /// Which history the broker's epochs are of; of no meaning before version 2.
+            lineage: Lineage,
             /// The participant's number.
             participant: u64,
             /// The broker's process, as it counts itself.
@@ -194,8 +194,8 @@ mod tests {
         ];
         prop_oneof![
             (any::<[u8; 16]>(), any::<(u64, u32, u32)>()).prop_map(
-                |(incarnation, (participant, pid, slots))| ToClient::Welcome {
-                    incarnation,
+                |(lineage, (participant, pid, slots))| ToClient::Welcome {
+                    lineage: Lineage(lineage),
                     participant,
                     pid,
                     slots,

@@ -55,6 +55,7 @@ pub struct Kept {
 pub struct Rules {
     bytes: Option<u64>,
     participants: Option<usize>,
+    names: Option<usize>,
     /// Another user who may connect.
     allowed: Option<u32>,
     /// Publishes without reading the slots.
@@ -306,6 +307,17 @@ impl Agent {
     }
 
     #[track_caller]
+    pub fn naming(dir: &Path, names: usize) -> Agent {
+        Agent::ruled(
+            dir,
+            Rules {
+                names: Some(names),
+                ..Rules::default()
+            },
+        )
+    }
+
+    #[track_caller]
     pub fn open_to(dir: &Path, user: u32) -> Agent {
         Agent::ruled(
             dir,
@@ -475,6 +487,7 @@ fn serve(dir: PathBuf, rules: Rules) {
         limits: Limits {
             bytes: rules.bytes.unwrap_or(u64::MAX),
             participants: rules.participants.unwrap_or(usual.participants),
+            names: rules.names.unwrap_or(usual.names),
             reads_slots: !rules.blind,
             ..usual
         },

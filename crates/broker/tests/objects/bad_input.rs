@@ -282,13 +282,16 @@ fn versions_that_do_not_meet_are_both_named() {
     let ToClient::Refused {
         refusal: RefusalCode::Version,
         lowest: 1,
-        highest: 1,
+        highest: 2,
         why,
     } = answer
     else {
         panic!("{answer:?}");
     };
-    assert_eq!(why, "the participant speaks versions 7 to 9, the broker 1");
+    assert_eq!(
+        why,
+        "the participant speaks versions 7 to 9, the broker 1 to 2"
+    );
     let raw = Raw::connect(&dir);
     raw.say(&hello(1, 9), &[pidfd.as_fd()]);
     assert!(

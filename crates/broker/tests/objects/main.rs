@@ -10,6 +10,7 @@ mod agent;
 mod bad_input;
 mod death;
 mod gpu;
+mod histories;
 mod keeping;
 mod limits;
 mod objects;
@@ -52,6 +53,7 @@ fn main() {
         objects::CASES,
         death::CASES,
         keeping::CASES,
+        histories::CASES,
         bad_input::CASES,
         limits::CASES,
         takeover::CASES,

@@ -55,6 +55,10 @@ pub const USERS: &[Case] = &[
         another_user_opens_what_was_said_at_the_create,
     ),
     (
+        "rules::the_brokers_own_user_sees_all_removes_all_and_frees_names",
+        the_operator_governs_all,
+    ),
+    (
         "rules::a_name_belongs_to_who_committed_it_first",
         a_name_belongs_to_who_committed_it_first,
     ),
@@ -148,8 +152,7 @@ fn a_name_belongs_to_who_committed_it_first() {
         assert!(why.contains("belongs to uid 0"), "{told:?}: {why}");
     }
     assert_eq!(other.ask(&to_put("theirs", 9)), Said::Epoch(1));
-    let error = owner
-        .remove("theirs")
+    let error = put(&owner, "theirs", 1, &CreateOptions::default())
         .expect_err("another user's")
         .to_string();
     assert!(
@@ -160,6 +163,50 @@ fn a_name_belongs_to_who_committed_it_first() {
         put(&owner, "model", 2, &CreateOptions::default()).expect("a commit"),
         Epoch(2)
     );
+}
+
+/// The user that the broker runs as is its operator.
+fn the_operator_governs_all() {
+    let (dir, _keeper) = open_to_others();
+    let operator = client(&dir);
+    put(&operator, "model", 1, &CreateOptions::default()).expect("a commit");
+    let mut other = somebody_else(&dir);
+    assert_eq!(other.ask(&to_put("prod", 9)), Said::Epoch(1));
+    let seen = operator.list().expect("a listing");
+    let names: Vec<&str> = seen.objects.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(names, ["model", "prod"]);
+    let bytes = |uid| {
+        let user = seen.users.iter().find(|user| user.uid == uid);
+        user.map(|user| (user.objects, user.bytes))
+    };
+    assert_eq!(bytes(0), bytes(NOBODY), "each has one object: {seen:?}");
+    assert_eq!(bytes(0), Some((1, seen.bytes / 2)));
+    assert_eq!(other.ask(&Command::List), Said::Names(vec!["prod".into()]));
+    let why = operator.open("prod").expect_err("it is not open to it");
+    assert!(why.to_string().contains("not for uid 0"), "{why}");
+    // Removed, the name is free for any user, also for a broker that starts from the keeper.
+    operator
+        .remove("prod")
+        .expect("it is the operator's to remove");
+    let first = dir.broker();
+    dir.signal_broker(rustix::process::Signal::KILL);
+    until("another broker", || {
+        dir.broker() != first && operator.list().is_ok()
+    });
+    assert_eq!(
+        put(&operator, "prod", 2, &CreateOptions::default()).expect("it is free"),
+        Epoch(2),
+        "its epochs go on"
+    );
+    // A name without an object is freed as well. A question that any broker answers comes first: a
+    // create is lost with the broker that it was put to.
+    other.ask(&Command::List);
+    assert_eq!(other.ask(&to_put("once", 9)), Said::Epoch(1));
+    assert_eq!(other.ask(&Command::Remove("once".into())), Said::Epoch(1));
+    operator
+        .remove("once")
+        .expect("it is the operator's to remove");
+    put(&operator, "once", 1, &CreateOptions::default()).expect("it is free");
 }
 
 /// A keeper with room for one object of one region, and an object whose commit it refused.

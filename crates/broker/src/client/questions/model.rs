@@ -108,6 +108,7 @@ fn connect() -> (Connection, OwnedFd) {
     let connection = Connection {
         socket,
         version: VERSIONS.highest,
+        lineage: None,
         words: Arc::new(Words::of(gpu, file).expect("they are registered")),
     };
     (connection, theirs)

@@ -2,7 +2,7 @@
 
 use super::{Catalogue, declined};
 use crate::object::identity::{Epoch, Identity};
-use crate::server::action::{Action, Answer, Asker, KeepError, Participant};
+use crate::server::action::{Action, Answer, Asker, KeepError};
 use crate::server::object::{Object, Stage};
 use crate::wire::{LeaseSlot, RefusalCode, Standing, Wanted};
 
@@ -21,22 +21,7 @@ impl<F: Clone> Catalogue<F> {
         if let Some(epoch) = self.outcome_of(identity) {
             return answer(Answer::Committed(epoch));
         }
-        let busy = self
-            .objects
-            .get(&identity)
-            .and_then(|object| object.manifest.as_ref())
-            .is_some_and(|manifest| {
-                let same_name = |other: &Object<F>| {
-                    other
-                        .manifest
-                        .as_ref()
-                        .is_some_and(|other| other.name == manifest.name)
-                };
-                self.objects
-                    .values()
-                    .any(|other| matches!(other.stage, Stage::Keeping { .. }) && same_name(other))
-            });
-        let Some(object) = self.objects.get_mut(&identity) else {
+        let Some(object) = self.objects.get_mut(identity) else {
             return answer(declined(
                 RefusalCode::NotWriter,
                 "no unfinished object has this identity",
@@ -68,6 +53,10 @@ impl<F: Clone> Catalogue<F> {
         }
         // One at a time for a name, so that epochs are given in the order in which they become
         // visible.
+        let busy = object
+            .manifest
+            .as_ref()
+            .is_some_and(|manifest| self.keeping.contains(&manifest.name));
         if busy || (self.limits.reads_slots && !released(leases)) {
             return Vec::new();
         }
@@ -89,10 +78,11 @@ impl<F: Clone> Catalogue<F> {
         }
         let epoch = match manifest.home {
             Some(_) => manifest.epoch,
-            None => self.names.last(&manifest.name).next(),
+            None => self.names.next(&manifest.name),
         };
         manifest.epoch = epoch;
-        if let Some(object) = self.objects.get_mut(&identity) {
+        if let Some(object) = self.objects.get_mut(identity) {
+            self.keeping.insert(manifest.name.clone());
             let keep = Action::Keep {
                 identity,
                 seq,
@@ -111,12 +101,15 @@ impl<F: Clone> Catalogue<F> {
 
     /// Takes the keeper's answer: the object is visible from here on, or was not kept.
     pub fn kept(&mut self, identity: Identity, kept: Result<F, KeepError>) -> Vec<Action<F>> {
-        let Some(object) = self.objects.get_mut(&identity) else {
+        let Some(object) = self.objects.get_mut(identity) else {
             return Vec::new();
         };
         let Stage::Keeping { epoch } = object.stage else {
             return Vec::new();
         };
+        if let Some(manifest) = &object.manifest {
+            self.keeping.remove(&manifest.name);
+        }
         let file = match kept {
             Ok(file) => file,
             Err(KeepError::Absent) => {
@@ -138,9 +131,14 @@ impl<F: Clone> Catalogue<F> {
         if let Some(manifest) = &mut object.manifest {
             manifest.epoch = epoch;
         }
-        let (writer, request) = (object.writer.take(), object.request);
+        let (writer, request) = (object.writer, object.request);
         object.stage = Stage::Visible { manifest: file };
-        let Some(manifest) = &object.manifest else {
+        self.objects.written(identity);
+        let manifest = self
+            .objects
+            .get(identity)
+            .and_then(|object| object.manifest.as_ref());
+        let Some(manifest) = manifest else {
             return Vec::new();
         };
         let name = manifest.name.clone();
@@ -153,12 +151,7 @@ impl<F: Clone> Catalogue<F> {
                 Answer::Committed(epoch),
             ));
         }
-        let told: Vec<Participant> = self
-            .watches
-            .keys()
-            .filter(|(_, watched)| *watched == name)
-            .map(|(participant, _)| *participant)
-            .collect();
+        let told = self.watches.of(&name);
         for participant in told {
             actions.extend(self.look_for_newer(participant, &name));
         }
@@ -170,13 +163,13 @@ impl<F: Clone> Catalogue<F> {
     pub fn outcome(&self, identity: Identity) -> Standing {
         match self.outcome_of(identity) {
             Some(epoch) => Standing::Committed(epoch),
-            None if self.objects.contains_key(&identity) => Standing::Unfinished,
+            None if self.objects.get(identity).is_some() => Standing::Unfinished,
             None => Standing::Unknown,
         }
     }
 
     pub(super) fn outcome_of(&self, identity: Identity) -> Option<Epoch> {
-        match self.objects.get(&identity) {
+        match self.objects.get(identity) {
             Some(Object {
                 stage: Stage::Visible { .. },
                 manifest: Some(manifest),

@@ -5,7 +5,7 @@ use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
 use crate::server::action::{Action, Answer, Asker, Device, Participant};
 use crate::server::leaving::Leaving;
-use crate::server::limits::Region;
+use crate::server::ledger::Asked;
 use crate::server::object::{Object, Stage};
 use crate::server::takeover::{self, Former};
 use crate::wire::{LeaseSlot, RefusalCode, Wanted};
@@ -27,7 +27,7 @@ impl<F: Clone> Catalogue<F> {
         identity: Identity,
         wanted: Wanted,
     ) -> Result<(), Option<Answer<F>>> {
-        if let Some(object) = self.objects.get(&identity) {
+        if let Some(object) = self.objects.get(identity) {
             if object.writer != Some(asker) {
                 return Err(Some(declined(
                     RefusalCode::Exists,
@@ -63,10 +63,7 @@ impl<F: Clone> Catalogue<F> {
             let why = "the participant is a client of MPS, so its death would not prove that its writes have ended";
             return Err(Some(declined(RefusalCode::SharedContext, why)));
         }
-        let unfinished = self
-            .objects
-            .values()
-            .filter(|object| object.is_written_by(asker.participant));
+        let unfinished = self.objects.written_by(asker.participant);
         if unfinished.count() >= MOST_UNFINISHED {
             let why = format!("the participant has {MOST_UNFINISHED} unfinished objects already");
             return Err(Some(Answer::Declined(RefusalCode::Limit, why)));
@@ -94,7 +91,7 @@ impl<F: Clone> Catalogue<F> {
         draft: Result<(Manifest, u64), Refused>,
     ) -> Vec<Action<F>> {
         // Aborted meanwhile.
-        let Some(object) = self.objects.get(&identity) else {
+        let Some(object) = self.objects.get(identity) else {
             return Vec::new();
         };
         let (Stage::Drafting, Some(writer)) = (&object.stage, object.writer) else {
@@ -112,11 +109,9 @@ impl<F: Clone> Catalogue<F> {
         });
         let numbers = numbers.collect();
         let name = manifest.name.clone();
-        let Some(object) = self.objects.get_mut(&identity) else {
+        let Some(object) = self.objects.describe(identity, manifest, numbers) else {
             return Vec::new();
         };
-        object.manifest = Some(Box::new(manifest));
-        object.numbers = numbers;
         object.regions = former
             .into_iter()
             .map(|former| former.map(|(region, _)| region))
@@ -138,7 +133,11 @@ impl<F: Clone> Catalogue<F> {
         draft: Manifest,
         granularity: u64,
     ) -> Result<(Manifest, Vec<Former<F>>), Refused> {
-        let object = &self.objects[&identity];
+        let wanted = self
+            .objects
+            .get(identity)
+            .map(|object| object.wanted)
+            .unwrap_or_default();
         let is_replica = draft.home.is_some();
         let is_draft =
             draft.granularity == 0 && draft.owner == 0 && (draft.epoch != Epoch(0)) == is_replica;
@@ -160,7 +159,7 @@ impl<F: Clone> Catalogue<F> {
             expect,
             taken,
             ..
-        } = object.wanted;
+        } = wanted;
         if is_replica && (scratch || expect.is_some() || taken != 0) {
             return Err((
                 RefusalCode::Protocol,
@@ -168,8 +167,8 @@ impl<F: Clone> Catalogue<F> {
             ));
         }
         if !scratch {
-            self.names.check_room(&draft.name)?;
-            self.check_name(&draft, writer.uid, object.wanted)?;
+            self.names.check_room(&draft.name, self.limits.names)?;
+            self.check_name(&draft, writer.uid, wanted)?;
         }
         let manifest = Manifest {
             owner: writer.uid,
@@ -179,38 +178,32 @@ impl<F: Clone> Catalogue<F> {
         let before = self
             .names
             .latest(&manifest.name)
-            .and_then(|(_, identity)| self.objects.get(&identity));
-        let former = takeover::regions(before, &manifest, object.wanted)?;
-        let stays = |other: &&Object<F>| {
+            .and_then(|(_, identity)| self.objects.get(identity));
+        let former = takeover::regions(before, &manifest, wanted)?;
+        let numbers = former
+            .iter()
+            .map(|former| former.as_ref().map(|(_, number)| *number));
+        let asked = Asked {
+            uid: writer.uid,
+            regions: numbers.zip(manifest.mapped_regions()).collect(),
             // What `replace` gives up is gone before the regions are made.
-            !(object.wanted.replace
-                && matches!(other.stage, Stage::Visible { .. })
-                && other
-                    .manifest
-                    .as_ref()
-                    .is_some_and(|other| other.name == manifest.name))
+            given_up: if wanted.replace {
+                self.regions_of(&manifest.name)
+            } else {
+                Vec::new()
+            },
         };
-        let there = self.objects.values().filter(stays).flat_map(|other| {
-            let owner = other.manifest.as_ref().map_or(0, |manifest| manifest.owner);
-            other.memory().map(move |(number, bytes)| Region {
-                owner,
-                number: Some(number),
-                bytes,
-            })
-        });
-        let asked = manifest
-            .mapped_regions()
-            .zip(&former)
-            .map(|(bytes, former)| {
-                let number = former.as_ref().map(|(_, number)| *number);
-                Region {
-                    owner: writer.uid,
-                    number,
-                    bytes,
-                }
-            });
-        self.limits.check(asked, writer.uid, there)?;
+        self.objects.ledger().check(&self.limits, &asked)?;
         Ok((manifest, former))
+    }
+
+    /// Lists the regions of a name's visible epochs, once for each epoch.
+    fn regions_of(&self, name: &str) -> Vec<u64> {
+        let objects = self
+            .names
+            .all_of(name)
+            .filter_map(|identity| self.objects.get(identity));
+        objects.flat_map(|object| object.numbers.clone()).collect()
     }
 
     /// Refuses an object whose name does not take it: at the create, and again at the commit.
@@ -248,7 +241,7 @@ impl<F: Clone> Catalogue<F> {
         made: Result<Vec<F>, Refused>,
         grant: impl FnOnce(Participant, usize) -> Option<Vec<LeaseSlot>>,
     ) -> Vec<Action<F>> {
-        let Some(object) = self.objects.get_mut(&identity) else {
+        let Some(object) = self.objects.get_mut(identity) else {
             return Vec::new();
         };
         let (Stage::Making, Some(writer)) = (&object.stage, object.writer) else {
@@ -291,7 +284,7 @@ impl<F: Clone> Catalogue<F> {
         refusal: RefusalCode,
         why: String,
     ) -> Vec<Action<F>> {
-        let Some(object) = self.objects.remove(&identity) else {
+        let Some(object) = self.objects.remove(identity) else {
             return Vec::new();
         };
         let Some(writer) = object.writer else {
@@ -315,12 +308,12 @@ impl<F: Clone> Catalogue<F> {
 
     /// Gives up an unfinished object.
     pub fn abort(&mut self, asker: Asker, identity: Identity) -> Vec<Action<F>> {
-        match self.objects.get(&identity) {
+        match self.objects.get(identity) {
             // Too late: the commit was asked for.
             Some(object) if !object.is_unfinished() => Vec::new(),
             Some(object) if object.is_written_by(asker.participant) => {
                 let actions = self.ended_leases(asker.participant, object);
-                self.objects.remove(&identity);
+                self.objects.remove(identity);
                 actions
             }
             _ => Vec::new(),

@@ -33,26 +33,34 @@ mod draft;
 mod reading;
 mod removal;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 
-use crate::object::identity::{Epoch, Identity};
-use crate::server::action::{Action, Answer, Asker, Participant};
-use crate::server::bequest::{Inherited, Tombs};
+use crate::object::identity::{Identity, Lineage};
+use crate::server::action::{Action, Answer, Participant};
+use crate::server::bequest::{Bequest, History, Inherited};
 use crate::server::leaving::{Leaving, LeavingTable};
 use crate::server::limits::Limits;
+use crate::server::listing::Usage;
 use crate::server::names::Names;
 use crate::server::object::{Object, Row, Stage};
+use crate::server::objects::Objects;
 use crate::server::outcomes::Outcomes;
+use crate::server::watches::Watches;
 use crate::wire::{RefusalCode, Wanted};
 
 /// The objects of a broker.
 #[derive(Debug)]
 pub struct Catalogue<F> {
     limits: Limits,
+    /// The broker's own user, who sees and removes everything.
+    operator: u32,
+    lineage: Lineage,
     names: Names,
-    objects: HashMap<Identity, Object<F>>,
+    objects: Objects<F>,
     outcomes: Outcomes,
-    watches: BTreeMap<(Participant, String), (Asker, u64, Epoch)>,
+    watches: Watches,
+    /// The names of which a commit is on its way to the keeper: one at a time.
+    keeping: HashSet<String>,
     /// Removals and replacements that wait for the keeper: the client to answer, or the object to
     /// continue.
     leaving: LeavingTable,
@@ -62,13 +70,16 @@ pub struct Catalogue<F> {
 
 impl<F: Clone> Catalogue<F> {
     /// Makes an empty one.
-    pub fn new(limits: Limits) -> Catalogue<F> {
+    pub fn new(limits: Limits, operator: u32) -> Catalogue<F> {
         Catalogue {
             limits,
+            operator,
+            lineage: Lineage::default(),
             names: Names::default(),
-            objects: HashMap::new(),
+            objects: Objects::new(),
             outcomes: Outcomes::default(),
-            watches: BTreeMap::new(),
+            watches: Watches::default(),
+            keeping: HashSet::new(),
             leaving: LeavingTable::default(),
             next_seq: 1,
             next_region: 1,
@@ -79,12 +90,13 @@ impl<F: Clone> Catalogue<F> {
     /// or retirement was under way.
     pub fn restore(
         &mut self,
-        tombs: &Tombs,
+        bequest: &Bequest,
         objects: Vec<Inherited<F>>,
         next_seq: u64,
     ) -> Vec<Action<F>> {
         self.next_seq = self.next_seq.max(next_seq);
-        self.names.restore(tombs);
+        self.lineage = bequest.history.lineage;
+        self.names.restore(&bequest.tombs, bequest.history.floor);
         let mut dropped = Vec::new();
         for Inherited {
             seq,
@@ -95,7 +107,7 @@ impl<F: Clone> Catalogue<F> {
         {
             let (identity, epoch) = (manifest.identity, manifest.epoch);
             self.next_seq = self.next_seq.max(seq + 1);
-            if self.names.is_removed(&manifest.name, epoch) || self.objects.contains_key(&identity)
+            if self.names.is_removed(&manifest.name, epoch) || self.objects.get(identity).is_some()
             {
                 dropped.push((seq, regions.len()));
                 continue;
@@ -121,7 +133,7 @@ impl<F: Clone> Catalogue<F> {
             actions.push(Action::Forget {
                 token: self.leaving.begin(Leaving::Retired),
                 objects: dropped,
-                tombs: None,
+                bequest: None,
             });
         }
         self.names
@@ -139,28 +151,48 @@ impl<F: Clone> Catalogue<F> {
     /// Gives up all unfinished objects of a writer that is proven dead, but for those whose commit
     /// it asked for.
     pub fn writer_died(&mut self, writer: Participant) {
-        self.objects
-            .retain(|_, object| !object.is_written_by(writer) || !object.is_unfinished());
+        let all: Vec<Identity> = self.objects.written_by(writer).collect();
+        for identity in all {
+            if self
+                .objects
+                .get(identity)
+                .is_some_and(Object::is_unfinished)
+            {
+                self.objects.remove(identity);
+            }
+        }
     }
 
     /// Ends the reader's leases and watches of a participant that has hung up.
     pub fn hung_up(&mut self, participant: Participant) {
-        self.objects
-            .values_mut()
-            .for_each(|object| object.readers.retain(|reader| *reader != participant));
-        self.watches.retain(|(of, _), _| *of != participant);
+        self.objects.unread_all(participant);
+        self.watches.end_all(participant);
     }
 
     /// Says whether a participant writes something.
     pub fn writes(&self, participant: Participant) -> bool {
-        self.objects
-            .values()
-            .any(|object| object.is_written_by(participant))
+        self.objects.written_by(participant).next().is_some()
     }
 
-    /// Returns what must be known of names besides their visible objects.
-    pub fn tombs(&self) -> Tombs {
-        self.names.tombs()
+    /// Returns what a successor must know besides the visible objects.
+    pub fn bequest(&self) -> Bequest {
+        Bequest {
+            history: History {
+                lineage: self.lineage,
+                floor: self.names.floor(),
+            },
+            tombs: self.names.tombs(),
+        }
+    }
+
+    /// Returns which history the epochs belong to.
+    pub fn lineage(&self) -> Lineage {
+        self.lineage
+    }
+
+    /// Counts the names that have an object.
+    pub fn names(&self) -> usize {
+        self.names.visible()
     }
 
     /// Returns all visible objects in the order in which they are given to a keeper: the newest epoch
@@ -168,8 +200,8 @@ impl<F: Clone> Catalogue<F> {
     pub fn visible(&self) -> Vec<(u64, F, Vec<F>)> {
         let mut all: Vec<_> = self
             .objects
-            .values()
-            .filter_map(|object| match (&object.stage, &object.manifest) {
+            .iter()
+            .filter_map(|(_, object)| match (&object.stage, &object.manifest) {
                 (Stage::Visible { manifest }, Some(of)) => Some((
                     self.names.rank(&of.name, of.epoch),
                     (object.seq, manifest.clone(), object.files()),
@@ -183,20 +215,33 @@ impl<F: Clone> Catalogue<F> {
 
     /// Returns the bytes of all objects that a user may know of. What two epochs share counts once.
     pub fn bytes(&self, uid: u32) -> u64 {
-        let known = self
-            .objects
-            .values()
-            .filter(|object| object.is_known_to(uid));
+        if uid == self.operator {
+            return self.objects.ledger().bytes();
+        }
+        let known = self.objects.iter().map(|(_, object)| object);
+        let known = known.filter(|object| object.is_known_to(uid));
         let memory: BTreeMap<u64, u64> = known.flat_map(Object::memory).collect();
         memory.values().sum()
     }
 
+    /// Lists what the objects of each user take that a user may know of.
+    pub fn users(&self, uid: u32) -> Vec<Usage> {
+        let ledger = self.objects.ledger();
+        if uid == self.operator {
+            ledger.users()
+        } else {
+            vec![ledger.usage(uid)]
+        }
+    }
+
     /// Lists all objects that a user may know of.
     pub fn rows(&self, uid: u32) -> Vec<Row> {
+        let is_operator = uid == self.operator;
         let rows = self
             .objects
             .iter()
-            .filter_map(|(identity, object)| object.row(*identity, uid));
+            .filter(|(_, object)| is_operator || object.is_known_to(uid))
+            .filter_map(|(identity, object)| object.row(*identity));
         let mut rows: Vec<Row> = rows.collect();
         rows.sort_by(|a, b| (&a.name, a.epoch, a.identity).cmp(&(&b.name, b.epoch, b.identity)));
         rows

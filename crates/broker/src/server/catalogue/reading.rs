@@ -4,6 +4,7 @@ use super::Catalogue;
 use crate::object::identity::{Epoch, Identity};
 use crate::server::action::{Action, Answer, Asker, Participant};
 use crate::server::object::Stage;
+use crate::server::watches::Watch;
 use crate::wire::{RefusalCode, Selector};
 
 impl<F: Clone> Catalogue<F> {
@@ -14,11 +15,8 @@ impl<F: Clone> Catalogue<F> {
             Selector::Epoch(name, epoch) => self.names.at(name, *epoch),
             Selector::Identity(identity) => Some(*identity),
         };
-        let object = found.and_then(|identity| {
-            self.objects
-                .get_mut(&identity)
-                .map(|object| (identity, object))
-        });
+        let object =
+            found.and_then(|identity| self.objects.get(identity).map(|object| (identity, object)));
         let Some((identity, object)) = object else {
             return Answer::Declined(RefusalCode::NotFound, self.why_not_found(selector));
         };
@@ -36,15 +34,14 @@ impl<F: Clone> Catalogue<F> {
             );
             return Answer::Declined(RefusalCode::User, why);
         }
-        if !object.readers.contains(&asker.participant) {
-            object.readers.push(asker.participant);
-        }
-        Answer::Opened {
+        let opened = Answer::Opened {
             identity,
             epoch: manifest.epoch,
             manifest: file.clone(),
             regions: object.files(),
-        }
+        };
+        self.objects.read(identity, asker.participant);
+        opened
     }
 
     fn why_not_found(&self, selector: &Selector) -> String {
@@ -59,15 +56,25 @@ impl<F: Clone> Catalogue<F> {
 
     /// Ends a reader's lease.
     pub fn close(&mut self, participant: Participant, identity: Identity) {
-        if let Some(object) = self.objects.get_mut(&identity) {
-            object.readers.retain(|reader| *reader != participant);
-        }
+        self.objects.unread(identity, participant);
     }
 
-    /// Answers as soon as the name has an epoch newer than `seen`.
+    /// Answers as soon as the name has an epoch newer than `seen`. No epoch is newer than the last
+    /// possible one: a watch for that takes the participant's watch of the name back.
     pub fn watch(&mut self, asker: Asker, request: u64, name: &str, seen: Epoch) -> Vec<Action<F>> {
-        self.watches
-            .insert((asker.participant, name.into()), (asker, request, seen));
+        let answer = |answer| vec![Action::Answer(asker.participant, request, answer)];
+        if seen == Epoch(u64::MAX) {
+            self.watches.end(asker.participant, name);
+            return answer(Answer::Noted);
+        }
+        let watch = Watch {
+            asker,
+            request,
+            seen,
+        };
+        if let Err((refusal, why)) = self.watches.begin(name, watch, self.limits.watches) {
+            return answer(Answer::Declined(refusal, why));
+        }
         self.look_for_newer(asker.participant, name)
             .into_iter()
             .collect()
@@ -78,17 +85,16 @@ impl<F: Clone> Catalogue<F> {
         participant: Participant,
         name: &str,
     ) -> Option<Action<F>> {
-        let key = (participant, name.to_owned());
-        let &(asker, request, seen) = self.watches.get(&key)?;
+        let watch = self.watches.get(participant, name)?;
         let (epoch, identity) = self.names.latest(name)?;
-        let manifest = self.objects.get(&identity)?.manifest.as_ref()?;
-        if epoch <= seen || !manifest.readers.admit(manifest.owner, asker.uid) {
+        let manifest = self.objects.get(identity)?.manifest.as_ref()?;
+        if epoch <= watch.seen || !manifest.readers.admit(manifest.owner, watch.asker.uid) {
             return None;
         }
-        self.watches.remove(&key);
+        self.watches.end(participant, name);
         Some(Action::Answer(
             participant,
-            request,
+            watch.request,
             Answer::Newer { identity, epoch },
         ))
     }

@@ -21,7 +21,8 @@ impl<F: Clone> Catalogue<F> {
         if !self.names.is_known(name) {
             return answer(declined(RefusalCode::NotFound, "it was never committed"));
         }
-        if let Err((refusal, why)) = self.names.check_owner(name, asker.uid) {
+        let is_operator = asker.uid == self.operator;
+        if !is_operator && let Err((refusal, why)) = self.names.check_owner(name, asker.uid) {
             return answer(Answer::Declined(refusal, why));
         }
         if self
@@ -30,29 +31,57 @@ impl<F: Clone> Catalogue<F> {
         {
             return Vec::new();
         }
+        // Another user's name that the operator removes as a whole is free for every user.
+        let release = is_operator && epoch == Epoch(0) && self.names.owner(name) != Some(asker.uid);
         let gone = self.names.take(name, epoch);
-        if gone.is_empty() {
+        if gone.is_empty() && !release {
             return answer(Answer::Removed(self.names.last(name)));
         }
-        let objects = self.take_out(&gone);
-        let token = self.leaving.begin(Leaving::Asked(
-            asker.participant,
+        let asked = Leaving::Asked {
+            participant: asker.participant,
             request,
-            name.into(),
+            name: name.into(),
             epoch,
-        ));
-        vec![Action::Forget {
-            token,
+            last: self.names.last(name),
+            release,
+        };
+        vec![self.forget(&gone, asked, true)]
+    }
+
+    /// Takes objects out of the keeper; before them goes what a successor must know, if it changed.
+    fn forget(&mut self, gone: &[Identity], then: Leaving, changed: bool) -> Action<F> {
+        let objects = self.take_out(gone);
+        Action::Forget {
+            token: self.leaving.begin(then),
             objects,
-            tombs: Some(self.tombs()),
-        }]
+            bequest: changed.then(|| self.bequest()),
+        }
     }
 
     /// Goes on with what waited for the keeper: a removal is answered, a replacement is made.
     pub fn forgotten(&mut self, token: u64, forgotten: Result<(), KeepError>) -> Vec<Action<F>> {
         match self.leaving.end(token) {
-            Some(Leaving::Asked(participant, request, name, _)) => {
-                let last = self.names.last(&name);
+            Some(Leaving::Asked {
+                participant,
+                request,
+                name,
+                epoch,
+                last,
+                release,
+            }) => {
+                // The objects are out of the keeper: only then the name may go, which says so.
+                if release && forgotten.is_ok() {
+                    self.names.release(&name);
+                    let asked = Leaving::Asked {
+                        participant,
+                        request,
+                        name,
+                        epoch,
+                        last,
+                        release: false,
+                    };
+                    return vec![self.forget(&[], asked, true)];
+                }
                 let answer = match forgotten {
                     Ok(()) => Answer::Removed(last),
                     // It is gone here; a keeper that comes later is not given it.
@@ -61,7 +90,7 @@ impl<F: Clone> Catalogue<F> {
                 };
                 vec![Action::Answer(participant, request, answer)]
             }
-            Some(Leaving::Replaced(identity)) => match self.objects.get(&identity) {
+            Some(Leaving::Replaced(identity)) => match self.objects.get(identity) {
                 Some(object) if matches!(object.stage, Stage::Making) => {
                     make(identity, object).into_iter().collect()
                 }
@@ -76,31 +105,21 @@ impl<F: Clone> Catalogue<F> {
         if gone.is_empty() {
             return None;
         }
-        let objects = self.take_out(&gone);
-        let token = self.leaving.begin(then);
-        Some(Action::Forget {
-            token,
-            objects,
-            tombs: Some(self.tombs()),
-        })
+        Some(self.forget(&gone, then, true))
     }
 
     /// Keeps the last epochs of a name alone.
     pub(super) fn retire(&mut self, name: &str, actions: &mut Vec<Action<F>>) {
         let gone = self.names.take_beyond(name, self.limits.epochs.max(1));
         if !gone.is_empty() {
-            let objects = self.take_out(&gone);
-            actions.push(Action::Forget {
-                token: self.leaving.begin(Leaving::Retired),
-                objects,
-                tombs: None,
-            });
+            let forget = self.forget(&gone, Leaving::Retired, false);
+            actions.push(forget);
         }
     }
 
     fn take_out(&mut self, gone: &[Identity]) -> Vec<(u64, usize)> {
         let taken = gone.iter().filter_map(|identity| {
-            let object = self.objects.remove(identity)?;
+            let object = self.objects.remove(*identity)?;
             let epoch = object
                 .manifest
                 .as_ref()

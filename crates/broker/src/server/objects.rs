@@ -1,0 +1,147 @@
+//! The table of all objects, with what is asked of it by participant and by user kept beside it: a
+//! question costs the same however many objects there are.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::object::identity::Identity;
+use crate::object::manifest::Manifest;
+use crate::server::action::Participant;
+use crate::server::ledger::Ledger;
+use crate::server::object::Object;
+
+/// All objects.
+#[derive(Debug)]
+pub(super) struct Objects<F> {
+    rows: HashMap<Identity, Object<F>>,
+    /// The memory of those whose manifest is known.
+    ledger: Ledger,
+    /// Who writes what.
+    writing: BTreeSet<(Participant, Identity)>,
+    /// Who reads what.
+    reading: BTreeSet<(Participant, Identity)>,
+}
+
+const FIRST: Identity = Identity([0; 16]);
+const LAST: Identity = Identity([u8::MAX; 16]);
+
+impl<F> Objects<F> {
+    pub(super) fn new() -> Objects<F> {
+        Objects {
+            rows: HashMap::new(),
+            ledger: Ledger::default(),
+            writing: BTreeSet::new(),
+            reading: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    pub(super) fn get(&self, identity: Identity) -> Option<&Object<F>> {
+        self.rows.get(&identity)
+    }
+
+    /// Finds an object, to change its stage or its regions: writer, readers and manifest have
+    /// methods of their own here.
+    pub(super) fn get_mut(&mut self, identity: Identity) -> Option<&mut Object<F>> {
+        self.rows.get_mut(&identity)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Identity, &Object<F>)> {
+        self.rows.iter()
+    }
+}
+
+impl<F: Clone> Objects<F> {
+    /// Takes an object, whose identity is not there.
+    pub(super) fn insert(&mut self, identity: Identity, object: Object<F>) {
+        if let Some(writer) = object.writer {
+            self.writing.insert((writer.participant, identity));
+        }
+        if let Some(manifest) = &object.manifest {
+            self.ledger.add(manifest.owner, object.memory());
+        }
+        self.rows.insert(identity, object);
+    }
+
+    /// Takes an object out.
+    pub(super) fn remove(&mut self, identity: Identity) -> Option<Object<F>> {
+        let object = self.rows.remove(&identity)?;
+        if let Some(writer) = object.writer {
+            self.writing.remove(&(writer.participant, identity));
+        }
+        for reader in &object.readers {
+            self.reading.remove(&(*reader, identity));
+        }
+        if let Some(manifest) = &object.manifest {
+            self.ledger.remove(manifest.owner, object.memory());
+        }
+        Some(object)
+    }
+
+    /// Notes what an object is, and which memory each of its regions is.
+    pub(super) fn describe(
+        &mut self,
+        identity: Identity,
+        manifest: Manifest,
+        numbers: Vec<u64>,
+    ) -> Option<&mut Object<F>> {
+        let object = self.rows.get_mut(&identity)?;
+        let owner = manifest.owner;
+        object.manifest = Some(Box::new(manifest));
+        object.numbers = numbers;
+        self.ledger.add(owner, object.memory());
+        Some(object)
+    }
+
+    /// Ends the writing of an object.
+    pub(super) fn written(&mut self, identity: Identity) {
+        let writer = self
+            .rows
+            .get_mut(&identity)
+            .and_then(|object| object.writer.take());
+        if let Some(writer) = writer {
+            self.writing.remove(&(writer.participant, identity));
+        }
+    }
+
+    /// Lists what a participant writes.
+    pub(super) fn written_by(
+        &self,
+        participant: Participant,
+    ) -> impl Iterator<Item = Identity> + '_ {
+        let range = (participant, FIRST)..=(participant, LAST);
+        self.writing.range(range).map(|(_, identity)| *identity)
+    }
+
+    /// Notes that a participant reads an object.
+    pub(super) fn read(&mut self, identity: Identity, reader: Participant) {
+        if self.reading.insert((reader, identity))
+            && let Some(object) = self.rows.get_mut(&identity)
+        {
+            object.readers.push(reader);
+        }
+    }
+
+    /// Notes that a participant reads an object no more.
+    pub(super) fn unread(&mut self, identity: Identity, reader: Participant) {
+        if self.reading.remove(&(reader, identity))
+            && let Some(object) = self.rows.get_mut(&identity)
+        {
+            object.readers.retain(|of| *of != reader);
+        }
+    }
+
+    /// Notes that a participant reads nothing any more.
+    pub(super) fn unread_all(&mut self, reader: Participant) {
+        let range = (reader, FIRST)..=(reader, LAST);
+        let read: Vec<Identity> = self
+            .reading
+            .range(range)
+            .map(|(_, identity)| *identity)
+            .collect();
+        read.into_iter()
+            .for_each(|identity| self.unread(identity, reader));
+    }
+}
