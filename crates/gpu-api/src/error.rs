@@ -177,8 +177,8 @@ pub enum Error {
         #[source]
         source: Option<io::Error>,
     },
-    /// The producer refused the request.
-    #[error("the producer refused: {why}; {remedy}")]
+    /// The other side refused the request: a producer, a broker, a keeper.
+    #[error("refused: {why}; {remedy}")]
     Refused {
         /// Why.
         why: String,
@@ -390,7 +390,7 @@ mod tests {
                     why: "uid 7 is not allowed".into(),
                     remedy: "allow it",
                 },
-                "the producer refused: uid 7 is not allowed; allow it",
+                "refused: uid 7 is not allowed; allow it",
             ),
             (
                 12,

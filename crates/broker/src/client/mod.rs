@@ -46,7 +46,7 @@ use crate::error::{ObjectError, Result};
 use crate::object::identity::{Epoch, Identity, Lineage, check_name};
 use crate::object::layout::Layout;
 use crate::server::listing::Listing;
-use crate::wire::{Selector, Standing, ToBroker, ToClient};
+use crate::wire::{Selector, Standing, ToBroker, ToClient, UNFINISHED};
 use link::Link;
 
 /// The most bytes of a listing.
@@ -333,6 +333,17 @@ impl Client {
             (ToClient::Removed { epoch, .. }, _) => Ok(epoch),
             _ => Err(connection::nonsense()),
         }
+    }
+
+    /// Gives up the objects of a name that are not committed yet, whoever fills them: those of this
+    /// user, or of every user for the one that the broker runs as. Their memory is free once their
+    /// writers let go of it; their commits are refused. One whose commit was asked for goes on.
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectError::NotFound`] when there is none.
+    pub fn abort_unfinished(&self, name: &str) -> Result<()> {
+        self.remove_epoch(name, UNFINISHED).map(drop)
     }
 
     /// Lists the objects that this user may know of, and their readers.

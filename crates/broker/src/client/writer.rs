@@ -16,7 +16,7 @@ use super::mapped::{address, check_stream, note, read_part, regions};
 use super::retire::Retiring;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::{Imported, Range, SwapError};
-use crate::object::identity::{Epoch, Identity, Lineage};
+use crate::object::identity::{Epoch, Identity, Lineage, check_new_name};
 use crate::object::layout::Layout;
 use crate::object::manifest::{Manifest, Readers, round_up};
 use crate::object::part::Part;
@@ -77,6 +77,7 @@ impl Writer {
         scratch: bool,
     ) -> Result<Writer> {
         link.check_fork()?;
+        check_new_name("the name of an object", name)?;
         let gpu = link.gpu().clone();
         let identity = options.identity.map_or_else(Identity::random, Ok)?;
         let mut manifest = Manifest {

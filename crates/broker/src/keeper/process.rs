@@ -41,7 +41,7 @@ use transport::trace_point;
 use crate::keeper::depositor::{DepositError, Depositor, Incarnation};
 use crate::keeper::notify::{NAMES_A_PACKET, Request, parse};
 use crate::keeper::shelf::Shelf;
-use crate::server::lock;
+use crate::server::{lock, place};
 use crate::wire::MOST_BYTES;
 
 /// The name of the keeper's socket in the broker's directory.
@@ -111,6 +111,7 @@ impl Keeper {
     /// [`Error::Refused`] when another keeper is there, [`Error::System`] for what the system
     /// refuses.
     pub fn open(dir: &Path, most: Option<usize>) -> Result<Keeper> {
+        place::prepare(dir)?;
         let most = most.unwrap_or_else(|| room(raise_file_limit()));
         let lock = lock::take_within(&dir.join(LOCK), TAKES_TO_START)?.ok_or(Error::Refused {
             why: format!("another keeper is in {}", dir.display()),
@@ -128,6 +129,7 @@ impl Keeper {
     /// other keeper is of a version that hands nothing over: then that keeper goes on.
     /// [`Error::System`] for what the system refuses.
     pub fn take_over(dir: &Path, most: Option<usize>) -> Result<Keeper> {
+        place::prepare(dir)?;
         let most = most.unwrap_or_else(|| room(raise_file_limit()));
         let mut shelf = Shelf::new(most);
         let path = dir.join(LOCK);

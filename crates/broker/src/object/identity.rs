@@ -140,6 +140,31 @@ pub fn check_name(what: &'static str, name: &str) -> Result<()> {
     })
 }
 
+/// Refuses a name for a new object that people could take for another one, or for none: as
+/// [`check_name`], and what shows as nothing, breaks a line or turns the text around.
+///
+/// # Errors
+///
+/// As [`check_name`], and [`Error::Invalid`] for `.`, `..`, a name that begins or ends with a space,
+/// and one with a character that is not seen.
+pub fn check_new_name(what: &'static str, name: &str) -> Result<()> {
+    check_name(what, name)?;
+    let unseen = |c: char| {
+        let other_space = c != ' ' && c.is_whitespace();
+        other_space
+            || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    };
+    let is_good = name.trim() == name && name != "." && name != ".." && !name.contains(unseen);
+    if is_good {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        what,
+        got: format!("{:?}", name.chars().take(64).collect::<String>()),
+        must: "another than `.` and `..`, without a space at either end and without characters that are not seen",
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,5 +196,37 @@ mod tests {
         for bad in [String::new(), "a\x1b[2J".into(), "x".repeat(256)] {
             check_name("a name", &bad).expect_err("a bad name");
         }
+    }
+
+    #[test]
+    fn a_new_name_is_seen_as_it_is() {
+        for good in ["model/llama-70b v2", "模型", "..x", "é"] {
+            check_new_name("a name", good).expect("a good name");
+        }
+        for bad in [
+            "",
+            " ",
+            " a",
+            "a ",
+            ".",
+            "..",
+            "a\u{200b}",
+            "a\u{202e}b",
+            "a\u{2028}b",
+            "a\u{a0}b",
+            "\u{feff}a",
+        ] {
+            check_new_name("a name", bad).expect_err(bad);
+            if !bad.is_empty() {
+                check_name("a name", bad).expect("one that is there already is read");
+            }
+        }
+        let error = check_new_name("a name", "a\u{202e}b").expect_err("it turns around");
+        assert!(
+            error
+                .to_string()
+                .starts_with("a name is \"a\\u{202e}b\", but must be another"),
+            "{error}"
+        );
     }
 }

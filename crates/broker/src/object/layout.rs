@@ -167,6 +167,10 @@ impl Layout {
             .windows(2)
             .find(|pair| pair[0].spec.name >= pair[1].spec.name)
         {
+            if pair[0].spec.name == pair[1].spec.name {
+                let got = format!("{} twice", pair[0].spec.name);
+                return invalid("the parts of an object", got, "each of a name of its own");
+            }
             let got = format!("{} behind {}", pair[1].spec.name, pair[0].spec.name);
             return invalid(
                 "the order of parts",
@@ -396,7 +400,7 @@ mod tests {
             (
                 &[512],
                 vec![placed("a", 0, 0, 1), placed("a", 0, 256, 1)],
-                "order of parts",
+                "the parts of an object is a twice",
             ),
             (&[], vec![placed("a", 0, 0, 1)], "number of regions"),
             (&[256; 17], vec![placed("a", 0, 0, 1)], "number of regions"),

@@ -26,7 +26,7 @@ use crate::server::deposit::Stored;
 use crate::server::happened::{File, Teller};
 use crate::server::limits::Limits;
 use crate::server::service::{KeeperState, Parts, Service};
-use crate::server::{deposit, lock, workshop};
+use crate::server::{deposit, lock, place, workshop};
 
 /// The name of the broker's socket in its directory.
 pub const SOCKET: &str = "broker";
@@ -59,6 +59,7 @@ impl std::fmt::Debug for Options {
 pub struct Broker {
     service: Service,
     actions: Vec<Action<Arc<OwnedFd>>>,
+    restored: u64,
     _lock: std::fs::File,
 }
 
@@ -111,6 +112,7 @@ impl Broker {
     /// and cannot be read.
     pub fn open(options: Options) -> Result<Broker> {
         raise_file_limit();
+        place::prepare(&options.dir)?;
         let depositor = options.keeper.as_deref().map(Depositor::new).transpose()?;
         let lock = lock::wait(&options.dir.join("lock"), || match &depositor {
             Some(depositor) => leash(depositor),
@@ -168,8 +170,14 @@ impl Broker {
         Ok(Broker {
             service,
             actions,
+            restored,
             _lock: lock,
         })
+    }
+
+    /// Counts the objects that it found in the keeper.
+    pub fn restored(&self) -> u64 {
+        self.restored
     }
 
     /// Serves until the process ends.

@@ -10,12 +10,13 @@ use transport::shared::slot::Generation;
 use super::action::{Action, Answer, Asker, KeepError, Participant};
 use super::bequest::{Bequest, Inherited, Label, Reading, sort};
 use super::catalogue::Catalogue;
+use super::catalogue::draft::Site;
 use super::limits::Limits;
 use crate::object::identity::{Epoch, Identity};
 use crate::object::layout::Layout;
 use crate::object::manifest::{Manifest, Readers};
 use crate::object::part::PartSpec;
-use crate::wire::{LeaseSlot, RefusalCode, Selector, Standing, Wanted};
+use crate::wire::{LeaseSlot, RefusalCode, Selector, Standing, UNFINISHED, Wanted};
 
 /// A descriptor: a region by object and number, or a manifest.
 #[derive(Clone, PartialEq, Debug)]
@@ -125,6 +126,12 @@ struct World {
 fn name_of(name: u8) -> String {
     format!("n{name}")
 }
+
+/// A device that is never full.
+const SITE: Site = Site {
+    granularity: 64,
+    bytes: u64::MAX,
+};
 
 /// The broker's own user, who is no participant of the model.
 const OPERATOR: u32 = 0;
@@ -493,7 +500,7 @@ impl World {
                             .extend(newest.map(|newest| (identity, self.memory[&newest].clone())));
                         let actions = self
                             .catalogue
-                            .drafted(identity, Ok((draft(identity, &name_of(name)), 64)));
+                            .drafted(identity, Ok((draft(identity, &name_of(name)), SITE)));
                         self.act(actions);
                     }
                     Err(Some(answer)) => {
@@ -526,7 +533,7 @@ impl World {
                             home: Some(HOME.into()),
                             ..draft(identity, REPLICA)
                         };
-                        let actions = self.catalogue.drafted(identity, Ok((draft, 64)));
+                        let actions = self.catalogue.drafted(identity, Ok((draft, SITE)));
                         self.act(actions);
                     }
                     Err(Some(answer)) => {
@@ -821,7 +828,7 @@ fn names_belong_to_the_user_who_committed_them_first() {
         .expect("an identity of its own");
     let actions = world
         .catalogue
-        .drafted(second, Ok((draft(second, "n0"), 64)));
+        .drafted(second, Ok((draft(second, "n0"), SITE)));
     assert!(
         matches!(
             &actions[..],
@@ -902,7 +909,7 @@ fn the_brokers_own_user_sees_all_removes_all_and_frees_the_name() {
         .expect("an identity of its own");
     let actions = world
         .catalogue
-        .drafted(identity, Ok((draft(identity, "n0"), 64)));
+        .drafted(identity, Ok((draft(identity, "n0"), SITE)));
     assert!(
         matches!(&actions[..], [Action::Make { .. }]),
         "any user may take it: {actions:?}"
@@ -949,4 +956,81 @@ fn a_watch_is_taken_back_and_bounded() {
         [Action::Answer(_, 2, Answer::Noted)]
     ));
     assert!(world.catalogue.watch(asker(1), 1, "c", Epoch(0)).is_empty());
+}
+
+#[test]
+fn what_cannot_fit_the_device_leaves_the_epoch_that_it_was_to_replace() {
+    let mut world = World::new();
+    committed(&mut world, 0, false, false);
+    let identity = Identity([99; 16]);
+    let wanted = Wanted {
+        replace: true,
+        ..Wanted::default()
+    };
+    world
+        .catalogue
+        .create(asker(1), 5, identity, wanted)
+        .expect("an identity of its own");
+    let small = Site { bytes: 64, ..SITE };
+    let actions = world
+        .catalogue
+        .drafted(identity, Ok((draft(identity, "n0"), small)));
+    assert!(
+        matches!(
+            &actions[..],
+            [Action::Answer(
+                _,
+                5,
+                Answer::Declined(RefusalCode::OutOfMemory, _)
+            )]
+        ),
+        "{actions:?}"
+    );
+    assert_eq!(world.visible().len(), 1, "the good epoch is there");
+}
+
+#[test]
+fn an_unfinished_object_is_given_up_by_its_owner_and_by_the_operator_alone() {
+    let mut world = World::new();
+    let create = |draw| Step::Create {
+        who: 1,
+        name: 0,
+        draw,
+        expect: None,
+        replace: false,
+        take: false,
+    };
+    let of = |uid| Asker {
+        participant: Participant(9),
+        uid,
+        shared_context: false,
+    };
+    for uid in [1, OPERATOR] {
+        world.step(&create(u8::try_from(uid).expect("small")));
+        world.work(7);
+        let unfinished = world.catalogue.bytes(1);
+        assert!(unfinished > 0);
+        let actions = world.catalogue.remove(of(2), 5, "n0", UNFINISHED);
+        assert!(
+            matches!(
+                &actions[..],
+                [Action::Answer(
+                    _,
+                    5,
+                    Answer::Declined(RefusalCode::NotFound, _)
+                )]
+            ),
+            "{actions:?}"
+        );
+        assert_eq!(world.catalogue.bytes(1), unfinished);
+        let actions = world.catalogue.remove(of(uid), 5, "n0", UNFINISHED);
+        assert!(
+            matches!(
+                actions.last(),
+                Some(Action::Answer(_, 5, Answer::Removed(_)))
+            ),
+            "{actions:?}"
+        );
+        assert_eq!(world.catalogue.bytes(1), 0, "its memory is free");
+    }
 }

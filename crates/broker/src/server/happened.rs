@@ -9,6 +9,7 @@ use transport::os::waker::Waker;
 use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
 use crate::server::action::KeepError;
+use crate::server::catalogue::draft::Site;
 use transport::server::Refused;
 
 /// A descriptor that keeps memory.
@@ -16,7 +17,7 @@ pub(super) type File = Arc<OwnedFd>;
 
 /// What the other threads did.
 pub(super) enum Happened {
-    Drafted(Identity, Result<(Box<Manifest>, u64), Refused>),
+    Drafted(Identity, Result<(Box<Manifest>, Site), Refused>),
     Made(Identity, Result<Vec<File>, Refused>),
     Kept(Identity, Result<File, KeepError>),
     Forgotten(u64, Result<(), KeepError>),

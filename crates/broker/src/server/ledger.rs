@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use gpu_api::DeviceUuid;
+
 use crate::server::limits::Limits;
 use crate::server::listing::Usage;
 use crate::wire::RefusalCode;
@@ -11,6 +13,7 @@ use transport::server::Refused;
 #[derive(Debug)]
 struct Region {
     owner: u32,
+    device: DeviceUuid,
     bytes: u64,
     objects: u32,
 }
@@ -21,6 +24,7 @@ struct Region {
 pub(super) struct Ledger {
     regions: HashMap<u64, Region>,
     users: BTreeMap<u32, Usage>,
+    devices: HashMap<DeviceUuid, u64>,
     bytes: u64,
 }
 
@@ -29,6 +33,10 @@ pub(super) struct Ledger {
 pub(super) struct Asked {
     /// The user that pays.
     pub uid: u32,
+    /// The device that it would lie on.
+    pub device: DeviceUuid,
+    /// All of that device's memory.
+    pub device_bytes: u64,
     /// The number of each region that is there already, and the bytes of all.
     pub regions: Vec<(Option<u64>, u64)>,
     /// The regions of the objects that go first, once for each object.
@@ -37,7 +45,12 @@ pub(super) struct Asked {
 
 impl Ledger {
     /// Counts an object of a user: numbers and bytes of its regions.
-    pub(super) fn add(&mut self, owner: u32, regions: impl Iterator<Item = (u64, u64)>) {
+    pub(super) fn add(
+        &mut self,
+        owner: u32,
+        device: DeviceUuid,
+        regions: impl Iterator<Item = (u64, u64)>,
+    ) {
         let user = self.users.entry(owner).or_insert(Usage {
             uid: owner,
             ..Usage::default()
@@ -46,12 +59,14 @@ impl Ledger {
         for (number, bytes) in regions {
             let region = self.regions.entry(number).or_insert(Region {
                 owner,
+                device,
                 bytes,
                 objects: 0,
             });
             region.objects += 1;
             if region.objects == 1 {
                 self.bytes += bytes;
+                *self.devices.entry(device).or_default() += bytes;
                 user.bytes += bytes;
             }
         }
@@ -66,6 +81,9 @@ impl Ledger {
             region.objects -= 1;
             if region.objects == 0 {
                 self.bytes -= region.bytes;
+                if let Some(bytes) = self.devices.get_mut(&region.device) {
+                    *bytes -= region.bytes;
+                }
                 if let Some(user) = self.users.get_mut(&region.owner) {
                     user.bytes -= region.bytes;
                 }
@@ -128,6 +146,19 @@ impl Ledger {
             self.usage(uid).bytes.saturating_sub(freed),
         );
         let refuse = |why| Err((RefusalCode::Limit, why));
+        let on_device = self.devices.get(&asked.device).copied().unwrap_or(0);
+        let (there, has) = (on_device.saturating_sub(freed), asked.device_bytes);
+        if there.saturating_add(more) > has {
+            let why = format!("asked for {more} bytes, {there} of the device's {has} are taken");
+            return Err((RefusalCode::OutOfMemory, why));
+        }
+        let percent = limits.device_percent;
+        let limit = (u128::from(has) * u128::from(percent) / 100) as u64;
+        if there.saturating_add(more) > limit {
+            return refuse(format!(
+                "asked for {more} bytes, {there} of {limit} are taken, which is {percent}% of the device"
+            ));
+        }
         if all.saturating_add(more) > limits.bytes {
             let limit = limits.bytes;
             return refuse(format!(
@@ -148,12 +179,50 @@ impl Ledger {
 mod tests {
     use super::*;
 
+    const DEVICE: DeviceUuid = DeviceUuid([0; 16]);
+
     fn ledger() -> Ledger {
         let mut ledger = Ledger::default();
-        ledger.add(1, [(1, 10)].into_iter());
-        ledger.add(1, [(1, 10)].into_iter());
-        ledger.add(2, [(2, 5)].into_iter());
+        ledger.add(1, DEVICE, [(1, 10)].into_iter());
+        ledger.add(1, DEVICE, [(1, 10)].into_iter());
+        ledger.add(2, DEVICE, [(2, 5)].into_iter());
         ledger
+    }
+
+    #[test]
+    fn what_cannot_fit_a_device_is_refused_before_anything_goes() {
+        let limits = Limits {
+            device_percent: 50,
+            ..Limits::default()
+        };
+        let check = |device, bytes, given_up| {
+            let asked = Asked {
+                uid: 1,
+                device,
+                device_bytes: 40,
+                regions: vec![(None, bytes)],
+                given_up,
+            };
+            ledger().check(&limits, &asked)
+        };
+        check(DEVICE, 5, vec![]).expect("20 of 20");
+        check(DEVICE, 15, vec![1, 1]).expect("10 go first");
+        check(DeviceUuid([1; 16]), 20, vec![]).expect("another device");
+        let why = |refused: Result<(), Refused>| refused.expect_err("too much");
+        assert_eq!(
+            why(check(DEVICE, 6, vec![])),
+            (
+                RefusalCode::Limit,
+                "asked for 6 bytes, 15 of 20 are taken, which is 50% of the device".into()
+            )
+        );
+        assert_eq!(
+            why(check(DEVICE, 36, vec![1, 1])),
+            (
+                RefusalCode::OutOfMemory,
+                "asked for 36 bytes, 5 of the device's 40 are taken".into()
+            )
+        );
     }
 
     #[test]
@@ -168,6 +237,8 @@ mod tests {
                 &limits,
                 &Asked {
                     uid: 1,
+                    device: DEVICE,
+                    device_bytes: u64::MAX,
                     regions,
                     given_up,
                 },

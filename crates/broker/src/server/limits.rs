@@ -7,6 +7,8 @@ pub struct Limits {
     pub bytes: u64,
     /// Bytes of the objects of one user.
     pub bytes_per_uid: u64,
+    /// Of each device's memory, what its objects may take, in percent.
+    pub device_percent: u8,
     /// Epochs of a name that are kept.
     pub epochs: usize,
     /// Participants at a time.
@@ -20,12 +22,13 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// No limit of bytes; two epochs of each name; 4,096 participants, of which each watches 1,024
+    /// No limit of bytes but the device's; two epochs of each name; 4,096 participants, of which each watches 1,024
     /// names; 262,144 names.
     fn default() -> Limits {
         Limits {
             bytes: u64::MAX,
             bytes_per_uid: u64::MAX,
+            device_percent: 100,
             epochs: 2,
             participants: 4_096,
             names: 1 << 18,

@@ -88,11 +88,12 @@ pub fn wait(path: &Path, leash: impl FnOnce() -> Result<Option<OwnedFd>>) -> Res
         awake.wake();
     })?;
     loop {
-        if let Ok(taken) = locked.try_recv() {
-            return Ok(sign(taken.map_err(failed)?));
-        }
+        // Before the lock: one that comes with the keeper's end is for the next keeper's broker.
         if has_hung_up(&leash) {
             return Err(keeper_ended());
+        }
+        if let Ok(taken) = locked.try_recv() {
+            return Ok(sign(taken.map_err(failed)?));
         }
         let waked = waker.fd();
         let mut fds = [

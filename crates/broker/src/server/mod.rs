@@ -3,7 +3,7 @@
 //! 1. `bequest`: what a successor gets. `limits`. `action`: messages to send and steps to take.
 //! 2. `catalogue`: which objects there are. Pure. Its tables: `names`, `object` and `objects`,
 //!    `ledger`, `outcomes`, `leaving`, `watches`. `takeover`: what an epoch shares with the one before it.
-//! 3. `lock`: one broker a directory.
+//! 3. `place`: the directory. `lock`: one broker a directory.
 //! 4. `happened`: what the threads that may wait tell. `workshop` waits for the driver, `deposit`
 //!    for the keeper.
 //! 5. `peer`: a participant. `service`: the thread that serves all clients. `admission`: what it
@@ -29,6 +29,7 @@ mod object;
 mod objects;
 mod outcomes;
 mod peer;
+pub mod place;
 mod service;
 mod takeover;
 mod watches;

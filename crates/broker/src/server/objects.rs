@@ -60,7 +60,8 @@ impl<F: Clone> Objects<F> {
             self.writing.insert((writer.participant, identity));
         }
         if let Some(manifest) = &object.manifest {
-            self.ledger.add(manifest.owner, object.memory());
+            self.ledger
+                .add(manifest.owner, manifest.device, object.memory());
         }
         self.rows.insert(identity, object);
     }
@@ -88,10 +89,10 @@ impl<F: Clone> Objects<F> {
         numbers: Vec<u64>,
     ) -> Option<&mut Object<F>> {
         let object = self.rows.get_mut(&identity)?;
-        let owner = manifest.owner;
+        let (owner, device) = (manifest.owner, manifest.device);
         object.manifest = Some(Box::new(manifest));
         object.numbers = numbers;
-        self.ledger.add(owner, object.memory());
+        self.ledger.add(owner, device, object.memory());
         Some(object)
     }
 
@@ -113,6 +114,11 @@ impl<F: Clone> Objects<F> {
     ) -> impl Iterator<Item = Identity> + '_ {
         let range = (participant, FIRST)..=(participant, LAST);
         self.writing.range(range).map(|(_, identity)| *identity)
+    }
+
+    /// Lists what is being written.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = Identity> + '_ {
+        self.writing.iter().map(|(_, identity)| *identity)
     }
 
     /// Notes that a participant reads an object.

@@ -27,18 +27,18 @@ pub(super) struct Peer {
 #[derive(Debug)]
 pub(super) struct Slots {
     file: CounterFile,
+    /// Of each slot that was ever granted: a participant that only reads takes no memory for them.
     generations: Vec<Generation>,
+    /// Those of them that are free.
     free: Vec<u32>,
 }
 
 impl Slots {
     pub(super) fn new() -> Result<Slots> {
-        let file = CounterFile::create(FIRST_SLOTS)?;
-        let generations = vec![Generation::ZERO; FIRST_SLOTS as usize];
         Ok(Slots {
-            file,
-            generations,
-            free: (0..FIRST_SLOTS).rev().collect(),
+            file: CounterFile::create(FIRST_SLOTS)?,
+            generations: Vec::new(),
+            free: Vec::new(),
         })
     }
 
@@ -48,7 +48,14 @@ impl Slots {
 
     /// Grants this many leases, or none.
     pub(super) fn grant(&mut self, count: usize) -> Option<Vec<LeaseSlot>> {
-        let from = self.free.len().checked_sub(count)?;
+        let fresh = count.saturating_sub(self.free.len());
+        let used = self.generations.len();
+        if used.checked_add(fresh)? > FIRST_SLOTS as usize {
+            return None;
+        }
+        self.generations.resize(used + fresh, Generation::ZERO);
+        self.free.extend(used as u32..(used + fresh) as u32);
+        let from = self.free.len() - count;
         let granted = self.free.drain(from..).map(|slot| {
             let generation = &mut self.generations[slot as usize];
             *generation = generation.next();
@@ -86,6 +93,7 @@ mod tests {
     #[test]
     fn only_what_was_released_is_granted_again() {
         let mut slots = Slots::new().expect("a memfd");
+        assert_eq!(slots.generations.capacity(), 0, "a reader needs none");
         let leases = slots.grant(2).expect("free slots");
         assert!(!slots.are_released(&leases));
         for lease in &leases {
@@ -109,5 +117,8 @@ mod tests {
         );
         assert!(slots.are_released(&[]), "no region, no lease");
         assert!(slots.grant(usize::MAX).is_none());
+        let rest = FIRST_SLOTS as usize - 2;
+        assert_eq!(slots.grant(rest).map(|leases| leases.len()), Some(rest));
+        assert!(slots.grant(1).is_none(), "all are granted");
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use gpu_api::Result;
 use transport::os::closer::Foreign;
-use transport::os::socket::{self, Listener};
+use transport::os::socket::{self, Listener, has_hung_up};
 use transport::os::waker::Waker;
 use transport::server::{Door, Proof, Server, Watch, failed};
 use transport::shared::sealed_file;
@@ -139,10 +139,10 @@ impl Service {
 
     fn take(&mut self, happened: Happened) {
         let actions = match happened {
-            Happened::Drafted(identity, draft) => self.parts.catalogue.drafted(
-                identity,
-                draft.map(|(draft, granularity)| (*draft, granularity)),
-            ),
+            Happened::Drafted(identity, draft) => self
+                .parts
+                .catalogue
+                .drafted(identity, draft.map(|(draft, site)| (*draft, site))),
             Happened::Made(identity, made) => {
                 trace_point!("made");
                 let peers = &mut self.peers;
@@ -457,7 +457,15 @@ impl Service {
         trace_point!("answered");
     }
 
-    fn list(&self, to: Participant, request: u64) {
+    fn list(&mut self, to: Participant, request: u64) {
+        // A keeper that has just ended is not said to have everything.
+        if self
+            .leash
+            .as_ref()
+            .is_some_and(|(_, leash)| has_hung_up(leash))
+        {
+            self.keeper_died();
+        }
         let Some(peer) = self.peers.get(&to) else {
             return;
         };

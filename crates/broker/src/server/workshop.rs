@@ -13,6 +13,7 @@ use crate::memory::store::{FindGpus, make_region};
 use crate::object::identity::Identity;
 use crate::object::manifest::{MOST_MANIFEST, Manifest};
 use crate::server::action::Device;
+use crate::server::catalogue::draft::Site;
 use crate::server::happened::{File, Happened, Teller};
 use crate::wire::RefusalCode;
 use transport::server::Refused;
@@ -92,7 +93,7 @@ impl Workshop {
         })
     }
 
-    fn read(&mut self, file: &Foreign) -> Result<(Box<Manifest>, u64), Refused> {
+    fn read(&mut self, file: &Foreign) -> Result<(Box<Manifest>, Site), Refused> {
         let bytes = sealed_file::read(file.as_fd(), 0..=MOST_MANIFEST);
         let draft = bytes
             .and_then(|bytes| Manifest::decode(&bytes))
@@ -101,7 +102,11 @@ impl Workshop {
             backend: draft.backend,
             uuid: draft.device,
         })?;
-        Ok((Box::new(draft), gpu.caps().granularity.max(1)))
+        let site = Site {
+            granularity: gpu.caps().granularity.max(1),
+            bytes: gpu.info().total_bytes,
+        };
+        Ok((Box::new(draft), site))
     }
 
     /// Makes all regions, or none: those that were made are closed when one fails.

@@ -22,8 +22,8 @@
 //! | 5 | `Abort` | identity 16 | |
 //! | 6 | `Open` | kind u8 (0 latest, 1 epoch, 2 identity), 0 in 7, epoch u64, identity 16, name text | |
 //! | 7 | `Close` | identity 16 | |
-//! | 8 | `Watch` | epoch that was seen u64, name text | |
-//! | 9 | `Remove` | epoch u64, 0 for the whole name; name text | |
+//! | 8 | `Watch` | epoch that was seen u64, 2^64 - 1 to take the watch back; name text | |
+//! | 9 | `Remove` | epoch u64, 0 for the whole name, 2^64 - 1 for what is not committed; name text | |
 //! | 10 | `List` | | |
 //! | 129 | `Welcome` | lineage of the epochs 16 (of no meaning before version 2), participant u64, pid u32, slots u32 | broker's pidfd, counter file |
 //! | 130 | `Refused` | code u16, lowest version u16, highest u16, text | |
@@ -54,7 +54,7 @@ mod to_broker;
 mod to_client;
 
 pub use packet::VERSIONS;
-pub use to_broker::{Selector, ToBroker, Wanted};
+pub use to_broker::{Selector, ToBroker, UNFINISHED, Wanted};
 pub use to_client::{LeaseSlot, Standing, ToClient};
 pub use transport::wire::packet::MOST_BYTES;
 pub use transport::wire::refusal::RefusalCode;

@@ -59,6 +59,9 @@ impl Field for Selector {
     }
 }
 
+/// The epoch by which a removal means what a name has that is not committed: none has it.
+pub const UNFINISHED: Epoch = Epoch(u64::MAX);
+
 /// What a create asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Wanted {
@@ -164,7 +167,7 @@ messages! {
         }
         /// Remove one epoch of a name, or all of it.
         9 Remove(request) {
-            /// Which epoch; 0 for all.
+            /// Which epoch; 0 for all; [`UNFINISHED`] for what is not committed yet.
             epoch: Epoch,
             /// Which name.
             name: String,

@@ -1,5 +1,6 @@
 //! `gpu-ipc keep`: holds the descriptors of a broker, and starts it again when it dies.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args as Arguments;
@@ -22,7 +23,7 @@ pub struct KeepOptions {
     /// Most descriptors to keep, one for each region and manifest [default: the process's limit]
     #[arg(long, value_name = "N")]
     pub most: Option<usize>,
-    /// The broker's command, with the same --dir
+    /// The broker's command; it serves the keeper's directory
     #[arg(last = true, required = true, num_args = 1..)]
     pub command: Vec<String>,
 }
@@ -35,8 +36,40 @@ pub fn run(options: &KeepOptions) -> Outcome {
     }
 }
 
+/// Finds the directory that a broker's command names, as `--dir D` or `--dir=D`.
+fn dir_of(command: &[String]) -> Option<PathBuf> {
+    let mut words = command.iter();
+    while let Some(word) = words.next() {
+        if word == "--dir" {
+            return words.next().map(PathBuf::from);
+        }
+        if let Some(dir) = word.strip_prefix("--dir=") {
+            return Some(dir.into());
+        }
+    }
+    None
+}
+
+/// Returns the directory of both: the keeper's, or the one that the broker's command names.
+fn common_dir(options: &KeepOptions) -> Result<PathBuf, String> {
+    let of_broker = dir_of(&options.command);
+    match (&options.place.dir, &of_broker) {
+        (Some(ours), Some(theirs)) if absolute(ours) != absolute(theirs) => Err(format!(
+            "the keeper's --dir is {}, and its broker's is {}: name one directory",
+            ours.display(),
+            theirs.display()
+        )),
+        (None, Some(theirs)) => Ok(theirs.clone()),
+        _ => options.place.path(),
+    }
+}
+
+fn absolute(dir: &Path) -> PathBuf {
+    std::path::absolute(dir).unwrap_or_else(|_| dir.into())
+}
+
 fn keep(options: &KeepOptions) -> Result<Outcome, String> {
-    let dir = options.place.path()?;
+    let dir = common_dir(options)?;
     let open = if options.take_over {
         Keeper::take_over
     } else {
@@ -47,6 +80,8 @@ fn keep(options: &KeepOptions) -> Result<Outcome, String> {
     let start = || {
         let mut command = Command::new(program);
         command.args(arguments);
+        // A broker whose command names no directory serves this one.
+        command.env("NVIDIA_DRA_LOCAL_IPC_DIR", absolute(&dir));
         command
     };
     let end = keeper.run(start).map_err(|error| explain(&error))?;
@@ -54,4 +89,39 @@ fn keep(options: &KeepOptions) -> Result<Outcome, String> {
         End::Broker(status) if !status.success() => Outcome::Finding,
         End::Broker(_) | End::Replaced => Outcome::Good,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(dir: Option<&str>, command: &[&str]) -> KeepOptions {
+        KeepOptions {
+            place: BrokerDir {
+                dir: dir.map(PathBuf::from),
+            },
+            take_over: false,
+            most: None,
+            command: command.iter().map(|&word| word.to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn keeper_and_broker_have_one_directory() {
+        let dir = |options: &KeepOptions| common_dir(options).expect("one directory");
+        let broker = ["gpu-ipc", "broker", "--dir", "/run/a"];
+        assert_eq!(dir(&options(None, &broker)), Path::new("/run/a"));
+        assert_eq!(dir(&options(Some("/run/a"), &broker)), Path::new("/run/a"));
+        let other = ["gpu-ipc", "broker", "--dir=/run/b"];
+        assert_eq!(dir(&options(None, &other)), Path::new("/run/b"));
+        assert_eq!(
+            dir(&options(Some("/run/a"), &["gpu-ipc", "broker"])),
+            Path::new("/run/a")
+        );
+        let why = common_dir(&options(Some("/run/a"), &other)).expect_err("two directories");
+        assert_eq!(
+            why,
+            "the keeper's --dir is /run/a, and its broker's is /run/b: name one directory"
+        );
+    }
 }

@@ -28,6 +28,12 @@ pub struct BrokerOptions {
     /// Most bytes of one user's objects
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     pub limit_per_uid: Option<u64>,
+    /// Most of each device's memory for objects, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub device_limit: u8,
+    /// Most names that have an object; one that was removed counts no more
+    #[arg(long, value_name = "N", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit_names: u32,
     /// Number of epochs to keep of each name
     #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub keep_epochs: u32,
@@ -56,6 +62,8 @@ fn serve(options: &BrokerOptions) -> Result<Broker, String> {
         limits: Limits {
             bytes: options.limit.unwrap_or(u64::MAX),
             bytes_per_uid: options.limit_per_uid.unwrap_or(u64::MAX),
+            device_percent: options.device_limit,
+            names: options.limit_names as usize,
             epochs: options.keep_epochs as usize,
             reads_slots: !options.publish_blindly,
             ..Limits::default()
@@ -63,7 +71,13 @@ fn serve(options: &BrokerOptions) -> Result<Broker, String> {
         allowed: options.allow_uid.clone(),
         keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),
     });
-    broker.map_err(|error| explain(&error))
+    let broker = broker.map_err(|error| explain(&error))?;
+    // A device that is not there is a mistake in the command. Where there are objects they are served
+    // first, whatever has become of the device.
+    if !options.device.is_empty() && broker.restored() == 0 {
+        find(&options.device).map_err(|error| explain(&error))?;
+    }
+    Ok(broker)
 }
 
 /// Finds the devices that were named, or all of the first backend that has one whose memory can be

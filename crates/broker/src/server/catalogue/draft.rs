@@ -1,7 +1,9 @@
 //! An object before its commit: the create, the draft, the regions, the abort.
 
 use super::{Catalogue, declined};
-use crate::object::identity::{Epoch, Identity};
+use gpu_api::explain;
+
+use crate::object::identity::{Epoch, Identity, check_new_name};
 use crate::object::manifest::Manifest;
 use crate::server::action::{Action, Answer, Asker, Device, Participant};
 use crate::server::leaving::Leaving;
@@ -84,11 +86,11 @@ impl<F: Clone> Catalogue<F> {
         Ok(())
     }
 
-    /// Takes the draft that the workshop has read and checked, with the granularity of its device.
+    /// Takes the draft that the workshop has read and checked, with what its device is like.
     pub fn drafted(
         &mut self,
         identity: Identity,
-        draft: Result<(Manifest, u64), Refused>,
+        draft: Result<(Manifest, Site), Refused>,
     ) -> Vec<Action<F>> {
         // Aborted meanwhile.
         let Some(object) = self.objects.get(identity) else {
@@ -97,8 +99,7 @@ impl<F: Clone> Catalogue<F> {
         let (Stage::Drafting, Some(writer)) = (&object.stage, object.writer) else {
             return Vec::new();
         };
-        let admitted =
-            draft.and_then(|(draft, granularity)| self.admit(identity, writer, draft, granularity));
+        let admitted = draft.and_then(|(draft, site)| self.admit(identity, writer, draft, site));
         let (manifest, former) = match admitted {
             Ok(admitted) => admitted,
             Err((refusal, why)) => return self.fail(identity, refusal, why),
@@ -131,7 +132,7 @@ impl<F: Clone> Catalogue<F> {
         identity: Identity,
         writer: Asker,
         draft: Manifest,
-        granularity: u64,
+        site: Site,
     ) -> Result<(Manifest, Vec<Former<F>>), Refused> {
         let wanted = self
             .objects
@@ -166,13 +167,18 @@ impl<F: Clone> Catalogue<F> {
                 "a replica is neither scratch nor taken over, and expects no epoch".into(),
             ));
         }
+        // A replica has the name that it has at its home.
+        if !is_replica {
+            check_new_name("the name of an object", &draft.name)
+                .map_err(|error| (RefusalCode::Layout, explain(&error)))?;
+        }
         if !scratch {
             self.names.check_room(&draft.name, self.limits.names)?;
             self.check_name(&draft, writer.uid, wanted)?;
         }
         let manifest = Manifest {
             owner: writer.uid,
-            granularity,
+            granularity: site.granularity,
             ..draft
         };
         let before = self
@@ -185,6 +191,8 @@ impl<F: Clone> Catalogue<F> {
             .map(|former| former.as_ref().map(|(_, number)| *number));
         let asked = Asked {
             uid: writer.uid,
+            device: manifest.device,
+            device_bytes: site.bytes,
             regions: numbers.zip(manifest.mapped_regions()).collect(),
             // What `replace` gives up is gone before the regions are made.
             given_up: if wanted.replace {
@@ -306,6 +314,39 @@ impl<F: Clone> Catalogue<F> {
         }
     }
 
+    /// Gives up the unfinished objects of a name, whoever fills them, for its owner and for the
+    /// broker's own user; not those whose commit was asked for.
+    pub(super) fn abort_all(&mut self, asker: Asker, request: u64, name: &str) -> Vec<Action<F>> {
+        let is_operator = asker.uid == self.operator;
+        let is_meant = |object: &Object<F>| {
+            object.is_unfinished()
+                && object.manifest.as_ref().is_some_and(|manifest| {
+                    manifest.name == name && (is_operator || manifest.owner == asker.uid)
+                })
+        };
+        let all: Vec<Identity> = self
+            .objects
+            .unfinished()
+            .filter(|identity| self.objects.get(*identity).is_some_and(is_meant))
+            .collect();
+        let why = || format!("{name} was given up by uid {}", asker.uid);
+        let mut actions: Vec<Action<F>> = all
+            .iter()
+            .flat_map(|identity| self.fail(*identity, RefusalCode::NotWriter, why()))
+            .collect();
+        let answer = if all.is_empty() {
+            let why = format!(
+                "no unfinished object of that name belongs to uid {}",
+                asker.uid
+            );
+            Answer::Declined(RefusalCode::NotFound, why)
+        } else {
+            Answer::Removed(self.names.last(name))
+        };
+        actions.push(Action::Answer(asker.participant, request, answer));
+        actions
+    }
+
     /// Gives up an unfinished object.
     pub fn abort(&mut self, asker: Asker, identity: Identity) -> Vec<Action<F>> {
         match self.objects.get(identity) {
@@ -319,6 +360,15 @@ impl<F: Clone> Catalogue<F> {
             _ => Vec::new(),
         }
     }
+}
+
+/// What a device is like that regions are made on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Site {
+    /// What regions are rounded up to.
+    pub granularity: u64,
+    /// All of its memory.
+    pub bytes: u64,
 }
 
 /// Asks for the regions that were not taken over.

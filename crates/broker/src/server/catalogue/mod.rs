@@ -29,7 +29,7 @@
 //! Checked by the state-machine test in `catalogue_tests.rs`, with messages lost and repeated.
 
 mod commit;
-mod draft;
+pub(in crate::server) mod draft;
 mod reading;
 mod removal;
 

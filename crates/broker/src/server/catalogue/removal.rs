@@ -6,10 +6,10 @@ use crate::object::identity::{Epoch, Identity};
 use crate::server::action::{Action, Answer, Asker, KeepError};
 use crate::server::leaving::Leaving;
 use crate::server::object::Stage;
-use crate::wire::RefusalCode;
+use crate::wire::{RefusalCode, UNFINISHED};
 
 impl<F: Clone> Catalogue<F> {
-    /// Removes one epoch of a name, or all of it.
+    /// Removes one epoch of a name, all of it, or what is unfinished of it.
     pub fn remove(
         &mut self,
         asker: Asker,
@@ -18,6 +18,9 @@ impl<F: Clone> Catalogue<F> {
         epoch: Epoch,
     ) -> Vec<Action<F>> {
         let answer = |answer| vec![Action::Answer(asker.participant, request, answer)];
+        if epoch == UNFINISHED {
+            return self.abort_all(asker, request, name);
+        }
         if !self.names.is_known(name) {
             return answer(declined(RefusalCode::NotFound, "it was never committed"));
         }
