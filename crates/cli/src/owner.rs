@@ -24,6 +24,8 @@ pub struct Owner {
     device: String,
     /// What else the broker's command is told.
     more: Vec<String>,
+    /// The most descriptors that the next keeper keeps, if not as many as it may.
+    most: Option<usize>,
 }
 
 impl Owner {
@@ -43,9 +45,16 @@ impl Owner {
             dir,
             device,
             more,
+            most: None,
         };
         owner.start_keeper()?;
         Ok(owner)
+    }
+
+    /// Sets what the brokers of the next keepers are told besides, and how many descriptors these
+    /// keep.
+    pub fn tell(&mut self, more: Vec<String>, most: Option<usize>) {
+        (self.more, self.most) = (more, most);
     }
 
     /// Starts a keeper, in place of one that was killed.
@@ -54,16 +63,37 @@ impl Owner {
     ///
     /// When the process cannot be started.
     pub fn start_keeper(&mut self) -> Result<(), String> {
+        self.keeper = Some(self.another_keeper()?);
+        Ok(())
+    }
+
+    /// Lets a new keeper take everything over from the one that is there, and waits until that has
+    /// ended by itself.
+    ///
+    /// # Errors
+    ///
+    /// When the process cannot be started, and when the first does not end well.
+    pub fn replace_keeper(&mut self) -> Result<(), String> {
+        let next = self.another_keeper()?;
+        match self.keeper.replace(next) {
+            Some(mut first) => first.wait(),
+            None => Ok(()),
+        }
+    }
+
+    fn another_keeper(&self) -> Result<Child, String> {
         let program =
             std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
         let (program, dir) = (
             program.to_string_lossy().into_owned(),
             self.dir.to_string_lossy().into_owned(),
         );
-        let keep = [
-            "keep",
-            "--dir",
-            &dir,
+        let most = self
+            .most
+            .map(|most| ["--most".to_owned(), most.to_string()]);
+        let keep = ["keep", "--take-over", "--dir", &dir];
+        let most = most.iter().flatten().map(String::as_str);
+        let broker = [
             "--",
             &program,
             "broker",
@@ -72,9 +102,11 @@ impl Owner {
             "--device",
             &self.device,
         ];
-        let words = keep.into_iter().chain(self.more.iter().map(String::as_str));
-        self.keeper = Some(Child::start(words, PATIENCE)?);
-        Ok(())
+        let more = self.more.iter().map(String::as_str);
+        Child::start(
+            keep.into_iter().chain(most).chain(broker).chain(more),
+            PATIENCE,
+        )
     }
 
     /// Returns the directory.
@@ -108,7 +140,7 @@ impl Owner {
     }
 
     /// Lists the processes that are brokers of the directory, or about to be.
-    fn brokers(&self) -> Vec<Pid> {
+    pub fn brokers(&self) -> Vec<Pid> {
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         numbers

@@ -81,9 +81,10 @@ impl Arena {
     fn is_back(&self, block: usize, since: Instant) -> bool {
         match self.control {
             Control::Counter => self.cells.0[block].holders.load(Ordering::Acquire) == 0,
-            Control::BlindTimeout | Control::UnpinnedPiece | Control::BlindBroker => {
-                since.elapsed() >= BLIND
-            }
+            Control::BlindTimeout
+            | Control::UnpinnedPiece
+            | Control::BlindBroker
+            | Control::LossyUpgrade => since.elapsed() >= BLIND,
         }
     }
 }

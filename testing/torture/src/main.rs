@@ -114,11 +114,9 @@ fn main() -> ExitCode {
 
 /// Runs a torture.
 fn run(options: &TortureOptions) -> Outcome {
-    let of_brokers = options
-        .control
-        .map(|control| control == Control::BlindBroker);
+    let of_brokers = options.control.map(Control::is_of_brokers);
     if of_brokers.is_some_and(|of_brokers| of_brokers != options.broker) {
-        let why = "--control blind-broker goes with --broker, and the other controls without it";
+        let why = "--control blind-broker and lossy-upgrade go with --broker, and the other controls without it";
         return output::fail(why, options.json, Outcome::Finding);
     }
     let gpu = match device::choose(options.backend) {

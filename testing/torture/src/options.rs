@@ -62,9 +62,16 @@ pub enum Control {
     UnpinnedPiece,
     /// With --broker: a broker that publishes at the commit's message, without reading the slots.
     BlindBroker,
+    /// With --broker: a keeper is replaced by ending it and its broker, and nothing is taken over.
+    LossyUpgrade,
 }
 
 impl Control {
+    /// Says whether it is about objects.
+    pub fn is_of_brokers(self) -> bool {
+        matches!(self, Control::BlindBroker | Control::LossyUpgrade)
+    }
+
     /// Says whether it lends by something else than the library.
     pub fn is_no_library(self) -> bool {
         self != Control::UnpinnedPiece

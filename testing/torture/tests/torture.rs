@@ -244,6 +244,9 @@ fn every_object_is_whole_and_none_is_lost() {
         "wakes",
         "broker_kills",
         "keeper_kills",
+        "upgrades",
+        "silences",
+        "fills",
     ];
     let (status, value, complaints) = torture_until(&happened, 10, &["--broker", "--seed", "5"]);
     assert_eq!(status, Some(0), "{value} {complaints}");
@@ -277,6 +280,23 @@ fn a_broker_that_reads_no_slots_is_found_to_show_halves() {
 }
 
 #[test]
+fn an_upgrade_that_takes_nothing_over_is_found_to_lose_objects() {
+    let control = ["--broker", "--seed", "3", "--control", "lossy-upgrade"];
+    let (status, value, complaints) = torture_until(&["lost"], 120, &control);
+    assert_eq!(status, Some(1), "{value} {complaints}");
+    assert!(number(&value, "lost") > 0.0, "{value}");
+    assert_eq!(
+        number(&value, "mixed"),
+        0.0,
+        "found something else: {value}"
+    );
+    assert_eq!(
+        (&value["control"], &value["ok"]),
+        (&true.into(), &false.into())
+    );
+}
+
+#[test]
 fn a_control_of_the_other_torture_is_refused() {
     for args in [
         &["--control", "blind-broker"][..],
@@ -285,7 +305,7 @@ fn a_control_of_the_other_torture_is_refused() {
         let (status, value, _) = torture(args);
         let why = value["error"].as_str().expect("a reason");
         assert!(
-            status == Some(1) && why.contains("blind-broker goes with --broker"),
+            status == Some(1) && why.contains("blind-broker and lossy-upgrade go with --broker"),
             "{args:?}: {value}"
         );
     }

@@ -31,6 +31,13 @@ pub struct Report {
     pub broker_kills: u64,
     /// Keepers killed.
     pub keeper_kills: u64,
+    /// Keepers that another one took everything over from; the broker was killed at once after
+    /// half of them.
+    pub upgrades: u64,
+    /// Keepers that were stopped for seconds and were said to be silent.
+    pub silences: u64,
+    /// Keepers without room for every object that were said to be full.
+    pub fills: u64,
     /// Processes of each kind stopped for a while: writers, readers, brokers, keepers.
     pub stops: [u64; 4],
     /// Objects with other contents than their stamp's: halves.
@@ -39,13 +46,18 @@ pub struct Report {
     pub lost: u64,
     /// Readers that advanced to an older epoch, or whose addresses moved.
     pub backwards: u64,
+    /// Brokers that served with the options of an earlier keeper than the one that started them.
+    pub stale: u64,
+    /// Times at which more brokers were there, for seconds, than one that serves and one that
+    /// waits.
+    pub piled: u64,
     /// Objects that were left at the end and that nobody should have any more.
     pub leaked: u64,
     /// Processes that did nothing any more.
     pub hung: u64,
     /// Processes that ended by themselves with an error; which, and why, is on standard error.
     pub crashes: u64,
-    /// The broker published without reading the slots, which must be found.
+    /// What ran is known to be wrong, which must be found.
     pub control: bool,
 }
 
@@ -58,7 +70,8 @@ impl Report {
 
     /// Says whether something was found that may never be.
     pub fn has_finding(&self) -> bool {
-        self.mixed + self.lost + self.backwards + self.leaked + self.hung > 0
+        let of_brokers = self.stale + self.piled;
+        self.mixed + self.lost + self.backwards + self.leaked + self.hung + of_brokers > 0
     }
 
     /// Lists what was done less often than its floor: a tenth or less of what a machine with two
@@ -79,6 +92,9 @@ impl Report {
             ("readers killed", self.reader_kills, seconds / 10),
             ("brokers killed", self.broker_kills, seconds / 10),
             ("keepers killed", self.keeper_kills, seconds / 20),
+            ("keepers replaced", self.upgrades, seconds / 30),
+            ("keepers found silent", self.silences, seconds / 60),
+            ("keepers found full", self.fills, seconds / 60),
             ("writers stopped", self.stops[0], seconds / 20),
             ("readers stopped", self.stops[1], seconds / 20),
             ("brokers stopped", self.stops[2], seconds / 20),
@@ -110,6 +126,9 @@ impl Report {
             reader_kills,
             broker_kills,
             keeper_kills,
+            upgrades,
+            silences,
+            fills,
             stops,
             ..
         } = self;
@@ -119,6 +138,8 @@ impl Report {
             backwards,
             leaked,
             hung,
+            stale,
+            piled,
             crashes,
             ..
         } = self;
@@ -137,9 +158,10 @@ impl Report {
             "{seconds} s with seed {seed}: {commits} commits, {hasty} asked for too early, {taken} with a part taken \
              over; {opens} opens, {advances} advances and {wakes} wakes compared\n\
              killed: {writer_kills} writers, {reader_kills} readers, {broker_kills} brokers, {keeper_kills} keepers; \
-             stopped: {} writers, {} readers, {} brokers, {} keepers\n\
+             stopped: {} writers, {} readers, {} brokers, {} keepers; keepers: {upgrades} replaced, {silences} silent, \
+             {fills} full\n\
              halves: {mixed}, lost: {lost}, backwards: {backwards}, leaked: {leaked}, hung: {hung}, \
-             crashed: {crashes}\n{last}",
+             stale: {stale}, piled: {piled}, crashed: {crashes}\n{last}",
             stops[0], stops[1], stops[2], stops[3],
         )
     }
@@ -163,6 +185,7 @@ mod tests {
             reader_kills: kills,
             broker_kills: kills,
             keeper_kills: 1,
+            upgrades: 1,
             stops: [1; 4],
             ..Report::default()
         }
@@ -192,6 +215,8 @@ mod tests {
                 ..good()
             },
             Report { hung: 1, ..good() },
+            Report { stale: 1, ..good() },
+            Report { piled: 1, ..good() },
         ] {
             assert!(!found.is_good() && found.has_finding(), "{found:?}");
             assert!(

@@ -24,6 +24,14 @@ const WRITERS: usize = 2;
 const READERS: usize = 4;
 /// Epochs of a name that the broker keeps.
 const EPOCHS: usize = 2;
+/// The bytes that the first broker is told as its limit.
+const FIRST_LIMIT: u64 = 16 << 30;
+/// Descriptors of a keeper that is too small for the objects of a run.
+const FEW: usize = 7;
+/// How long a keeper is stopped that is to be found silent.
+const LONG_STOP: Duration = Duration::from_secs(4);
+/// How long more than two brokers may be there: one that waits ends soon after its keeper.
+const CROWD: Duration = Duration::from_secs(5);
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(5);
 /// A process that does nothing for this long hangs: a commit may meet a stopped broker and a new
@@ -40,13 +48,10 @@ pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>),
     let dir = Dir::new()?;
     let tally =
         Tally::open(&dir.0.join("tally")).map_err(|e| format!("memory cannot be shared: {e}"))?;
-    let control = options.control == Some(Control::BlindBroker);
-    let epochs = EPOCHS.to_string();
-    let mut more = vec!["--keep-epochs", &epochs];
-    if control {
-        more.push("--publish-blindly");
-    }
-    let owner = Owner::start(gpu, dir.0.join("broker"), &more)?;
+    let control = options.control;
+    let words = words(control, FIRST_LIMIT);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let owner = Owner::start(gpu, dir.0.join("broker"), &words)?;
     let watcher = owner.connect(gpu, "torture")?;
     let mut torment = Torment {
         gpu,
@@ -64,12 +69,20 @@ pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>),
         report: Report {
             seconds: options.seconds,
             seed,
-            control,
+            control: control.is_some(),
             ..Report::default()
         },
+        control,
+        limit: FIRST_LIMIT,
+        fresh: false,
+        is_small: false,
+        crowded: None,
+        counted: Instant::now(),
+        silence: false,
     };
     let end = Instant::now() + Duration::from_secs(options.seconds);
-    while Instant::now() < end && !(control && tally.counted(Count::Mixed) > 0) {
+    let found = || tally.counted(Count::Mixed) + tally.counted(Count::Lost) > 0;
+    while Instant::now() < end && !(control.is_some() && found()) {
         torment.refill()?;
         torment.hurt()?;
         torment.look_after()?;
@@ -77,6 +90,21 @@ pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>),
     }
     torment.end()?;
     Ok((torment.finished(), std::mem::take(&mut torment.crashes)))
+}
+
+/// Says what a broker is told. The limit is never reached: it tells the brokers of one keeper from
+/// those of another.
+fn words(control: Option<Control>, limit: u64) -> Vec<String> {
+    let mut words = vec![
+        "--keep-epochs".to_owned(),
+        EPOCHS.to_string(),
+        "--limit".to_owned(),
+        limit.to_string(),
+    ];
+    if control == Some(Control::BlindBroker) {
+        words.push("--publish-blindly".to_owned());
+    }
+    words
 }
 
 /// A writer or a reader.
@@ -116,6 +144,19 @@ struct Torment<'a> {
     whole: bool,
     crashes: Vec<String>,
     report: Report,
+    control: Option<Control>,
+    /// The limit that the brokers of the last keeper are told.
+    limit: u64,
+    /// The broker that serves next is the last keeper's.
+    fresh: bool,
+    /// The keeper has no room for every object.
+    is_small: bool,
+    /// Since when there have been more brokers than two.
+    crowded: Option<Instant>,
+    /// When they were counted last.
+    counted: Instant,
+    /// The stopped keeper was said to be silent.
+    silence: bool,
 }
 
 impl Torment<'_> {
@@ -187,6 +228,7 @@ impl Torment<'_> {
     fn hurt(&mut self) -> Result<(), String> {
         self.go_on(Instant::now());
         self.look_whether_whole();
+        self.look_for_crowd();
         if self.dice.in_thousand(10) {
             let role = if self.dice.in_thousand(500) {
                 Role::Writer
@@ -211,23 +253,72 @@ impl Torment<'_> {
             self.stop();
         }
         if self.whole && self.dice.in_thousand(12) {
-            if let Some(broker) = self.owner.broker() {
-                let _ = kill_process(broker, Signal::KILL);
-                self.report.broker_kills += 1;
-                self.whole = false;
-            }
+            self.kill_broker();
         } else if self.whole && self.dice.in_thousand(5) {
-            self.owner.kill_keeper()?;
-            self.owners[1] = None;
-            self.owner.start_keeper()?;
-            self.report.keeper_kills += 1;
-            self.whole = false;
+            self.kill_keeper()?;
+        } else if self.whole && self.dice.in_thousand(5) {
+            self.upgrade()?;
         }
         Ok(())
     }
 
+    fn kill_broker(&mut self) {
+        if let Some(broker) = self.owner.broker() {
+            let _ = kill_process(broker, Signal::KILL);
+            self.report.broker_kills += 1;
+            self.whole = false;
+            self.fresh = true;
+        }
+    }
+
+    /// Kills the keeper, and starts one with other options; now and then one that is too small.
+    fn kill_keeper(&mut self) -> Result<(), String> {
+        let small = !self.is_small && self.dice.in_thousand(300);
+        self.tell(small.then_some(FEW));
+        self.owner.kill_keeper()?;
+        self.owners[1] = None;
+        self.owner.start_keeper()?;
+        self.report.keeper_kills += 1;
+        self.whole = false;
+        Ok(())
+    }
+
+    /// Lets another keeper take over, and then often kills the broker at once: what it had is in the
+    /// new keeper, though it has given it nothing.
+    fn upgrade(&mut self) -> Result<(), String> {
+        self.tell(None);
+        if self.control == Some(Control::LossyUpgrade) {
+            self.owner.kill_keeper()?;
+            self.kill_broker();
+            self.owners[1] = None;
+            return self.owner.start_keeper();
+        }
+        // One that is stopped hands nothing over.
+        self.go_on(Instant::now() + Duration::from_secs(3_600));
+        self.owner.replace_keeper()?;
+        self.report.upgrades += 1;
+        self.whole = false;
+        if self.dice.in_thousand(500) {
+            self.kill_broker();
+        }
+        Ok(())
+    }
+
+    /// Gives the next keeper other options than the last one's.
+    fn tell(&mut self, most: Option<usize>) {
+        self.limit += 1 << 20;
+        self.owner.tell(words(self.control, self.limit), most);
+        self.is_small = most.is_some();
+        self.fresh = false;
+    }
+
     fn stop(&mut self) {
-        let until = Instant::now() + Duration::from_millis(5 + self.dice.below(400));
+        let mut until = Instant::now() + Duration::from_millis(5 + self.dice.below(400));
+        if self.dice.in_thousand(60) && self.owners.iter().all(Option::is_none) {
+            until = Instant::now() + LONG_STOP;
+            self.silence = false;
+            return self.stop_owner(1, self.owner.keeper(), until);
+        }
         match self.dice.below(4) {
             2 if self.owners[0].is_none() => self.stop_owner(0, self.owner.broker(), until),
             3 if self.owners[1].is_none() => self.stop_owner(1, self.owner.keeper(), until),
@@ -280,17 +371,53 @@ impl Torment<'_> {
     /// Looks whether the broker that has the lock serves, with a keeper that has everything. Until
     /// then neither may be killed: both at once lose what nobody has mapped, as they must.
     fn look_whether_whole(&mut self) {
+        if self.owners[0].is_none() && self.owners[1].is_some() && !self.silence {
+            let listing = self.watcher.list();
+            self.silence = listing.is_ok_and(|listing| listing.keeper == "silent");
+            self.report.silences += u64::from(self.silence);
+        }
         if self.whole || self.owners.iter().any(Option::is_some) {
             return;
         }
         let Ok(listing) = self.watcher.list() else {
             return;
         };
+        if listing.keeper == "full" {
+            self.report.fills += u64::from(self.is_small);
+            // What it has no room for is in the broker alone, until a larger one is there.
+            let failed = self.kill_keeper().err();
+            return self.crashes.extend(failed);
+        }
         let holder = self
             .owner
             .broker()
             .map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
         self.whole = listing.keeper == "fed" && holder == Some(listing.pid);
+        if self.whole && std::mem::take(&mut self.fresh) && listing.limit != Some(self.limit) {
+            self.report.stale += 1;
+            self.crashes.push(format!(
+                "a broker serves with the limit {:?}, and its keeper's is {}",
+                listing.limit, self.limit
+            ));
+        }
+    }
+
+    /// Counts the brokers, once a second: one serves, and one may wait.
+    fn look_for_crowd(&mut self) {
+        if self.counted.elapsed() < Duration::from_secs(1) {
+            return;
+        }
+        self.counted = Instant::now();
+        let crowd = self.owner.brokers().len() > 2;
+        match self.crowded {
+            _ if !crowd => self.crowded = None,
+            None => self.crowded = Some(Instant::now()),
+            Some(since) if since.elapsed() > CROWD => {
+                self.report.piled += 1;
+                self.crowded = None;
+            }
+            Some(_) => {}
+        }
     }
 
     /// Waits for processes that ended, and finds those that hang.
