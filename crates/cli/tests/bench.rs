@@ -85,6 +85,8 @@ fn every_row_has_its_figures_its_floor_and_their_ratio() {
         "object-broker-memory/128MiB",
         "object-readers/8",
         "object-restart/5",
+        "object-commit-many/200",
+        "object-remove-many/200",
     ] {
         assert!(found.contains(name), "{name} is missing: {found:?}");
     }

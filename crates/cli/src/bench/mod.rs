@@ -7,7 +7,7 @@
 //! 3. `fixture`, `consumer`: sessions, and consumers in processes of their own.
 //! 4. `jobs`: what people do, beside what they do it with today.
 //! 5. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`,
-//!    `objects`: the rows; `baseline`: another way of counting.
+//!    `objects`, `many_objects`: the rows; `baseline`: another way of counting.
 
 // Tests: `crates/cli/tests/bench.rs`.
 
@@ -19,6 +19,7 @@ mod floor;
 mod jobs;
 mod lease;
 mod limbo;
+mod many_objects;
 mod mapping;
 mod memory;
 mod objects;

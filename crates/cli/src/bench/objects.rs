@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::fixture::{PATIENCE, Stage, until, within};
+use super::many_objects;
 use super::row::{Goal, Row};
 use super::sample::{Figures, Pairs};
 use crate::bench::options::BenchObjectOptions;
@@ -52,11 +53,12 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>> {
     give_back(&client)?;
     rows.push(restart(stage, &owner, &client)?);
     // What the host backend does is no driver's work.
-    Ok(if is_host {
-        rows.into_iter().map(Row::without_goal).collect()
-    } else {
-        rows
-    })
+    if is_host {
+        rows = rows.into_iter().map(Row::without_goal).collect();
+    }
+    give_back(&client)?;
+    rows.extend(many_objects::rows(stage, &owner)?);
+    Ok(rows)
 }
 
 /// Returns the bytes that are taken of the device, by everybody.
