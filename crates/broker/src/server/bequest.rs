@@ -23,6 +23,7 @@
 //! after which names begin that neither have an object nor a tomb u64.
 
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 use gpu_api::{Error, Result};
 
@@ -402,6 +403,8 @@ pub struct Inherited<F> {
     pub file: F,
     /// Its regions, in order.
     pub regions: Vec<F>,
+    /// When it was committed.
+    pub since: SystemTime,
 }
 
 #[cfg(test)]

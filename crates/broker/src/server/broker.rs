@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpu_api::Result;
 use transport::os::socket::{Endpoint, Listener};
@@ -249,6 +250,7 @@ fn inherit(depositor: Option<Depositor>) -> Result<(Option<Depositor>, Inheritan
     for (seq, file, regions) in found.whole {
         if let Some(manifest) = manifests.remove(&seq) {
             inheritance.objects.push(Inherited {
+                since: written_at(&file),
                 seq,
                 manifest,
                 file,
@@ -287,6 +289,12 @@ fn inherit(depositor: Option<Depositor>) -> Result<(Option<Depositor>, Inheritan
         Err(DepositError::Absent) => depositor.is_lost(),
     }
     Ok((Some(depositor), inheritance))
+}
+
+/// Returns when a sealed file was written: the commit of the object whose manifest it is.
+fn written_at(file: &File) -> SystemTime {
+    let written = rustix::fs::fstat(file).map_or(0, |is| is.st_mtime);
+    UNIX_EPOCH + Duration::from_secs(u64::try_from(written).unwrap_or(0))
 }
 
 /// Reads a file of the keeper; a manifest is put aside under its number.

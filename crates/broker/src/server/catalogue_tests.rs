@@ -432,6 +432,7 @@ impl World {
                     manifest: *manifest.clone(),
                     file: Fd::Manifest(manifest),
                     regions,
+                    since: std::time::UNIX_EPOCH,
                 },
                 other => panic!("{other:?}"),
             })
@@ -1033,4 +1034,94 @@ fn an_unfinished_object_is_given_up_by_its_owner_and_by_the_operator_alone() {
         );
         assert_eq!(world.catalogue.bytes(1), 0, "its memory is free");
     }
+}
+
+/// Commits an object of a name of its own, and returns its identity.
+fn committed_as(world: &mut World, name: u8, draw: u8) -> Identity {
+    world.step(&Step::Create {
+        who: 1,
+        name,
+        draw,
+        expect: None,
+        replace: false,
+        take: false,
+    });
+    for _ in 0..3 {
+        world.work(7);
+    }
+    world.step(&Step::Release { draw });
+    world.step(&Step::Commit { who: 1, draw });
+    world.work(7);
+    world.draws[&draw]
+}
+
+#[test]
+fn what_no_participant_reads_goes_when_a_limit_presses_the_oldest_first() {
+    let one = draft(Identity([0; 16]), "n0").layout.bytes();
+    let evicting = |pins: &[&str]| {
+        World::with(Limits {
+            bytes: 2 * one,
+            evict: true,
+            pins: pins.iter().map(|&pin| pin.to_owned()).collect(),
+            ..limits()
+        })
+    };
+    let mut world = evicting(&[]);
+    let oldest = committed_as(&mut world, 0, 0);
+    let second = committed_as(&mut world, 1, 1);
+    let third = committed_as(&mut world, 2, 2);
+    assert_eq!(world.visible(), [second, third].into(), "the oldest went");
+    assert_eq!(
+        (world.catalogue.outcome(oldest), world.catalogue.evicted()),
+        (Standing::Committed(Epoch(1)), 1)
+    );
+    // What is read stays, and so the third one goes.
+    world.step(&Step::Open { who: 2, name: 1 });
+    let fourth = committed_as(&mut world, 0, 3);
+    assert_eq!(world.visible(), [second, fourth].into());
+    assert_eq!(
+        world.catalogue.outcome(fourth),
+        Standing::Committed(Epoch(2)),
+        "no epoch is used again"
+    );
+    // Both that are there are read: nothing goes, and the create is refused.
+    world.step(&Step::Open { who: 3, name: 0 });
+    world.step(&Step::Create {
+        who: 1,
+        name: 2,
+        draw: 4,
+        expect: None,
+        replace: false,
+        take: false,
+    });
+    assert!(world.jobs.is_empty(), "{:?}", world.jobs);
+    assert_eq!(world.visible(), [second, fourth].into());
+    let mut world = evicting(&["n0"]);
+    let pinned = committed_as(&mut world, 0, 0);
+    committed_as(&mut world, 1, 1);
+    let third = committed_as(&mut world, 2, 2);
+    assert_eq!(world.visible(), [pinned, third].into());
+}
+
+#[test]
+fn what_no_participant_has_read_for_its_time_goes() {
+    use std::time::{Duration, Instant};
+    let hour = Duration::from_secs(3_600);
+    let mut world = World::with(Limits {
+        ttl: Some(hour),
+        pins: vec!["n2".into()],
+        ..limits()
+    });
+    committed_as(&mut world, 0, 0);
+    let read = committed_as(&mut world, 1, 1);
+    let pinned = committed_as(&mut world, 2, 2);
+    world.step(&Step::Open { who: 2, name: 1 });
+    assert!(world.catalogue.expire(Instant::now()).is_empty());
+    let actions = world.catalogue.expire(Instant::now() + hour);
+    assert!(finished(&mut world, actions).is_empty());
+    assert_eq!(world.visible(), [read, pinned].into());
+    world.step(&Step::Die { who: 2 });
+    let actions = world.catalogue.expire(Instant::now() + hour);
+    finished(&mut world, actions);
+    assert_eq!(world.visible(), [pinned].into());
 }

@@ -130,6 +130,23 @@ impl Ledger {
         freed.sum()
     }
 
+    /// Says whether memory for a user is beyond what that user may have.
+    pub(super) fn presses_user(&self, limits: &Limits, asked: &Asked) -> bool {
+        let limits = Limits {
+            bytes: u64::MAX,
+            device_percent: 100,
+            bytes_per_uid: limits.bytes_per_uid,
+            ..Limits::default()
+        };
+        let unbounded = Asked {
+            device_bytes: u64::MAX,
+            regions: asked.regions.clone(),
+            given_up: asked.given_up.clone(),
+            ..*asked
+        };
+        self.check(&limits, &unbounded).is_err()
+    }
+
     /// Refuses memory for a user beyond what is allowed beside what is there.
     pub(super) fn check(&self, limits: &Limits, asked: &Asked) -> Result<(), Refused> {
         let numbers: HashSet<u64> = asked

@@ -62,9 +62,6 @@ pub struct Listing {
     /// Objects that were removed because a limit pressed or their time was over.
     #[serde(default)]
     pub evicted: u64,
-    /// Connections that were turned away because the broker had no descriptor left for them.
-    #[serde(default)]
-    pub without_descriptors: u64,
     /// Ends of a keeper that this broker has seen.
     #[serde(default)]
     pub keeper_deaths: u64,

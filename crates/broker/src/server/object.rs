@@ -1,5 +1,7 @@
 //! One object of a broker: its state, its writer and its readers.
 
+use std::time::{Instant, SystemTime};
+
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
 use crate::server::action::{Asker, Participant};
@@ -33,6 +35,10 @@ pub(super) struct Object<F> {
     /// same number.
     pub numbers: Vec<u64>,
     pub readers: Vec<Participant>,
+    /// When it was committed, or created while it is not visible.
+    pub since: SystemTime,
+    /// Since when no participant reads it.
+    pub idle_since: Instant,
 }
 
 impl<F: Clone> Object<F> {
@@ -88,6 +94,8 @@ impl<F: Clone> Object<F> {
                 Stage::Visible { .. } => "visible",
             },
             parts: manifest.layout.parts().len() as u64,
+            since: self.since,
+            pinned: false,
             writer: self.writer.map(|writer| writer.participant),
             readers: self.readers.clone(),
         })
@@ -115,6 +123,10 @@ pub struct Row {
     pub state: &'static str,
     /// Its parts.
     pub parts: u64,
+    /// When it was committed, or created while it is not visible.
+    pub since: SystemTime,
+    /// It is never evicted.
+    pub pinned: bool,
     /// Its writer, while it is unfinished.
     pub writer: Option<Participant>,
     /// Its readers.

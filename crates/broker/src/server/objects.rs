@@ -1,13 +1,14 @@
 //! The table of all objects, with what is asked of it by participant and by user kept beside it: a
 //! question costs the same however many objects there are.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Instant, SystemTime};
 
 use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
 use crate::server::action::Participant;
 use crate::server::ledger::Ledger;
-use crate::server::object::Object;
+use crate::server::object::{Object, Stage};
 
 /// All objects.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub(super) struct Objects<F> {
     writing: BTreeSet<(Participant, Identity)>,
     /// Who reads what.
     reading: BTreeSet<(Participant, Identity)>,
+    /// What is visible and read by no participant, by number: the oldest first.
+    idle: BTreeMap<u64, Identity>,
 }
 
 const FIRST: Identity = Identity([0; 16]);
@@ -31,6 +34,7 @@ impl<F> Objects<F> {
             ledger: Ledger::default(),
             writing: BTreeSet::new(),
             reading: BTreeSet::new(),
+            idle: BTreeMap::new(),
         }
     }
 
@@ -63,12 +67,16 @@ impl<F: Clone> Objects<F> {
             self.ledger
                 .add(manifest.owner, manifest.device, object.memory());
         }
+        if matches!(object.stage, Stage::Visible { .. }) {
+            self.idle.insert(object.seq, identity);
+        }
         self.rows.insert(identity, object);
     }
 
     /// Takes an object out.
     pub(super) fn remove(&mut self, identity: Identity) -> Option<Object<F>> {
         let object = self.rows.remove(&identity)?;
+        self.idle.remove(&object.seq);
         if let Some(writer) = object.writer {
             self.writing.remove(&(writer.participant, identity));
         }
@@ -96,8 +104,13 @@ impl<F: Clone> Objects<F> {
         Some(object)
     }
 
-    /// Ends the writing of an object.
+    /// Ends the writing of an object, which is visible from now on.
     pub(super) fn written(&mut self, identity: Identity) {
+        if let Some(object) = self.rows.get_mut(&identity) {
+            object.since = SystemTime::now();
+            object.idle_since = Instant::now();
+            self.idle.insert(object.seq, identity);
+        }
         let writer = self
             .rows
             .get_mut(&identity)
@@ -116,6 +129,12 @@ impl<F: Clone> Objects<F> {
         self.writing.range(range).map(|(_, identity)| *identity)
     }
 
+    /// Lists what is visible and read by no participant, the oldest first.
+    pub(super) fn idle(&self) -> impl Iterator<Item = (Identity, &Object<F>)> {
+        let found = |identity: &Identity| Some((*identity, self.rows.get(identity)?));
+        self.idle.values().filter_map(found)
+    }
+
     /// Lists what is being written.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = Identity> + '_ {
         self.writing.iter().map(|(_, identity)| *identity)
@@ -127,6 +146,7 @@ impl<F: Clone> Objects<F> {
             && let Some(object) = self.rows.get_mut(&identity)
         {
             object.readers.push(reader);
+            self.idle.remove(&object.seq);
         }
     }
 
@@ -136,6 +156,10 @@ impl<F: Clone> Objects<F> {
             && let Some(object) = self.rows.get_mut(&identity)
         {
             object.readers.retain(|of| *of != reader);
+            if object.readers.is_empty() {
+                object.idle_since = Instant::now();
+                self.idle.insert(object.seq, identity);
+            }
         }
     }
 

@@ -20,13 +20,13 @@ use transport::trace_point;
 use transport::wire::table;
 
 use crate::keeper::pulse::Pulse;
-use crate::object::identity::Epoch;
+use crate::object::identity::{Epoch, Identity};
 use crate::server::action::{Action, Answer, KeepError, Participant};
 use crate::server::bequest::Tomb;
 use crate::server::catalogue::Catalogue;
 use crate::server::happened::{File, Happened};
 use crate::server::limits::Limits;
-use crate::server::listing::{Listing, Process, Removed, Row, Shelf};
+use crate::server::listing::{Latency, Listing, Process, Removed, Row, Shelf};
 use crate::server::peer::Peer;
 use crate::server::{deposit, object, workshop};
 use crate::wire::{MOST_BYTES, ToBroker, ToClient};
@@ -36,6 +36,8 @@ use crate::wire::{MOST_BYTES, ToBroker, ToClient};
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 /// How often the door is tried again by a broker that had no descriptor left.
 const LISTEN_AGAIN: Duration = Duration::from_millis(100);
+/// How often objects are looked for whose time is over.
+const EXPIRE_AGAIN: Duration = Duration::from_secs(1);
 /// A keeper that has not answered for so long is said to be silent.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
 
@@ -85,6 +87,11 @@ pub(super) struct Service {
     /// Room came since the keeper was last given everything.
     room_came: bool,
     keeper_deaths: u64,
+    /// Commits on their way to the keeper, and since when.
+    keeping: HashMap<Identity, Instant>,
+    latency: Latency,
+    /// When objects are looked for whose time is over, if they have one.
+    expire_at: Option<Instant>,
     started: Instant,
     commits: u64,
     opens: u64,
@@ -94,6 +101,7 @@ pub(super) struct Service {
 impl Service {
     pub(super) fn new(parts: Parts, listener: Listener, allowed: Vec<u32>) -> Result<Service> {
         let looks = parts.keeper != KeeperState::None;
+        let expire_at = parts.limits.ttl.map(|_| Instant::now());
         Ok(Service {
             door: Door::new(Arc::new(listener), parts.waker.fd(), allowed)?,
             parts,
@@ -105,6 +113,9 @@ impl Service {
             unkept: BTreeSet::new(),
             room_came: false,
             keeper_deaths: 0,
+            keeping: HashMap::new(),
+            latency: Latency::default(),
+            expire_at,
             started: Instant::now(),
             commits: 0,
             opens: 0,
@@ -126,14 +137,30 @@ impl Service {
             .look_at
             .filter(|_| !self.looking)
             .map(|at| at.saturating_duration_since(Instant::now()));
+        let expires = self
+            .expire_at
+            .map(|at| at.saturating_duration_since(Instant::now()));
         let deaf = self.door.is_deaf().then_some(LISTEN_AGAIN);
-        let timeout = [timeout, deaf].into_iter().flatten().min();
+        let timeout = [timeout, deaf, expires].into_iter().flatten().min();
         let ready = self.door.watches.wait(timeout);
         self.parts.waker.rise();
         ready.for_each(|key| self.dispatch(key));
         self.door.listen_again();
         while let Ok(happened) = self.parts.happened.try_recv() {
             self.take(happened);
+        }
+        self.expire();
+    }
+
+    /// Removes objects whose time is over, unless what they need from the keeper must wait.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        if self.expire_at.is_some_and(|at| at <= now) {
+            self.expire_at = Some(now + EXPIRE_AGAIN);
+            if self.parts.keeper != KeeperState::Absent {
+                let actions = self.parts.catalogue.expire(now);
+                self.act(actions);
+            }
         }
     }
 
@@ -152,6 +179,10 @@ impl Service {
             }
             Happened::Kept(identity, kept) => {
                 self.commits += u64::from(kept.is_ok());
+                let begun = self.keeping.remove(&identity);
+                if let Some(begun) = begun.filter(|_| kept.is_ok()) {
+                    self.latency.note(begun.elapsed());
+                }
                 if matches!(kept, Err(KeepError::Absent)) {
                     self.lose_keeper();
                 }
@@ -216,6 +247,7 @@ impl Service {
                     regions,
                 } => {
                     trace_point!("commit.accepted");
+                    self.keeping.insert(identity, Instant::now());
                     self.deposit(deposit::Job::Keep {
                         identity,
                         seq,
@@ -514,6 +546,8 @@ impl Service {
             owner: row.owner,
             state: row.state.into(),
             parts: row.parts,
+            age_s: row.since.elapsed().map_or(0, |age| age.as_secs()),
+            pinned: row.pinned,
             unkept: self.is_unkept(row),
             writer: row.writer.as_ref().and_then(process),
             readers: row.readers.iter().filter_map(process).collect(),
@@ -555,6 +589,8 @@ impl Service {
             commits: self.commits,
             opens: self.opens,
             aborted: self.aborted,
+            evicted: self.parts.catalogue.evicted(),
+            commit_latency: self.latency.clone(),
             objects: rows.iter().map(row).collect(),
             removed: self
                 .parts

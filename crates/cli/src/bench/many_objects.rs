@@ -21,7 +21,7 @@ const TIMED: u64 = 200;
 /// objects have no memory.
 const SPARE: u64 = 2_048;
 /// Clients that fill the broker.
-const CLIENTS: u64 = 8;
+const CLIENTS: usize = 8;
 
 /// Both rows: with as many objects as a process may have descriptors for, 100,000 at most.
 pub(super) fn rows(stage: &Stage, owner: &Owner) -> Result<Vec<Row>, String> {
@@ -67,17 +67,20 @@ pub(super) fn rows(stage: &Stage, owner: &Owner) -> Result<Vec<Row>, String> {
 
 /// Puts objects of these numbers, by several clients at a time.
 fn fill(stage: &Stage, owner: &Owner, numbers: std::ops::Range<u64>) -> Result<(), String> {
-    let put_all = |offset: u64| {
-        let client = owner.connect(&stage.gpu, "bench")?;
-        let numbers = numbers.clone().skip(offset as usize);
-        for number in numbers.step_by(CLIENTS as usize) {
-            put(&client, &format!("many{number}"))?;
-        }
-        Ok(())
-    };
+    let clients = (0..CLIENTS).map(|_| owner.connect(&stage.gpu, "bench"));
+    let clients = clients.collect::<Result<Vec<Client>, String>>()?;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..CLIENTS)
-            .map(|offset| scope.spawn(move || put_all(offset)))
+        let put_all = |(offset, client): (usize, Client)| {
+            let mine = numbers.clone().skip(offset).step_by(CLIENTS);
+            move || {
+                mine.into_iter()
+                    .try_for_each(|number| put(&client, &format!("many{number}")))
+            }
+        };
+        let threads: Vec<_> = clients
+            .into_iter()
+            .enumerate()
+            .map(|client| scope.spawn(put_all(client)))
             .collect();
         threads.into_iter().try_for_each(|thread| {
             let done = thread.join();

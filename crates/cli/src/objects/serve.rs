@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args as Arguments;
 use gpu_ipc::backend::detect_only;
@@ -34,6 +35,16 @@ pub struct BrokerOptions {
     /// Most names that have an object; one that was removed counts no more
     #[arg(long, value_name = "N", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit_names: u32,
+    /// When a limit of bytes presses, remove objects that no process reads, the oldest first
+    #[arg(long)]
+    pub evict: bool,
+    /// Remove an object that no process has read for so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub ttl: Option<u64>,
+    /// A name that is neither evicted nor removed for its age, or the beginning of names with a `*`;
+    /// repeatable
+    #[arg(long, value_name = "NAME")]
+    pub pin: Vec<String>,
     /// Number of epochs to keep of each name
     #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub keep_epochs: u32,
@@ -64,6 +75,9 @@ fn serve(options: &BrokerOptions) -> Result<Broker, String> {
             bytes_per_uid: options.limit_per_uid.unwrap_or(u64::MAX),
             device_percent: options.device_limit,
             names: options.limit_names as usize,
+            evict: options.evict,
+            ttl: options.ttl.map(Duration::from_secs),
+            pins: options.pin.clone(),
             epochs: options.keep_epochs as usize,
             reads_slots: !options.publish_blindly,
             ..Limits::default()

@@ -1,6 +1,8 @@
 //! An object before its commit: the create, the draft, the regions, the abort.
 
 use super::{Catalogue, declined};
+use std::time::{Instant, SystemTime};
+
 use gpu_api::explain;
 
 use crate::object::identity::{Epoch, Identity, check_new_name};
@@ -80,6 +82,8 @@ impl<F: Clone> Catalogue<F> {
             regions: Vec::new(),
             numbers: Vec::new(),
             readers: Vec::new(),
+            since: SystemTime::now(),
+            idle_since: Instant::now(),
         };
         self.next_seq += 1;
         self.objects.insert(identity, object);
@@ -100,7 +104,7 @@ impl<F: Clone> Catalogue<F> {
             return Vec::new();
         };
         let admitted = draft.and_then(|(draft, site)| self.admit(identity, writer, draft, site));
-        let (manifest, former) = match admitted {
+        let (manifest, former, victims) = match admitted {
             Ok(admitted) => admitted,
             Err((refusal, why)) => return self.fail(identity, refusal, why),
         };
@@ -118,22 +122,30 @@ impl<F: Clone> Catalogue<F> {
             .map(|former| former.map(|(region, _)| region))
             .collect();
         object.stage = Stage::Making;
-        let (replace, make) = (object.wanted.replace, make(identity, object));
-        if replace && let Some(action) = self.give_up_epochs(&name, Leaving::Replaced(identity)) {
-            return vec![action];
+        let replace = object.wanted.replace;
+        let mut gone = self.evict(&victims);
+        if replace {
+            gone.extend(self.names.take(&name, Epoch(0)));
         }
-        make.into_iter().collect()
+        if !gone.is_empty() {
+            return vec![self.forget(&gone, Leaving::Replaced(identity), true)];
+        }
+        let object = self.objects.get(identity);
+        object
+            .and_then(|object| make(identity, object))
+            .into_iter()
+            .collect()
     }
 
-    /// Checks a draft against names and limits. Returns what becomes of it, and for each region
-    /// what it takes over.
+    /// Checks a draft against names and limits. Returns what becomes of it, for each region what it
+    /// takes over, and the objects that go to make room.
     fn admit(
         &self,
         identity: Identity,
         writer: Asker,
         draft: Manifest,
         site: Site,
-    ) -> Result<(Manifest, Vec<Former<F>>), Refused> {
+    ) -> Result<(Manifest, Vec<Former<F>>, Vec<Identity>), Refused> {
         let wanted = self
             .objects
             .get(identity)
@@ -201,8 +213,8 @@ impl<F: Clone> Catalogue<F> {
                 Vec::new()
             },
         };
-        self.objects.ledger().check(&self.limits, &asked)?;
-        Ok((manifest, former))
+        let victims = self.make_room(&manifest.name, &asked)?;
+        Ok((manifest, former, victims))
     }
 
     /// Lists the regions of a name's visible epochs, once for each epoch.

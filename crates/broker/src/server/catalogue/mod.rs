@@ -22,7 +22,7 @@
 //! Every question of [`ToBroker`](crate::wire::ToBroker) is answered the same however often it
 //! comes. A method returns what is to be done as [`Action`]s, in order.
 //!
-//! In the order of an object's life: `draft`, `commit`, `reading`, `removal`.
+//! In the order of an object's life: `draft`, `commit`, `reading`, `removal`, `eviction`.
 //!
 //! `F` stands for a descriptor that keeps memory: dropped, it lets go.
 //!
@@ -30,10 +30,12 @@
 
 mod commit;
 pub(in crate::server) mod draft;
+mod eviction;
 mod reading;
 mod removal;
 
 use std::collections::{BTreeMap, HashSet};
+use std::time::Instant;
 
 use crate::object::identity::{Identity, Lineage};
 use crate::server::action::{Action, Answer, Participant};
@@ -66,6 +68,7 @@ pub struct Catalogue<F> {
     leaving: LeavingTable,
     next_seq: u64,
     next_region: u64,
+    evicted: u64,
 }
 
 impl<F: Clone> Catalogue<F> {
@@ -83,6 +86,7 @@ impl<F: Clone> Catalogue<F> {
             leaving: LeavingTable::default(),
             next_seq: 1,
             next_region: 1,
+            evicted: 0,
         }
     }
 
@@ -103,6 +107,7 @@ impl<F: Clone> Catalogue<F> {
             manifest,
             file,
             regions,
+            since,
         } in objects
         {
             let (identity, epoch) = (manifest.identity, manifest.epoch);
@@ -125,6 +130,8 @@ impl<F: Clone> Catalogue<F> {
                 manifest: Some(Box::new(manifest)),
                 regions: regions.into_iter().map(Some).collect(),
                 readers: Vec::new(),
+                since,
+                idle_since: Instant::now(),
             };
             self.objects.insert(identity, object);
         }
@@ -190,6 +197,11 @@ impl<F: Clone> Catalogue<F> {
         self.lineage
     }
 
+    /// Counts the objects that were removed because a limit pressed or their time was over.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
     /// Counts the names that have an object.
     pub fn names(&self) -> usize {
         self.names.visible()
@@ -243,6 +255,9 @@ impl<F: Clone> Catalogue<F> {
             .filter(|(_, object)| is_operator || object.is_known_to(uid))
             .filter_map(|(identity, object)| object.row(*identity));
         let mut rows: Vec<Row> = rows.collect();
+        for row in &mut rows {
+            row.pinned = self.limits.is_pinned(&row.name);
+        }
         rows.sort_by(|a, b| (&a.name, a.epoch, a.identity).cmp(&(&b.name, b.epoch, b.identity)));
         rows
     }

@@ -52,7 +52,7 @@ impl<F: Clone> Catalogue<F> {
     }
 
     /// Takes objects out of the keeper; before them goes what a successor must know, if it changed.
-    fn forget(&mut self, gone: &[Identity], then: Leaving, changed: bool) -> Action<F> {
+    pub(super) fn forget(&mut self, gone: &[Identity], then: Leaving, changed: bool) -> Action<F> {
         let objects = self.take_out(gone);
         Action::Forget {
             token: self.leaving.begin(then),
@@ -101,14 +101,6 @@ impl<F: Clone> Catalogue<F> {
             },
             Some(Leaving::Retired) | None => Vec::new(),
         }
-    }
-
-    pub(super) fn give_up_epochs(&mut self, name: &str, then: Leaving) -> Option<Action<F>> {
-        let gone = self.names.take(name, Epoch(0));
-        if gone.is_empty() {
-            return None;
-        }
-        Some(self.forget(&gone, then, true))
     }
 
     /// Keeps the last epochs of a name alone.
