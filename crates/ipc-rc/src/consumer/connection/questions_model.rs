@@ -38,7 +38,7 @@ const LEASES: u32 = 6;
 /// The ticket that is a broadcast.
 const BROADCAST: u32 = 2;
 /// Names of deposits.
-const DEPOSITS: u8 = 2;
+const DEPOSITS: u8 = 1;
 /// Counter files that there are; one more is asked for.
 const FILES: u32 = 1;
 
@@ -101,8 +101,8 @@ fn want() -> impl Strategy<Value = Want> {
         2 => Just(Want::Broadcast),
         1 => (0..=FILES).prop_map(Want::File),
         1 => Just(Want::Forward),
-        2 => (0..DEPOSITS).prop_map(Want::Deposit),
-        2 => (0..DEPOSITS).prop_map(Want::Fetch),
+        4 => (0..DEPOSITS).prop_map(Want::Deposit),
+        4 => (0..DEPOSITS).prop_map(Want::Fetch),
         1 => Just(Want::Report),
         1 => Just(Want::Snapshot),
     ]
