@@ -48,8 +48,8 @@
 //! # A deposit and a fetch
 //!
 //! The producer keeps what was deposited from the first `Deposit` that may have left, and gives it
-//! to one fetch until that is over. So `EndDeposit` follows each fetch that was not refused, with what
-//! became of it, and each deposit that was withdrawn. It names the number of the question that it
+//! to one fetch until that is over. So `EndDeposit` follows each fetch, with what became of it, and each
+//! deposit that was withdrawn or refused: a later copy of a refused question may have been granted. It names the number of the question that it
 //! ends, and has one of its own.
 //!
 //! # Which answer counts
@@ -363,13 +363,9 @@ impl Questions {
                 | Question::Goodbye,
             ) => {}
             (Key::Region(region), ..) => self.unmapped(region, now),
-            // An earlier copy of a refused fetch was refused too, or ended with its deposit.
-            (_, AskState::Asked | AskState::Answered(_), &Question::Fetch { id }) => {
-                self.end_deposit(key, id, true, now);
-            }
-            (_, AskState::Asked | AskState::Answered(_), &Question::Deposit { id, .. }) => {
-                self.end_deposit(key, id, false, now);
-            }
+            // Refused too: a later copy of the question may have been granted.
+            (_, _, &Question::Fetch { id }) => self.end_deposit(key, id, true, now),
+            (_, _, &Question::Deposit { id, .. }) => self.end_deposit(key, id, false, now),
             _ => drop(self.table.remove(key)),
         }
     }
