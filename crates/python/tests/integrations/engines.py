@@ -19,6 +19,8 @@ from gpu_ipc.integrations import vllm as plug
 
 # A new process has all of this at once: vLLM takes ten seconds to import. What is preloaded is looked for in the environment's path.
 os.environ["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+# Threads of five processes that wait for one another on two cores take seconds for a copy.
+torch.set_num_threads(1)
 spawning = multiprocessing.get_context("forkserver")
 spawning.set_forkserver_preload([__name__])
 
@@ -55,12 +57,12 @@ class Model(torch.nn.Module):
         return [[float(tensor.min()), float(tensor.max())] for tensor in tensors]
 
 
-def checkpoint(layers: int, size: int) -> dict[str, torch.Tensor]:
+def checkpoint(layers: int, size: int, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Make the trainer's tensors: the fused ones first, in the middle and last, so that they are in buckets of their own."""
     plain = [f"layers.{i}.weight" for i in range(layers)]
     half = layers // 2
     names = ["third.0", *plain[:half], "third.1", *plain[half:], "third.2"]
-    return {name: torch.zeros(size, size) for name in names}
+    return {name: torch.zeros(size, size, device=device) for name in names}
 
 
 def expected(weights: dict[str, torch.Tensor]) -> list[list[float]]:
@@ -101,16 +103,16 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def work(pipe: Connection, rank: int, layers: int, size: int) -> None:
+def work(pipe: Connection, rank: int, layers: int, size: int, device: str, backend: str) -> None:
     """Be a worker: genuine vLLM makes its engine, and calls come as vLLM's executor makes them."""
     plug.register()
-    model = Model(layers, size)
+    model = Model(layers, size, device)
     record_metadata_for_reloading(model)
     config = types.SimpleNamespace(
         parallel_config=types.SimpleNamespace(rank=rank), model_config=types.SimpleNamespace(dtype=torch.float32)
     )
     engine = WeightTransferEngineFactory.create_engine(
-        WeightTransferConfig(backend="gpu_ipc"), config, torch.device("cpu"), model
+        WeightTransferConfig(backend=backend), config, torch.device(device), model
     )
     addresses = [parameter.data_ptr() for parameter in model.parameters()]
     load = model.load_weights
@@ -171,10 +173,10 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    def __init__(self, rank: int, layers: int, size: int) -> None:
+    def __init__(self, rank: int, *model: Any) -> None:
         self.rank = rank
         self.pipe, theirs = spawning.Pipe()
-        self.process = spawning.Process(target=work, args=(theirs, rank, layers, size), daemon=True)
+        self.process = spawning.Process(target=work, args=(theirs, rank, *model), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -200,9 +202,9 @@ class Worker:
 class Engine:
     """A client as vLLM's protocol wants one: each call goes to all workers, and fails where one of them does."""
 
-    def __init__(self, workers: int, layers: int, size: int) -> None:
-        self._of = layers, size
-        self.workers = [Worker(rank, layers, size) for rank in range(workers)]
+    def __init__(self, workers: int, layers: int, size: int, device: str = "cpu", backend: str = "gpu_ipc") -> None:
+        self._of = layers, size, device, backend
+        self.workers = [Worker(rank, *self._of) for rank in range(workers)]
         self.sent = 0
 
     def all(self, call: str, *given: Any) -> list[Any]:

@@ -234,8 +234,8 @@ class TrainerEngine(base.TrainerWeightTransferEngine):  # type: ignore[misc]
     def _total(self) -> int | None:
         if self.source is None:
             return None
-        metadata = self.source.metadata
-        metas = metadata() if callable(metadata) else metadata
+        # A property from 0.27 on, and a method before.
+        metas: Any = self.source.metadata() if _HAS_CONFIG else self.source.metadata
         return sum(_buckets.room(meta.dtype.itemsize * torch.Size(meta.shape).numel()) for meta in metas)
 
     def _named(self, call: Callable[..., None], *given: Any) -> None:
@@ -256,9 +256,10 @@ class TrainerEngine(base.TrainerWeightTransferEngine):  # type: ignore[misc]
 
 def _refuse_asleep() -> None:
     """Refuse an update whose parameters have no memory; vLLM would write there, and its process would end."""
-    cumem: Any = sys.modules.get("vllm.device_allocator.cumem")
-    allocator = cumem and cumem.CuMemAllocator.instance
-    if allocator and any(data.is_asleep and data.tag == "weights" for data in allocator.pointer_to_data.values()):
+    cumem = sys.modules.get("vllm.device_allocator.cumem")
+    if cumem is None or cumem.CuMemAllocator.instance is None:
+        return
+    if any(data.is_asleep and data.tag == "weights" for data in cumem.CuMemAllocator.instance.pointer_to_data.values()):
         raise gpu_ipc.Asleep('the weights of this engine sleep: call `wake_up(tags=["weights"])` before a weight update')
 
 
