@@ -84,10 +84,16 @@ class WorkerEngine(base.WeightTransferEngine):  # type: ignore[misc]
 
         Raises:
             Asleep: the weights of the engine are asleep.
+            Unsupported: they are an object's, mapped by `--load-format gpu_ipc`.
         """
         from vllm.model_executor.model_loader import reload
 
         _refuse_asleep()
+        if hasattr(self.model, "gpu_ipc_object"):
+            raise gpu_ipc.Unsupported(
+                f"this engine maps its weights from the object {self.model.gpu_ipc_object.name!r}, which never changes: put a new"
+                " epoch and call `advance`, or start it with another load format"
+            )
         self._abandon()
         reload.initialize_layerwise_reload(self.model)
         self._updating = self.model, self.model_config
