@@ -99,13 +99,13 @@ impl Place {
 }
 
 fn keep(place: &Place) -> Result<(), Box<dyn Error>> {
-    let status = Keeper::open(&place.dir, None)?.run(|| {
+    let end = Keeper::open(&place.dir, None)?.run(|| {
         let mut command = this_program();
         play(&mut command, &Role::<()>::Broker(place.clone()));
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command
     })?;
-    Err(format!("the broker ended by itself with {status}").into())
+    Err(format!("the keeper ended: {end:?}").into())
 }
 
 fn serve(Place { dir, backend }: Place) -> Result<(), Box<dyn Error>> {
