@@ -10,7 +10,7 @@
 //! 6. `bench`: what sharing costs beside the raw driver calls.
 //! 7. What the commands share: `choice` and `device` (which one), `child` (this program in other
 //!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks),
-//!    `output`, `size`, `failure` (why a command failed).
+//!    `output`, `log`, `size`, `failure` (why a command failed).
 
 // Tests: `crates/cli/tests/program.rs`.
 
@@ -24,6 +24,7 @@ pub mod device;
 mod doctor;
 mod failure;
 mod gateway;
+mod log;
 pub mod objects;
 pub mod output;
 pub mod owner;
@@ -44,6 +45,8 @@ pub enum Outcome {
     Good = 0,
     /// Something was found that should not be.
     Finding = 1,
+    /// It was told what cannot be: as clap ends for what it does not understand.
+    Usage = 2,
     /// What was asked for is not to be had on this machine.
     Unavailable = 3,
     /// A signal asked for the end: as a shell shows SIGINT.
@@ -56,7 +59,6 @@ pub enum Outcome {
 pub fn run() -> ExitCode {
     #[cfg(feature = "hip")]
     gpu_ipc::hip::probe::run_if_asked();
-    // clap itself ends with 2 for what it does not understand.
     let outcome = match Args::parse().command {
         Command::Demo(options) => demo::run(&options),
         Command::Ls(options) => sessions::ls::run(&options),

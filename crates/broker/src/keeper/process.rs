@@ -24,7 +24,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -195,6 +194,12 @@ impl Keeper {
         let mut incarnation = [0; 16];
         rustix::rand::getrandom(&mut incarnation, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::system("getrandom", "allow getrandom in this sandbox", e))?;
+        tracing::info!(
+            dir = %dir.display(),
+            most = shelf.most(),
+            kept = shelf.len(),
+            "the keeper listens"
+        );
         Ok(Keeper {
             socket,
             path,
@@ -231,6 +236,11 @@ impl Keeper {
             let mut child = command
                 .spawn()
                 .map_err(|e| Error::system("starting the broker", remedy, e))?;
+            tracing::info!(
+                pid = child.id(),
+                kept = self.shelf.len(),
+                "the broker is started"
+            );
             self.ready = false;
             self.starts += 1;
             let Some(status) = self.serve_until_exit(&mut child)? else {
@@ -238,11 +248,12 @@ impl Keeper {
             };
             // 0: it was told to stop. 2: it was told nonsense, and would be again.
             if matches!(status.code(), Some(0 | 2)) {
+                tracing::info!(%status, "the broker ended by itself");
                 return Ok(End::Broker(status));
             }
             tracing::warn!(
-                ?status,
-                signal = status.signal(),
+                pid = child.id(),
+                %status,
                 kept = self.shelf.len(),
                 "the broker died; it is started again"
             );
@@ -357,11 +368,22 @@ impl Keeper {
         match (request, fd) {
             (Request::Store(name), Some(fd)) => {
                 let taken = self.shelf.store(name, fd);
-                tracing::debug!(taken, kept = self.shelf.len(), "a descriptor came");
+                let kept = self.shelf.len();
+                if taken {
+                    tracing::debug!(kept, "a descriptor is kept");
+                } else {
+                    tracing::warn!(kept, "a descriptor is closed: the keeper is full");
+                }
                 trace_point!("keeper.stored");
             }
             (Request::Remove(name), _) => {
-                drop(self.shelf.remove(&name));
+                let closed = self.shelf.remove(&name).is_some();
+                tracing::debug!(
+                    name,
+                    closed,
+                    kept = self.shelf.len(),
+                    "a descriptor is closed"
+                );
                 trace_point!("keeper.removed");
             }
             (Request::Has(names), Some(socket)) => {
@@ -405,6 +427,7 @@ impl Keeper {
             }
             (Request::Ready, _) => {
                 self.ready = true;
+                tracing::info!(kept = self.shelf.len(), "the broker serves");
                 trace_point!("keeper.ready");
             }
             // It is passed by closing what came with it.

@@ -167,6 +167,24 @@ impl Broker {
             workshop,
             deposit,
         };
+        let Limits {
+            bytes,
+            bytes_per_uid,
+            epochs,
+            ..
+        } = parts.limits;
+        let shown = |limit| (limit != u64::MAX).then_some(limit);
+        tracing::info!(
+            dir = %options.dir.display(),
+            restored,
+            orphans = parts.orphans,
+            keeper = ?parts.keeper,
+            limit = shown(bytes),
+            limit_per_uid = shown(bytes_per_uid),
+            epochs,
+            allowed = ?options.allowed,
+            "the broker serves"
+        );
         let service = Service::new(parts, listener, options.allowed)?;
         Ok(Broker {
             service,

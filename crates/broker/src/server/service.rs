@@ -183,6 +183,12 @@ impl Service {
                 if let Some(begun) = begun.filter(|_| kept.is_ok()) {
                     self.latency.note(begun.elapsed());
                 }
+                match &kept {
+                    Ok(_) => tracing::info!(%identity, "a commit is kept"),
+                    Err(error) => {
+                        tracing::warn!(%identity, ?error, "the keeper does not take a commit")
+                    }
+                }
                 if matches!(kept, Err(KeepError::Absent)) {
                     self.lose_keeper();
                 }
@@ -206,6 +212,7 @@ impl Service {
                 self.looking = false;
                 match fed {
                     Ok(without) if without.is_empty() => {
+                        tracing::info!("the keeper has everything");
                         self.unkept.clear();
                         self.parts.keeper = KeeperState::Fed;
                     }
@@ -311,6 +318,7 @@ impl Service {
         if fed {
             self.parts.keeper = KeeperState::Fed;
         } else {
+            tracing::info!("a keeper is there; it is given everything");
             self.feed();
         }
     }
@@ -335,6 +343,9 @@ impl Service {
     pub(super) fn lose_keeper(&mut self) {
         self.let_go();
         if self.parts.keeper != KeeperState::None {
+            if self.parts.keeper != KeeperState::Absent {
+                tracing::warn!("the keeper is gone; commits and removals wait for the next one");
+            }
             self.parts.keeper = KeeperState::Absent;
             self.look_at = Some(Instant::now());
         }
@@ -483,6 +494,10 @@ impl Service {
         let Some(peer) = self.peers.get(&to) else {
             return;
         };
+        if let Answer::Declined(refusal, why) = &answer {
+            let (pid, uid) = (peer.seat.pid, peer.asker.uid);
+            tracing::info!(pid, uid, name = peer.name, ?refusal, why, "refused");
+        }
         let (message, files) = answer.into_message(request);
         let fds: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
         say(peer, &message, &fds);
@@ -612,12 +627,26 @@ impl Service {
         if !proof.hung_up || (self.parts.catalogue.writes(participant) && !proof.is_complete()) {
             return;
         }
-        if self.parts.catalogue.writes(participant) {
+        let wrote = self.parts.catalogue.writes(participant);
+        if wrote {
             trace_point!("writer.buried");
             self.aborted += 1;
         }
         self.parts.catalogue.writer_died(participant);
         if let Some(peer) = self.peers.remove(&participant) {
+            let (pid, uid) = (peer.seat.pid, peer.asker.uid);
+            let Peer { command, name, .. } = &peer;
+            if wrote {
+                tracing::warn!(
+                    pid,
+                    uid,
+                    command,
+                    name,
+                    "a writer died; what it did not commit is closed"
+                );
+            } else {
+                tracing::debug!(pid, uid, command, name, "a participant is gone");
+            }
             self.door.forget(participant, &peer.seat);
         }
     }

@@ -52,11 +52,21 @@ impl Workshop {
     fn run(mut self, jobs: &Receiver<Job>) {
         for job in jobs {
             match job {
-                Job::Open => {
-                    if let Err((_, why)) = self.gpus() {
+                Job::Open => match self.gpus() {
+                    Ok(gpus) => {
+                        for gpu in gpus {
+                            let (kind, device) = (gpu.kind().name(), gpu.device().0);
+                            tracing::info!(
+                                device = %format_args!("{kind}:{device}"),
+                                uuid = %gpu.uuid(),
+                                "objects may lie on this device"
+                            );
+                        }
+                    }
+                    Err((_, why)) => {
                         tracing::warn!(%why, "no device for objects; tried again at each creation");
                     }
-                }
+                },
                 Job::Draft(identity, file) => {
                     let draft = self.read(&file);
                     self.teller.tell(Happened::Drafted(identity, draft));

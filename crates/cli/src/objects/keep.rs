@@ -8,6 +8,7 @@ use gpu_ipc::broker::keeper::process::{End, Keeper};
 
 use super::BrokerDir;
 use crate::device::explain;
+use crate::log::LogOptions;
 use crate::{Outcome, output};
 
 /// Options of a keeper.
@@ -23,6 +24,9 @@ pub struct KeepOptions {
     /// Most descriptors to keep, one for each region and manifest [default: the process's limit]
     #[arg(long, value_name = "N")]
     pub most: Option<usize>,
+    /// Its log.
+    #[command(flatten)]
+    pub log: LogOptions,
     /// The broker's command; it serves the keeper's directory
     #[arg(last = true, required = true, num_args = 1..)]
     pub command: Vec<String>,
@@ -30,7 +34,12 @@ pub struct KeepOptions {
 
 /// Keeps until the broker ends by itself.
 pub fn run(options: &KeepOptions) -> Outcome {
-    match keep(options) {
+    let prepared = common_dir(options).and_then(|dir| Ok((dir, options.log.start()?)));
+    let (dir, _log) = match prepared {
+        Ok(prepared) => prepared,
+        Err(why) => return output::fail(&why, false, Outcome::Usage),
+    };
+    match keep(options, &dir) {
         Ok(outcome) => outcome,
         Err(why) => output::fail(&why, false, Outcome::Finding),
     }
@@ -68,20 +77,19 @@ fn absolute(dir: &Path) -> PathBuf {
     std::path::absolute(dir).unwrap_or_else(|_| dir.into())
 }
 
-fn keep(options: &KeepOptions) -> Result<Outcome, String> {
-    let dir = common_dir(options)?;
+fn keep(options: &KeepOptions, dir: &Path) -> Result<Outcome, String> {
     let open = if options.take_over {
         Keeper::take_over
     } else {
         Keeper::open
     };
-    let mut keeper = open(&dir, options.most).map_err(|error| explain(&error))?;
+    let mut keeper = open(dir, options.most).map_err(|error| explain(&error))?;
     let (program, arguments) = options.command.split_first().ok_or("no command")?;
     let start = || {
         let mut command = Command::new(program);
         command.args(arguments);
         // A broker whose command names no directory serves this one.
-        command.env("NVIDIA_DRA_LOCAL_IPC_DIR", absolute(&dir));
+        command.env("NVIDIA_DRA_LOCAL_IPC_DIR", absolute(dir));
         command
     };
     let end = keeper.run(start).map_err(|error| explain(&error))?;
@@ -102,6 +110,7 @@ mod tests {
             },
             take_over: false,
             most: None,
+            log: LogOptions::default(),
             command: command.iter().map(|&word| word.to_owned()).collect(),
         }
     }

@@ -3,7 +3,8 @@
 //! 1. `keep` and `serve`: the two processes that keep it.
 //! 2. `list`, `put`, `get`, `remove`: what people do with it.
 
-// Tests: `crates/cli/tests/objects.rs`, `crates/cli/tests/deploy.rs`.
+// Tests: `crates/cli/tests/objects.rs`, `crates/cli/tests/deploy.rs`, `crates/cli/tests/log.rs`,
+// `crates/cli/tests/start.rs`.
 
 pub mod get;
 pub mod keep;

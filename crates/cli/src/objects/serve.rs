@@ -11,6 +11,7 @@ use gpu_ipc::{BackendKind, Error, Gpu};
 
 use super::BrokerDir;
 use crate::device::explain;
+use crate::log::LogOptions;
 use crate::{Outcome, output, size};
 
 /// Options of a broker.
@@ -51,6 +52,9 @@ pub struct BrokerOptions {
     /// Another user that may connect; repeatable
     #[arg(long, value_name = "UID")]
     pub allow_uid: Vec<u32>,
+    /// Its log.
+    #[command(flatten)]
+    pub log: LogOptions,
     /// Publish at the commit's message, without reading the slots: the torture's control
     #[arg(long, hide = true)]
     pub publish_blindly: bool,
@@ -58,11 +62,24 @@ pub struct BrokerOptions {
 
 /// Serves until the process ends.
 pub fn run(options: &BrokerOptions) -> Outcome {
-    let why = match serve(options) {
-        Ok(broker) => broker.run(),
-        Err(why) => why,
+    let _log = match options.log.start() {
+        Ok(log) => log,
+        Err(why) => return output::fail(&why, false, Outcome::Usage),
     };
-    output::fail(&why, false, Outcome::Finding)
+    let broker = match serve(options) {
+        Ok(broker) => broker,
+        Err(why) => return output::fail(&why, false, Outcome::Finding),
+    };
+    // A device that is not there is a mistake in the command, and would be at the next start: the
+    // keeper ends with its broker. Where there are objects they are served first, whatever has
+    // become of the device.
+    if !options.device.is_empty()
+        && broker.restored() == 0
+        && let Err(error) = find(&options.device)
+    {
+        return output::fail(&explain(&error), false, Outcome::Usage);
+    }
+    broker.run()
 }
 
 fn serve(options: &BrokerOptions) -> Result<Broker, String> {
@@ -85,13 +102,7 @@ fn serve(options: &BrokerOptions) -> Result<Broker, String> {
         allowed: options.allow_uid.clone(),
         keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),
     });
-    let broker = broker.map_err(|error| explain(&error))?;
-    // A device that is not there is a mistake in the command. Where there are objects they are served
-    // first, whatever has become of the device.
-    if !options.device.is_empty() && broker.restored() == 0 {
-        find(&options.device).map_err(|error| explain(&error))?;
-    }
-    Ok(broker)
+    broker.map_err(|error| explain(&error))
 }
 
 /// Finds the devices that were named, or all of the first backend that has one whose memory can be
