@@ -11,6 +11,7 @@ use crate::objects::list::ObjectsOptions;
 use crate::objects::put::PutOptions;
 use crate::objects::remove::RmOptions;
 use crate::objects::serve::BrokerOptions;
+use crate::patience::seconds;
 use crate::size;
 use clap::{Args as Arguments, Parser, Subcommand};
 
@@ -420,16 +421,6 @@ pub struct BackendOptions {
     /// The backend
     #[arg(long, value_enum)]
     pub backend: Vendor,
-}
-
-/// Reads a time that a person would wait.
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err(format!(
-            "{text:?} is not a number of seconds from 0.01 to 3600"
-        )),
-    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@
 //! 6. `bench`: what sharing costs beside the raw driver calls.
 //! 7. What the commands share: `choice` and `device` (which one), `child` (this program in other
 //!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks),
-//!    `output`, `log`, `size`, `failure` (why a command failed).
+//!    `output`, `log`, `size`, `patience`, `failure` (why a
+//!    command failed).
 
 // Tests: `crates/cli/tests/program.rs`.
 
@@ -28,6 +29,7 @@ mod log;
 pub mod objects;
 pub mod output;
 pub mod owner;
+mod patience;
 pub mod pattern;
 mod sessions;
 pub mod size;

@@ -1,81 +1,20 @@
 //! The programs around objects: keeper, broker, put, get, objects, rm, metrics.
 
+#[allow(dead_code, reason = "each test program uses some of it")]
+mod kept;
 mod open_metrics;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use gpu_ipc::{BackendKind, Session, detect};
-use harness::program::{Running, output};
+use harness::program::output;
 use harness::wait_until;
+use kept::{Keeper, PROGRAM, complaint, run, text};
 use open_metrics::{Sample, parse};
 use rustix::process::Signal;
-
-fn program(dir: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
-    command
-        .args(args)
-        .arg("--dir")
-        .arg(dir)
-        .env("GPU_IPC_HOST_BYTES", "1073741824");
-    command
-}
-
-fn run(dir: &Path, args: &[&str]) -> Output {
-    output(&mut program(dir, args))
-}
-
-fn text(output: &Output) -> String {
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout.clone()).expect("text")
-}
-
-/// A keeper with its broker; the broker is killed with it, since it would live on.
-struct Keeper {
-    process: Running,
-    dir: tempfile::TempDir,
-}
-
-impl Keeper {
-    fn start() -> Keeper {
-        let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().to_str().expect("a plain name");
-        let exe = env!("CARGO_BIN_EXE_gpu-ipc");
-        let mut keep = Command::new(exe);
-        keep.args([
-            "keep", "--dir", path, "--", exe, "broker", "--device", "host:0", "--dir", path,
-        ]);
-        let process = Running::start(&mut keep);
-        let keeper = Keeper { process, dir };
-        wait_until("the broker answers", || {
-            run(keeper.dir.path(), &["objects"]).status.success()
-        });
-        keeper
-    }
-
-    fn broker(&self) -> i32 {
-        let text = fs::read_to_string(self.dir.path().join("lock")).unwrap_or_default();
-        text.trim().parse().expect("a broker has been here")
-    }
-
-    fn kill_broker(&self) {
-        self.signal_broker(Signal::KILL);
-    }
-
-    fn signal_broker(&self, signal: Signal) {
-        let pid = rustix::process::Pid::from_raw(self.broker()).expect("a process");
-        let _ = rustix::process::kill_process(pid, signal);
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.process.kill();
-        self.kill_broker();
-    }
-}
 
 #[test]
 fn files_go_in_and_bytes_come_out_also_after_the_broker_was_killed() {
@@ -97,7 +36,7 @@ fn files_go_in_and_bytes_come_out_also_after_the_broker_was_killed() {
     );
     assert_eq!(listing["objects"][0]["name"], "model");
     // As NVIDIA's resource driver of Kubernetes tells a container where its directory is.
-    let mut told = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+    let mut told = Command::new(PROGRAM);
     told.args(get)
         .env("NVIDIA_DRA_LOCAL_IPC_DIR", dir)
         .env("GPU_IPC_HOST_BYTES", "1073741824");
@@ -146,10 +85,7 @@ fn tensors_become_parts_with_their_types() {
     let path = file.to_str().expect("a plain name");
     text(&run(dir, &["put", "model", path, "--backend", "host"]));
     let parts = text(&run(dir, &["get", "model", "--parts", "--backend", "host"]));
-    assert_eq!(
-        parts,
-        "a.weight\t24\ttype 2/32/1\t[2x3]\nb\t8\ttype 4/16/1\t[4]\n"
-    );
+    assert_eq!(parts, "a.weight\t24\tF32\t[2x3]\nb\t8\tBF16\t[4]\n");
     let part = run(dir, &["get", "model", "--part", "b", "--backend", "host"]);
     assert_eq!(part.stdout, (24..32u8).collect::<Vec<u8>>());
     let which = run(dir, &["get", "model", "--backend", "host"]);
@@ -157,12 +93,271 @@ fn tensors_become_parts_with_their_types() {
         String::from_utf8_lossy(&which.stderr).contains("has 2 parts; name one with --part"),
         "{which:?}"
     );
-    fs::write(&file, &bytes[..bytes.len() - 1]).expect("a file");
-    let cut = run(dir, &["put", "cut", path, "--backend", "host"]);
-    assert!(
-        String::from_utf8_lossy(&cut.stderr).contains("b lies at 24 to 32"),
-        "{cut:?}"
+}
+
+/// Each mistake of a file of tensors, and what is said of it.
+#[test]
+fn a_file_of_tensors_that_is_not_whole_is_refused() {
+    let keeper = Keeper::start();
+    let dir = keeper.dir.path();
+    let good = tensors(
+        r#"{"b":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}}"#,
+        &[7; 8],
     );
+    let cases = [
+        (
+            good[..good.len() - 1].to_vec(),
+            "b lies at 0 to 8, but the file has 7 bytes of tensors; copy it again",
+        ),
+        (
+            [&good[..], b"rest"].concat(),
+            "it has 12 bytes of tensors, and its header knows of 8; write it anew",
+        ),
+        (good[..5].to_vec(), "begins with 8 bytes, this one has 5"),
+        (good[..9].to_vec(), "of 9 in the file"),
+    ];
+    let file = dir.join("model.safetensors");
+    let path = file.to_str().expect("a plain name");
+    for (bytes, why) in cases {
+        fs::write(&file, &bytes).expect("a file");
+        let refused = run(dir, &["put", "model", path, "--backend", "host"]);
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        let said = complaint(&refused);
+        assert!(
+            said.starts_with(path) && said.contains(why),
+            "no {why:?} in {said}"
+        );
+    }
+    assert!(
+        !run(dir, &["get", "model", "--parts", "--backend", "host"])
+            .status
+            .success(),
+        "nothing was committed"
+    );
+    fs::write(&file, &good).expect("a file");
+    assert_eq!(
+        text(&run(dir, &["put", "model", path, "--backend", "host"])),
+        "1\n"
+    );
+}
+
+/// Makes a file of tensors.
+fn tensors(header: &str, data: &[u8]) -> Vec<u8> {
+    [
+        &(header.len() as u64).to_le_bytes(),
+        header.as_bytes(),
+        data,
+    ]
+    .concat()
+}
+
+/// A pipe has no length; its bytes are the object all the same, and never none of them.
+#[test]
+fn a_pipe_is_put_whole() {
+    let keeper = Keeper::start();
+    let dir = keeper.dir.path();
+    let contents: Vec<u8> = (0..100_000u32).flat_map(u32::to_le_bytes).collect();
+    let file = dir.join("weights.bin");
+    fs::write(&file, &contents).expect("a file");
+    let put = |script: &str| {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script, PROGRAM])
+            .arg(dir)
+            .arg(&file)
+            .env("GPU_IPC_HOST_BYTES", "1073741824");
+        output(&mut command)
+    };
+    let piped = put(r#"cat "$2" | "$0" put m /dev/stdin --backend host --dir "$1""#);
+    assert_eq!(text(&piped), "1\n");
+    let get = |name: &str| run(dir, &["get", name, "--backend", "host"]).stdout;
+    assert!(get("m") == contents);
+    // A named one, and tensors in it.
+    let whole = tensors(
+        r#"{"b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}"#,
+        &[7; 8],
+    );
+    fs::write(&file, &whole).expect("a file");
+    let fifo = put(
+        r#"mkfifo "$1/fifo" && { cat "$2" >"$1/fifo" & "$0" put t "$1/fifo" --safetensors --backend host --dir "$1"; }"#,
+    );
+    assert_eq!(text(&fifo), "1\n");
+    assert_eq!(
+        text(&run(dir, &["get", "t", "--parts", "--backend", "host"])),
+        "b\t8\tU8\t[8]\n"
+    );
+    // A file of the kernel's that says that it is empty.
+    text(&run(
+        dir,
+        &["put", "proc", "/proc/version", "--backend", "host"],
+    ));
+    assert_eq!(get("proc"), fs::read("/proc/version").expect("Linux"));
+    // What has no end, or is no file.
+    for (path, why) in [
+        ("/dev/zero", "/dev/zero: it is a device, which has no end"),
+        ("/proc", "/proc: it is a directory; name the files in it"),
+    ] {
+        let refused = run(dir, &["put", "m", path, "--backend", "host"]);
+        assert!(complaint(&refused).contains(why), "{refused:?}");
+    }
+    // No room for the pipe's bytes.
+    let full = put(r#"cat "$2" | TMPDIR=/proc "$0" put m /dev/stdin --backend host --dir "$1""#);
+    assert_eq!(full.status.code(), Some(1), "{full:?}");
+    assert!(get("m") == contents, "the epoch before is still the newest");
+}
+
+/// Files come back as they were: names, bytes, types, shapes, metadata.
+#[test]
+fn all_files_of_an_object_come_back() {
+    let keeper = Keeper::start();
+    let dir = keeper.dir.path();
+    let header = concat!(
+        r#"{"__metadata__":{"format":"pt","step":"7"},"#,
+        r#""z":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"#,
+        r#""none":{"dtype":"F16","shape":[0,5],"data_offsets":[24,24]},"#,
+        r#""a":{"dtype":"BF16","shape":[],"data_offsets":[24,26]}}"#,
+    );
+    let first = tensors(header, &(0..26).collect::<Vec<u8>>());
+    let second = tensors(
+        r#"{"m":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}"#,
+        &[9; 8],
+    );
+    let files = [
+        ("1.safetensors", first),
+        ("2.safetensors", second),
+        ("tokenizer.json", b"{}".to_vec()),
+    ];
+    let paths: Vec<String> = files
+        .iter()
+        .map(|(name, _)| dir.join(name).display().to_string())
+        .collect();
+    for (path, (_, bytes)) in paths.iter().zip(&files) {
+        fs::write(path, bytes).expect("a file");
+    }
+    let put = |name: &str, paths: &[String]| {
+        let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+        run(
+            dir,
+            &[&["put", name, "--backend", "host"], &paths[..]].concat(),
+        )
+    };
+    text(&put("model", &paths));
+    let into = |name: &str| dir.join(name).display().to_string();
+    let get = |what: &[&str]| {
+        run(
+            dir,
+            &[&["get", "model", "--backend", "host"], what].concat(),
+        )
+    };
+    text(&get(&["--all", &into("back")]));
+    let mut names: Vec<String> = fs::read_dir(into("back"))
+        .expect("a directory")
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .into_string()
+                .expect("text")
+        })
+        .collect();
+    names.sort();
+    assert_eq!(names, files.each_ref().map(|(name, _)| *name));
+    let read = |path: String| fs::read(&path).unwrap_or_else(|why| panic!("{path}: {why}"));
+    for (name, bytes) in &files {
+        let back = read(into(&format!("back/{name}")));
+        if name.ends_with(".json") {
+            assert_eq!(&back, bytes);
+            continue;
+        }
+        assert_eq!(parsed(&back), parsed(bytes), "{name}");
+    }
+    // Nothing is written over.
+    let twice = get(&["--all", &into("back")]);
+    assert!(
+        complaint(&twice).contains("is there already; remove it, or write elsewhere"),
+        "{twice:?}"
+    );
+    assert_eq!(
+        fs::read_dir(into("back")).expect("a directory").count(),
+        3,
+        "no half of a file is left"
+    );
+    // All in one, which is put and got again with nothing lost.
+    text(&get(&["--safetensors", &into("one.safetensors")]));
+    let one = parsed(&read(into("one.safetensors")));
+    assert_eq!(one.0, serde_json::json!({"format": "pt", "step": "7"}));
+    assert_eq!(one.1.len(), 5, "four tensors, and the file of bytes");
+    text(&put("model", &[into("one.safetensors")]));
+    text(&get(&["--safetensors", &into("again.safetensors")]));
+    assert_eq!(
+        read(into("again.safetensors")),
+        read(into("one.safetensors"))
+    );
+    // A name that leads elsewhere is no file's.
+    let gpu = detect()
+        .expect("the host is there")
+        .first(BackendKind::Host)
+        .expect("the host is there");
+    let client = gpu_ipc::broker::Client::builder(gpu)
+        .dir(dir)
+        .connect()
+        .expect("a broker");
+    let part = gpu_ipc::broker::PartSpec::bytes("../out", 3).expect("a part");
+    let layout = gpu_ipc::broker::Layout::pack([part], b"another's").expect("a layout");
+    let mut writer = client.create("model", layout).expect("room");
+    writer.write("../out", b"abc").expect("written");
+    writer
+        .commit(&[])
+        .and_then(|commit| commit.wait())
+        .expect("an epoch");
+    let out = get(&["--all", &into("out")]);
+    assert!(
+        complaint(&out).contains(r#""../out" is no name of a file; write all parts into one"#),
+        "{out:?}"
+    );
+    text(&get(&["--safetensors", &into("out.safetensors")]));
+    let strided = gpu_ipc::broker::PartSpec {
+        name: "s".into(),
+        dtype: gpu_ipc::broker::DType::BYTES,
+        dimensions: vec![gpu_ipc::broker::Dimension {
+            extent: 2,
+            stride: 4,
+        }],
+        len: 8,
+    };
+    let layout = gpu_ipc::broker::Layout::pack([strided], b"").expect("a layout");
+    let writer = client.create("model", layout).expect("room");
+    writer
+        .commit(&[])
+        .and_then(|commit| commit.wait())
+        .expect("an epoch");
+    let not = get(&["--safetensors", &into("not.safetensors")]);
+    assert!(
+        complaint(&not).contains("cannot have s, of type U8 and 8 bytes; write it with --part"),
+        "{not:?}"
+    );
+    assert!(!Path::new(&into("not.safetensors")).exists());
+}
+
+/// A tensor: its name, its type and shape, and its bytes. Where it lies among the others is free.
+type Tensor = (String, [serde_json::Value; 2], Vec<u8>);
+
+/// Reads a file of tensors: its metadata, and its tensors by name.
+fn parsed(bytes: &[u8]) -> (serde_json::Value, Vec<Tensor>) {
+    let (len, rest) = bytes.split_at(8);
+    let (header, data) =
+        rest.split_at(u64::from_le_bytes(len.try_into().expect("8 bytes")) as usize);
+    let mut header: serde_json::Value = serde_json::from_slice(header).expect("JSON");
+    let header = header.as_object_mut().expect("an object");
+    let metadata = header.remove("__metadata__").unwrap_or_default();
+    let tensor = |(name, about): (&String, &serde_json::Value)| {
+        let at = |n: usize| about["data_offsets"][n].as_u64().expect("an offset") as usize;
+        let of = ["dtype", "shape"].map(|key| about[key].clone());
+        (name.clone(), of, data[at(0)..at(1)].to_vec())
+    };
+    let mut tensors: Vec<Tensor> = header.iter().map(tensor).collect();
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    (metadata, tensors)
 }
 
 #[test]
@@ -182,7 +377,7 @@ fn without_a_broker_the_error_says_how_to_start_one() {
 
 /// Prints the metrics of a runtime directory and a broker, which must be OpenMetrics.
 fn metrics(runtime: &Path, broker: &Path, args: &[&str]) -> Vec<Sample> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+    let mut command = Command::new(PROGRAM);
     command
         .arg("metrics")
         .args(args)
@@ -302,7 +497,7 @@ fn metrics_are_open_metrics_of_sessions_and_the_broker() {
 
 /// Lists what is in a runtime directory, and the broker.
 fn ls(runtime: &Path, broker: &Path, args: &[&str]) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+    let mut command = Command::new(PROGRAM);
     command
         .arg("ls")
         .args(args)

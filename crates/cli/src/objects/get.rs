@@ -1,17 +1,16 @@
-//! `gpu-ipc get`: bytes of an object on standard output.
+//! `gpu-ipc get`: bytes of an object on standard output, or in files.
 
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
+use std::path::PathBuf;
 
 use clap::Args as Arguments;
 use gpu_ipc::broker::{Epoch, Reader, Selector};
+use indicatif::ProgressBar;
 
-use super::BrokerDir;
+use super::{Asked, PIECE, dtype, files, progress};
 use crate::choice::BackendChoice;
 use crate::device::{choose, explain};
 use crate::{Outcome, output};
-
-/// Bytes copied from the device at a time.
-const PIECE: u64 = 16 << 20;
 
 /// Options of `get`.
 #[derive(Arguments, Debug)]
@@ -22,17 +21,24 @@ pub struct GetOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub epoch: Option<u64>,
     /// The part; needed only if the object has several
-    #[arg(long, value_name = "P", conflicts_with = "parts")]
+    #[arg(long, value_name = "P", group = "what")]
     pub part: Option<String>,
     /// List the parts instead of writing one
-    #[arg(long)]
+    #[arg(long, group = "what")]
     pub parts: bool,
+    /// Write all files that it was filled with into this directory; an object of another program
+    /// has a file for each part
+    #[arg(long, value_name = "DIR", group = "what")]
+    pub all: Option<PathBuf>,
+    /// Write all parts into one file of tensors, with the metadata of those that it was filled with
+    #[arg(long, value_name = "FILE", group = "what")]
+    pub safetensors: Option<PathBuf>,
     /// Device of the object
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: BackendChoice,
     /// Which broker.
     #[command(flatten)]
-    pub place: BrokerDir,
+    pub asked: Asked,
 }
 
 /// Writes the bytes.
@@ -45,7 +51,7 @@ pub fn run(options: &GetOptions) -> Outcome {
 
 fn get(options: &GetOptions) -> Result<(), String> {
     let client = options
-        .place
+        .asked
         .connect(choose(options.backend)?, "gpu-ipc get")?;
     let name = options.name.clone();
     let selector = match options.epoch {
@@ -58,12 +64,18 @@ fn get(options: &GetOptions) -> Result<(), String> {
     if options.parts {
         return list(&reader);
     }
+    if let Some(dir) = &options.all {
+        return files::write_all(&reader, dir);
+    }
+    if let Some(path) = &options.safetensors {
+        return files::write_tensors(&reader, path);
+    }
     let part = match (&options.part, reader.layout().parts()) {
         (Some(part), _) => part.clone(),
         (None, [one]) => one.spec.name.clone(),
         (None, parts) => {
             return Err(format!(
-                "{} has {} parts; name one with --part",
+                "{} has {} parts; name one with --part, or write all with --all DIR",
                 options.name,
                 parts.len()
             ));
@@ -81,12 +93,9 @@ fn list(reader: &Reader) -> Result<(), String> {
             .iter()
             .map(|dimension| dimension.extent.to_string())
             .collect();
-        let dtype = part.spec.dtype;
+        let dtype = dtype::name(part.spec.dtype);
         let (name, bytes, shape) = (&part.spec.name, part.spec.len, shape.join("x"));
-        text.push_str(&format!(
-            "{name}\t{bytes}\ttype {}/{}/{}\t[{shape}]\n",
-            dtype.code, dtype.bits, dtype.lanes
-        ));
+        text.push_str(&format!("{name}\t{bytes}\t{dtype}\t[{shape}]\n"));
     }
     output::print(text.trim_end())
 }
@@ -98,21 +107,53 @@ fn write(reader: &Reader, name: &str) -> Result<(), String> {
             reader.name()
         ));
     };
-    let mut out = std::io::stdout().lock();
-    let mut buffer = vec![0; PIECE.min(part.spec.len) as usize];
+    let bar = progress(part.spec.len);
+    let written = copy(reader, name, &mut io::stdout().lock(), &bar);
+    bar.finish_and_clear();
+    match written {
+        // A reader that went away is none of our business.
+        Err(Stopped::Output(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|stopped| stopped.explain("standard output")),
+    }
+}
+
+/// Why a copy ended early.
+#[derive(Debug)]
+pub enum Stopped {
+    /// The bytes cannot be read.
+    Object(String),
+    /// They cannot be written.
+    Output(io::Error),
+}
+
+impl Stopped {
+    /// Says why, of an output by name.
+    pub fn explain(self, output: &str) -> String {
+        match self {
+            Stopped::Object(why) => why,
+            Stopped::Output(error) => format!("{output}: {error}"),
+        }
+    }
+}
+
+/// Copies the bytes of a part.
+pub fn copy(
+    reader: &Reader,
+    name: &str,
+    out: &mut impl Write,
+    bar: &ProgressBar,
+) -> Result<(), Stopped> {
+    let len = reader.layout().part(name).map_or(0, |part| part.spec.len);
+    let mut buffer = vec![0; PIECE.min(len) as usize];
     let mut at = 0;
-    while at < part.spec.len {
-        let piece = &mut buffer[..PIECE.min(part.spec.len - at) as usize];
+    while at < len {
+        let piece = &mut buffer[..PIECE.min(len - at) as usize];
         reader
             .read_at(name, at, piece)
-            .map_err(|error| explain(&error))?;
-        match out.write_all(piece) {
-            // A reader that went away is none of our business.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
-            done => done.map_err(|error| format!("standard output: {error}"))?,
-        }
+            .map_err(|error| Stopped::Object(explain(&error)))?;
+        out.write_all(piece).map_err(Stopped::Output)?;
         at += piece.len() as u64;
+        bar.inc(piece.len() as u64);
     }
-    out.flush()
-        .map_err(|error| format!("standard output: {error}"))
+    out.flush().map_err(Stopped::Output)
 }

@@ -14,5 +14,5 @@ mod keys;
 pub mod ls;
 pub mod metrics;
 pub mod snapshot;
-mod text;
+pub mod text;
 pub mod top;
