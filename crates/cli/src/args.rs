@@ -108,6 +108,7 @@ Exit status:
     #[command(after_help = "\
 Examples:
   gpu-ipc metrics                                        this user's sessions and broker
+  gpu-ipc metrics --dir /run/objects                     this broker; broker --metrics ADDRESS serves them itself
   gpu-ipc metrics >/var/lib/node_exporter/gpu-ipc.prom   from a timer, for node_exporter's textfile collector
 
 Exit status:
@@ -365,6 +366,10 @@ pub struct MetricsOptions {
     /// Where the sessions are.
     #[command(flatten)]
     pub place: Where,
+    /// The directory of a broker, which is then asked also beside sessions that are named; else
+    /// that of `gpu-ipc broker`
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
 }
 
 /// Options of `top`.

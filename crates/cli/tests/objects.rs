@@ -439,37 +439,32 @@ fn metrics_are_open_metrics_of_sessions_and_the_broker() {
         Some(f64::from(1 << 20))
     );
     assert_eq!(value("gpu_ipc_session_deaths_total"), Some(0.0));
-    assert_eq!(
-        (
-            value("gpu_ipc_broker_up"),
-            value("gpu_ipc_broker_keeper_fed")
-        ),
-        (Some(1.0), Some(1.0))
-    );
+    assert_eq!(value("gpu_ipc_broker_up"), Some(1.0));
+    let keepers = samples
+        .iter()
+        .filter(|sample| sample.name == "gpu_ipc_broker_keeper");
+    let is = keepers
+        .filter(|sample| sample.value == 1.0)
+        .map(|sample| sample.label("state"));
+    assert_eq!(is.collect::<Vec<_>>(), ["fed"]);
     assert_eq!(value("gpu_ipc_broker_commits_total"), Some(2.0));
     assert_eq!(value("gpu_ipc_broker_limit_bytes"), None, "it has no limit");
-    let objects: Vec<&Sample> = samples
-        .iter()
-        .filter(|sample| sample.name == "gpu_ipc_object_bytes")
-        .collect();
-    let label = |label: &str| {
-        objects
-            .iter()
-            .map(|sample| sample.label(label))
-            .collect::<Vec<_>>()
+    let of = |name: &str| {
+        let found = samples.iter().filter(|sample| sample.name == name);
+        found.collect::<Vec<&Sample>>()
     };
+    // One series of the name, whatever its epochs.
+    let objects = of("gpu_ipc_object_bytes");
+    assert_eq!(objects.len(), 1, "{objects:?}");
+    let labels: Vec<&str> = objects[0].labels.keys().map(String::as_str).collect();
+    assert_eq!(labels, ["dir", "name"]);
     assert_eq!(
-        (label("name"), label("epoch")),
-        (vec![name, name], vec!["1", "2"])
+        (objects[0].label("name"), objects[0].label("dir")),
+        (name, dir.to_str().expect("a plain name"))
     );
-    assert_eq!(
-        (label("state"), label("dir")[0]),
-        (vec!["visible"; 2], dir.to_str().expect("a plain name"))
-    );
-    assert!(
-        objects.iter().all(|sample| sample.value >= 5_000.0),
-        "{objects:?}"
-    );
+    assert!(objects[0].value >= 10_000.0, "{objects:?}");
+    assert_eq!(value("gpu_ipc_object_epoch"), Some(2.0));
+    assert_eq!(value("gpu_ipc_object_epochs"), Some(2.0));
     // Named sessions are asked alone.
     let socket = session.socket_path().to_str().expect("a plain path");
     let named = metrics(runtime.path(), dir, &[socket, "--timeout", "60"]);
@@ -493,6 +488,18 @@ fn metrics_are_open_metrics_of_sessions_and_the_broker() {
     keeper.signal_broker(Signal::CONT);
     let nobody = runtime_dir();
     assert_eq!(metrics(nobody.path(), nobody.path(), &[]), []);
+    // A directory that is named is told of, whether a broker is there or not.
+    let path = dir.to_str().expect("a plain name");
+    let of = |dir: &str| {
+        let samples = metrics(
+            nobody.path(),
+            nobody.path(),
+            &["--dir", dir, "--timeout", "60"],
+        );
+        value_of(&samples, "gpu_ipc_broker_up")
+    };
+    assert_eq!(of(path), Some(1.0));
+    assert_eq!(of(nobody.path().to_str().expect("a plain name")), Some(0.0));
 }
 
 /// Lists what is in a runtime directory, and the broker.

@@ -39,7 +39,7 @@ pub fn checks() -> Vec<Check> {
 /// The broker of this user: one that is stopped, or stuck in the driver, bars its successor.
 fn broker() -> Check {
     let name = "broker";
-    let Some(SeenBroker { dir, state }) = look(GLANCE) else {
+    let Some(SeenBroker { dir, state }) = look(None, GLANCE) else {
         return Check::absent(name, "no broker has the default directory");
     };
     let dir = dir.display();

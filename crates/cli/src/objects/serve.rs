@@ -1,5 +1,6 @@
 //! `gpu-ipc broker`: owns objects.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use gpu_ipc::{BackendKind, Error, Gpu};
 use super::BrokerDir;
 use crate::device::explain;
 use crate::log::LogOptions;
+use crate::sessions::endpoint;
 use crate::{Outcome, output, size};
 
 /// Options of a broker.
@@ -52,6 +54,10 @@ pub struct BrokerOptions {
     /// Another user that may connect; repeatable
     #[arg(long, value_name = "UID")]
     pub allow_uid: Vec<u32>,
+    /// Serve its metrics over HTTP at this address, as 127.0.0.1:9400: /metrics, for whoever reaches
+    /// it
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<SocketAddr>,
     /// Its log.
     #[command(flatten)]
     pub log: LogOptions,
@@ -83,9 +89,9 @@ pub fn run(options: &BrokerOptions) -> Outcome {
 }
 
 fn serve(options: &BrokerOptions) -> Result<Broker, String> {
-    let devices = options.device.clone();
+    let (dir, devices) = (options.place.path()?, options.device.clone());
     let broker = Broker::open(Options {
-        dir: options.place.path()?,
+        dir: dir.clone(),
         gpus: Arc::new(move || find(&devices)),
         limits: Limits {
             bytes: options.limit.unwrap_or(u64::MAX),
@@ -102,7 +108,12 @@ fn serve(options: &BrokerOptions) -> Result<Broker, String> {
         allowed: options.allow_uid.clone(),
         keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),
     });
-    broker.map_err(|error| explain(&error))
+    let broker = broker.map_err(|error| explain(&error))?;
+    // Not before: another broker may serve at the same address.
+    if let Some(address) = options.metrics {
+        endpoint::start(address, dir)?;
+    }
+    Ok(broker)
 }
 
 /// Finds the devices that were named, or all of the first backend that has one whose memory can be

@@ -1,7 +1,7 @@
 //! The broker of this user, as one looks at it from outside.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpu_ipc::broker::client::broker_dir;
@@ -34,21 +34,25 @@ pub enum BrokerState {
     Unknown(String),
 }
 
-/// Asks the broker of the default directory; none where nobody listens.
-pub fn look(timeout: Duration) -> Option<SeenBroker> {
-    let dir = broker_dir(None).ok()?;
-    let holder = lock::holder(&dir.join("lock"))?;
-    let state = match ask(&dir, timeout) {
-        Ok(listing) => BrokerState::Serves(Box::new(listing)),
+/// Asks the broker of the default directory, or of one that is named; none where nobody listens,
+/// unless it was named.
+pub fn look(named: Option<&Path>, timeout: Duration) -> Option<SeenBroker> {
+    let dir = broker_dir(named).ok()?;
+    let holder = lock::holder(&dir.join("lock"));
+    if named.is_none() && holder.is_none() {
+        return None;
+    }
+    let state = match (ask(&dir, timeout), holder) {
+        (Ok(listing), _) => BrokerState::Serves(Box::new(listing)),
         // Nobody listens: the last one is gone.
-        Err(ObjectError::Gpu(Error::Connect { .. })) => return None,
-        Err(ObjectError::Gpu(Error::Deadline { .. })) => BrokerState::Hung(holder),
-        Err(error) => BrokerState::Unknown(explain(&error)),
+        (Err(ObjectError::Gpu(Error::Connect { .. })), _) if named.is_none() => return None,
+        (Err(ObjectError::Gpu(Error::Deadline { .. })), Some(holder)) => BrokerState::Hung(holder),
+        (Err(error), _) => BrokerState::Unknown(explain(&error)),
     };
     Some(SeenBroker { dir, state })
 }
 
-fn ask(dir: &std::path::Path, timeout: Duration) -> Result<Listing, ObjectError> {
+fn ask(dir: &Path, timeout: Duration) -> Result<Listing, ObjectError> {
     // The question is about no memory: any device will do.
     let gpu = gpu_ipc::backend::detect_only(BackendKind::Host)?.first(BackendKind::Host)?;
     Client::builder(gpu)

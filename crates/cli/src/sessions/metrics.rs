@@ -1,16 +1,11 @@
-//! `gpu-ipc metrics`: sessions and brokers as OpenMetrics text, for whatever scrapes.
-//!
-//! The format is that of OpenMetrics 1.0: a family's `TYPE` and `HELP`, then its samples, and `#
-//! EOF` at the end
-//! (<https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md>).
+//! `gpu-ipc metrics`: sessions and brokers, for whatever scrapes.
 
-use std::fmt::{Display, Write as _};
 use std::time::Duration;
 
-use gpu_ipc::broker::server::listing::Listing;
-
-use super::brokers::{BrokerState, SeenBroker, look};
+use super::broker_metrics::{number, of_broker};
+use super::brokers::look;
 use super::gather::{Answer, Seen, gather};
+use super::open_metrics::{Family, label, text};
 use crate::args::MetricsOptions;
 use crate::{Outcome, output};
 
@@ -21,266 +16,90 @@ pub fn run(options: &MetricsOptions) -> Outcome {
         Err(why) => return output::fail(&why, false, Outcome::Unavailable),
     };
     let named = !options.place.sessions.is_empty();
-    let broker = if named {
+    let timeout = Duration::from_secs_f64(options.place.timeout);
+    let broker = if named && options.dir.is_none() {
         None
     } else {
-        look(Duration::from_secs_f64(options.place.timeout))
+        look(options.dir.as_deref(), timeout)
     };
-    output::conclude(text(&seen, broker.as_ref()).trim_end(), Outcome::Good)
-}
-
-/// A family of samples.
-struct Family {
-    name: &'static str,
-    kind: &'static str,
-    help: &'static str,
-    samples: Vec<(String, u64)>,
-}
-
-fn text(seen: &[Seen], broker: Option<&SeenBroker>) -> String {
-    let mut text = String::new();
-    for family in sessions(seen)
+    let families = sessions(&seen)
         .into_iter()
-        .chain(broker.map_or_else(Vec::new, of_broker))
-    {
-        let Family {
-            name,
-            kind,
-            help,
-            samples,
-        } = family;
-        // A counter's samples have a suffix that its family has not.
-        let suffix = if kind == "counter" { "_total" } else { "" };
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "# TYPE gpu_ipc_{name} {kind}\n# HELP gpu_ipc_{name} {help}"
-        );
-        for (labels, value) in samples {
-            let _ = writeln!(text, "gpu_ipc_{name}{suffix}{{{labels}}} {value}");
-        }
-    }
-    text + "# EOF\n"
-}
-
-fn label(name: &str, value: impl Display) -> String {
-    let value = value
-        .to_string()
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n");
-    format!("{name}=\"{value}\"")
+        .chain(broker.iter().flat_map(of_broker));
+    output::conclude(text(families).trim_end(), Outcome::Good)
 }
 
 fn sessions(seen: &[Seen]) -> Vec<Family> {
     type Value = fn(&gpu_ipc::session::Stats) -> u64;
-    let families: [(&'static str, &'static str, &'static str, Value); 13] = [
-        ("session_blocks", "gauge", "Blocks that are live.", |s| {
-            s.live_blocks
+    let gauges: [(&'static str, &'static str, Value); 10] = [
+        ("session_blocks", "Blocks that are live.", |s| s.live_blocks),
+        ("session_block_bytes", "Bytes of live blocks.", |s| {
+            s.live_bytes
         }),
         (
-            "session_block_bytes",
-            "gauge",
-            "Bytes of live blocks.",
-            |s| s.live_bytes,
-        ),
-        (
             "session_limbo_blocks",
-            "gauge",
             "Blocks that were dropped and are still held or in use.",
             |s| s.limbo_blocks,
         ),
-        ("session_limbo_bytes", "gauge", "Bytes of those.", |s| {
-            s.limbo_bytes
+        ("session_limbo_bytes", "Bytes of those.", |s| s.limbo_bytes),
+        ("session_leases_held", "Leases that consumers hold.", |s| {
+            s.held
         }),
         (
-            "session_leases_held",
-            "gauge",
-            "Leases that consumers hold.",
-            |s| s.held,
-        ),
-        (
             "session_leases_in_flight",
-            "gauge",
             "Leases that were granted and not claimed.",
             |s| s.in_flight,
         ),
-        (
-            "session_participants",
-            "gauge",
-            "Connected participants.",
-            |s| s.participants,
-        ),
+        ("session_participants", "Connected participants.", |s| {
+            s.participants
+        }),
         (
             "session_quarantined_bytes",
-            "gauge",
             "Bytes of the dead that are not yet used again.",
             |s| s.quarantined_bytes,
         ),
         (
             "session_leaked_bytes",
-            "gauge",
             "Bytes that are never used again.",
             |s| s.leaked_bytes,
         ),
         (
             "session_reserved_bytes",
-            "gauge",
             "Bytes of the device that the session has.",
             |s| s.source.reserved,
         ),
+    ];
+    let counters: [(&'static str, &'static str, Value); 3] = [
         (
             "session_expired",
-            "counter",
             "Leases that nobody claimed in time.",
             |s| s.expired,
         ),
-        (
-            "session_revoked",
-            "counter",
-            "Leases that were taken back.",
-            |s| s.revoked,
-        ),
-        (
-            "session_deaths",
-            "counter",
-            "Participants that died.",
-            |s| s.deaths,
-        ),
+        ("session_revoked", "Leases that were taken back.", |s| {
+            s.revoked
+        }),
+        ("session_deaths", "Participants that died.", |s| s.deaths),
     ];
     let labels = |one: &Seen| label("socket", one.socket.display());
-    let up = seen
-        .iter()
-        .map(|one| {
-            (
-                labels(one),
-                u64::from(matches!(one.answer, Answer::Alive(_))),
-            )
-        })
-        .collect();
-    let mut all = vec![Family {
-        name: "session_up",
-        kind: "gauge",
-        help: "Whether the session answers.",
-        samples: up,
-    }];
-    for (name, kind, help, value) in families {
-        let samples = seen.iter().filter_map(|one| match &one.answer {
+    let is_up = |one: &Seen| matches!(one.answer, Answer::Alive(_));
+    let up = seen.iter().map(|one| (labels(one), number(is_up(one))));
+    let of_alive = |value: Value| {
+        let sample = move |one: &Seen| match &one.answer {
             Answer::Alive(report) => {
                 let (pid, device) = (label("pid", report.pid), label("device", report.device));
-                Some((
-                    format!("{},{pid},{device}", labels(one)),
-                    value(&report.stats),
-                ))
+                let labels = format!("{},{pid},{device}", labels(one));
+                Some((labels, value(&report.stats) as f64))
             }
             Answer::Hung(_) | Answer::Unknown(_) => None,
-        });
-        all.push(Family {
-            name,
-            kind,
-            help,
-            samples: samples.collect(),
-        });
-    }
-    all
-}
-
-fn of_broker(seen: &SeenBroker) -> Vec<Family> {
-    let dir = label("dir", seen.dir.display());
-    let one = |name, kind, help, value| Family {
-        name,
-        kind,
-        help,
-        samples: vec![(dir.clone(), value)],
-    };
-    let is_up = matches!(seen.state, BrokerState::Serves(_));
-    let mut all = vec![one(
-        "broker_up",
-        "gauge",
-        "Whether the broker answers.",
-        u64::from(is_up),
-    )];
-    let BrokerState::Serves(listing) = &seen.state else {
-        return all;
-    };
-    let Listing {
-        bytes,
-        limit,
-        keeper,
-        commits,
-        opens,
-        aborted,
-        restored,
-        orphans,
-        objects,
-        ..
-    } = &**listing;
-    all.push(one(
-        "broker_bytes",
-        "gauge",
-        "Bytes of all objects.",
-        *bytes,
-    ));
-    if let Some(limit) = limit {
-        all.push(one(
-            "broker_limit_bytes",
-            "gauge",
-            "The limit of them.",
-            *limit,
-        ));
-    }
-    let fed = u64::from(keeper == "fed");
-    all.push(one(
-        "broker_keeper_fed",
-        "gauge",
-        "Whether the keeper has everything.",
-        fed,
-    ));
-    all.push(one(
-        "broker_restored",
-        "gauge",
-        "Objects that were found whole at the start.",
-        *restored,
-    ));
-    all.push(one(
-        "broker_orphans",
-        "gauge",
-        "Descriptors of no whole object that were closed at the start.",
-        *orphans,
-    ));
-    all.push(one("broker_commits", "counter", "Commits.", *commits));
-    all.push(one("broker_opens", "counter", "Opens.", *opens));
-    all.push(one(
-        "broker_aborted",
-        "counter",
-        "Objects that went because their writer died.",
-        *aborted,
-    ));
-    let samples = |value: fn(&gpu_ipc::broker::server::listing::Row) -> u64| {
-        let sample = |row: &gpu_ipc::broker::server::listing::Row| {
-            let (name, identity) = (label("name", &row.name), label("identity", &row.identity));
-            let (epoch, state) = (label("epoch", row.epoch), label("state", &row.state));
-            (
-                format!("{dir},{name},{epoch},{identity},{state}"),
-                value(row),
-            )
         };
-        objects.iter().map(sample).collect()
+        seen.iter().filter_map(sample)
     };
-    let (name, help) = ("object_bytes", "Bytes of an object.");
-    all.push(Family {
-        name,
-        kind: "gauge",
-        help,
-        samples: samples(|row| row.bytes),
-    });
-    let (name, help) = ("object_readers", "Participants that lease an object.");
-    all.push(Family {
-        name,
-        kind: "gauge",
-        help,
-        samples: samples(|row| row.readers.len() as u64),
-    });
+    let mut all = vec![Family::gauge(
+        "session_up",
+        "Whether the session answers.",
+        up,
+    )];
+    all.extend(gauges.map(|(name, help, value)| Family::gauge(name, help, of_alive(value))));
+    all.extend(counters.map(|(name, help, value)| Family::counter(name, help, of_alive(value))));
     all
 }
 
@@ -290,7 +109,10 @@ mod open_metrics;
 
 #[cfg(test)]
 mod tests {
+    use super::super::broker_metrics::MOST_NAMES;
+    use super::super::brokers::{BrokerState, SeenBroker};
     use super::*;
+    use gpu_ipc::broker::server::listing::{Listing, Row};
     use open_metrics::{Sample, parse};
 
     #[test]
@@ -318,7 +140,10 @@ mod tests {
             dir: "/run/objects".into(),
             state,
         };
-        let samples = parse(&text(&[alive, hung], Some(&broker))).expect("OpenMetrics");
+        let families = sessions(&[alive, hung])
+            .into_iter()
+            .chain(of_broker(&broker));
+        let samples = parse(&text(families)).expect("OpenMetrics");
         let of = |name: &str| {
             samples
                 .iter()
@@ -340,11 +165,50 @@ mod tests {
         assert_eq!(values("gpu_ipc_broker_commits_total"), [3.0]);
         assert_eq!(values("gpu_ipc_object_bytes").len(), 2);
         let next = of("gpu_ipc_object_readers")[1];
-        assert_eq!((next.label("name"), next.label("epoch")), ("next", "0"));
-        assert_eq!(
-            parse(&text(&[], None)),
-            Ok(Vec::new()),
-            "nothing is a text too"
+        assert_eq!(next.label("name"), "next");
+        assert_eq!(values("gpu_ipc_object_epoch"), [7.0], "`next` has none yet");
+        assert_eq!(values("gpu_ipc_object_unfinished"), [0.0, 1.0]);
+        assert_eq!(parse(&text([])), Ok(Vec::new()), "nothing is a text too");
+    }
+
+    /// A label with an epoch or an identity would be a new series at each commit, for as long as
+    /// the store keeps any.
+    #[test]
+    fn commits_make_no_new_series() {
+        let of = |listing: Listing| {
+            let seen = SeenBroker {
+                dir: "/run/objects".into(),
+                state: BrokerState::Serves(Box::new(listing)),
+            };
+            let samples = parse(&text(of_broker(&seen))).expect("OpenMetrics");
+            let series = samples
+                .into_iter()
+                .map(|sample| (sample.name, sample.labels));
+            series.collect::<Vec<_>>()
+        };
+        let mut listing = super::super::brokers::tests::listing();
+        listing.commit_latency.note(Duration::from_millis(3));
+        let before = of(listing.clone());
+        listing.commits += 1;
+        listing.commit_latency.note(Duration::from_millis(5));
+        let (row, older) = (&mut listing.objects[0], 7);
+        (row.epoch, row.identity, row.age_s) = (older + 1, "f".repeat(32), 0);
+        assert_eq!(of(listing.clone()), before);
+        let many = (0..MOST_NAMES + 5).map(|n| Row {
+            name: format!("checkpoint-{n}"),
+            epoch: 1,
+            bytes: n as u64,
+            ..Row::default()
+        });
+        listing.objects.extend(many);
+        let named = of(listing)
+            .into_iter()
+            .filter(|(name, _)| name == "gpu_ipc_object_bytes");
+        let named: Vec<String> = named.map(|(_, labels)| labels["name"].clone()).collect();
+        assert_eq!(named.len(), MOST_NAMES);
+        assert!(
+            !named.contains(&"checkpoint-0".into()),
+            "the smallest are left out"
         );
     }
 
@@ -359,6 +223,7 @@ mod tests {
             (" 1\n", " 1", "does not end"),
             ("# TYPE a counter\n", "", "a sample of another family"),
             ("counter\n", "number\n", "no TYPE or HELP"),
+            ("counter\n", "histogram\n", "a sample of another family"),
             ("# HELP a", "# TYPE a", "no TYPE or HELP"),
             ("# HELP a", "# UNIT a", "no TYPE or HELP"),
             ("\\\"", "\"", "without a backslash"),
@@ -390,6 +255,44 @@ mod tests {
                 "families of one sample's name",
             ),
             ("# EOF", "\n# EOF", "no value"),
+        ] {
+            let text = good.replacen(from, to, 1);
+            assert_ne!(text, good, "{from:?} is not there");
+            let error = parse(&text).expect_err(why);
+            assert!(error.contains(why), "{from:?} to {to:?}: {error}");
+        }
+        let good = concat!(
+            "# TYPE h histogram\n# HELP h It.\n",
+            "h_bucket{a=\"b\",le=\"0.5\"} 1\nh_bucket{a=\"b\",le=\"+Inf\"} 2\nh_count{a=\"b\"} 2\nh_sum{a=\"b\"} 3.5\n# EOF\n"
+        );
+        assert_eq!(parse(good).expect("good").len(), 4);
+        for (from, to, why) in [
+            (
+                "le=\"0.5\"} 1",
+                "le=\"0.5\"} 3",
+                "a bucket that holds less than the one before",
+            ),
+            (
+                "le=\"0.5\"",
+                "le=\"half\"",
+                "a bucket without a bound above the one before",
+            ),
+            (
+                "le=\"+Inf\"} 2",
+                "le=\"0.4\"} 2",
+                "a bucket without a bound above the one before",
+            ),
+            (
+                "h_count{a=\"b\"} 2",
+                "h_count{a=\"b\"} 3",
+                "a count that is not its last bucket's",
+            ),
+            (
+                "_bucket{a=\"b\",le=\"+Inf\"} 2\nh",
+                "_bucket{a=\"b\",le=\"0.6\"} 2\nh",
+                "a count that is not its last bucket's",
+            ),
+            ("h_sum", "h_total", "a sample of another family"),
         ] {
             let text = good.replacen(from, to, 1);
             assert_ne!(text, good, "{from:?} is not there");

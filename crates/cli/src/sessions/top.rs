@@ -88,7 +88,7 @@ fn watch(options: &TopOptions, keyboard: &Keyboard) -> Result<(), String> {
         if !view.paused {
             view.take(gather(&options.place)?);
             view.broker = if options.place.sessions.is_empty() {
-                look(Duration::from_secs_f64(options.place.timeout))
+                look(None, Duration::from_secs_f64(options.place.timeout))
             } else {
                 None
             };

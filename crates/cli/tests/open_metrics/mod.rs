@@ -1,7 +1,7 @@
 //! Reads OpenMetrics 1.0 text as strictly as its specification writes it.
 //!
-//! What this program does not print (timestamps, exemplars, `UNIT`, histograms) is refused like
-//! what nobody may print. Source:
+//! What this program does not print (timestamps, exemplars, `UNIT`, summaries) is refused like what
+//! nobody may print. Source:
 //! <https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md>, "Text
 //! Format".
 
@@ -31,6 +31,48 @@ struct Family {
     kind: Option<String>,
     has_help: bool,
     has_samples: bool,
+    buckets: Buckets,
+}
+
+/// The buckets of a histogram's metric: the labels besides their bounds, the last bound, the last
+/// count.
+#[derive(Default)]
+struct Buckets(Option<(BTreeMap<String, String>, f64, f64)>);
+
+impl Buckets {
+    /// Takes the next sample of a histogram: buckets in the order of their bounds, then the count
+    /// and the sum.
+    fn take(&mut self, suffix: &str, sample: &Sample) -> Result<(), &'static str> {
+        let mut labels = sample.labels.clone();
+        let bound = labels.remove("le");
+        let last = self.0.take().filter(|(of, ..)| *of == labels);
+        match suffix {
+            "_bucket" => {
+                let bound = match bound.as_deref() {
+                    Some("+Inf") => Some(f64::INFINITY),
+                    Some(text) if text.contains('.') => text.parse().ok(),
+                    _ => None,
+                };
+                let (above, at_least) =
+                    last.map_or((f64::NEG_INFINITY, 0.0), |(_, bound, count)| (bound, count));
+                let bound = bound.filter(|bound| *bound > above);
+                let bound = bound.ok_or("a bucket without a bound above the one before")?;
+                if sample.value < at_least {
+                    return Err("a bucket that holds less than the one before");
+                }
+                self.0 = Some((labels, bound, sample.value));
+            }
+            "_count"
+                if last.as_ref().is_none_or(|(_, bound, count)| {
+                    *bound < f64::INFINITY || *count != sample.value
+                }) =>
+            {
+                return Err("a count that is not its last bucket's");
+            }
+            _ => self.0 = last,
+        }
+        Ok(())
+    }
 }
 
 /// Returns all samples of a text in their order, or why it is none.
@@ -72,7 +114,10 @@ pub fn parse(text: &str) -> Result<Vec<Sample>, String> {
                 return Err(of_line("a description behind its samples"));
             }
             match keyword {
-                "TYPE" if family.kind.is_none() && matches!(rest, "gauge" | "counter") => {
+                "TYPE"
+                    if family.kind.is_none()
+                        && matches!(rest, "gauge" | "counter" | "histogram") =>
+                {
                     family.kind = Some(rest.to_owned());
                 }
                 "HELP" if !family.has_help => {
@@ -85,8 +130,13 @@ pub fn parse(text: &str) -> Result<Vec<Sample>, String> {
         }
         let sample = sample(line).map_err(|why| of_line(&why))?;
         let is_counter = family.kind.as_deref() == Some("counter");
-        let expected = format!("{}{}", family.name, if is_counter { "_total" } else { "" });
-        if family.kind.is_none() || sample.name != expected {
+        let suffixes: &[&str] = match family.kind.as_deref() {
+            Some("counter") => &["_total"],
+            Some("histogram") => &["_bucket", "_count", "_sum"],
+            _ => &[""],
+        };
+        let suffix = sample.name.strip_prefix(&*family.name);
+        if family.kind.is_none() || suffix.is_none_or(|suffix| !suffixes.contains(&suffix)) {
             return Err(of_line(&format!(
                 "a sample of another family than {}",
                 family.name
@@ -100,6 +150,12 @@ pub fn parse(text: &str) -> Result<Vec<Sample>, String> {
             .any(|other| (&other.name, &other.labels) == (&sample.name, &sample.labels))
         {
             return Err(of_line("a metric twice"));
+        }
+        if family.kind.as_deref() == Some("histogram") {
+            family
+                .buckets
+                .take(suffix.unwrap_or_default(), &sample)
+                .map_err(of_line)?;
         }
         family.has_samples = true;
         samples.push(sample);
