@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use crate::bench::options::{BenchOptions, BenchProcess};
 use crate::choice::{BackendChoice, ConsumerOptions, Vendor};
 use crate::gateway::HandedOn;
+use crate::objects::Asked;
 use crate::objects::get::GetOptions;
 use crate::objects::keep::KeepOptions;
 use crate::objects::list::ObjectsOptions;
 use crate::objects::put::PutOptions;
+use crate::objects::ready::ReadyOptions;
 use crate::objects::remove::RmOptions;
 use crate::objects::serve::BrokerOptions;
 use crate::patience::seconds;
@@ -27,6 +29,7 @@ Examples:
   gpu-ipc metrics                                  the same for Prometheus, as OpenMetrics text
   gpu-ipc snapshot --svg memory.svg                where does a session's memory lie? with a picture
   gpu-ipc keep -- gpu-ipc broker                   keep objects: memory that outlives its writer
+  gpu-ipc ready                                    wait until both serve
   gpu-ipc put model model.safetensors              fill an object of that broker with a file
   gpu-ipc objects                                  which objects exist, and which processes read them?
   gpu-ipc get model --part embed.weight            write a part of it to standard output
@@ -136,14 +139,16 @@ Exit status:
     #[command(after_help = "\
 Examples:
   gpu-ipc keep -- gpu-ipc broker
-  gpu-ipc keep --dir /run/objects -- gpu-ipc broker --dir /run/objects --device cuda:0 --limit 40GiB
+  gpu-ipc keep --dir /run/objects -- gpu-ipc broker --device cuda:0 --limit 40GiB
+  gpu-ipc keep --dir /run/objects                  keep alone: another process starts `gpu-ipc broker --keeper`
 
-No object is lost when either the broker or the keeper is killed: docs/OBJECTS.md.
+No object is lost when either the broker or the keeper is killed: docs/OBJECTS.md. A keeper that systemd started tells
+it when both are ready, how both stand, and that it lives.
 
 Exit status:
   0  the broker ended by itself
   1  another keeper is in the directory, or the broker cannot be started
-  2  wrong usage")]
+  2  wrong usage, or two directories")]
     Keep(KeepOptions),
     /// Serve objects: GPU memory that outlives the process that filled it
     #[command(after_help = "\
@@ -155,18 +160,41 @@ A broker that finds another one in its directory waits until that ends.
 
 Exit status:
   1  the directory or the keeper cannot be used
-  2  wrong usage")]
+  2  wrong usage, or a device does not exist")]
     Broker(BrokerOptions),
+    /// Wait until a broker serves and its keeper has everything
+    #[command(after_help = "\
+Examples:
+  gpu-ipc ready                                    in a script, behind `gpu-ipc keep`
+  gpu-ipc ready --broker --timeout 5               as a probe
+
+Exit status:
+  0  so it is
+  1  it is not within the time: what is missing is on standard error
+  2  wrong usage")]
+    Ready(ReadyOptions),
+    /// End a keeper and its broker: all objects go, but for what is mapped
+    #[command(after_help = "\
+Examples:
+  gpu-ipc stop --dir /run/objects
+
+Exit status:
+  0  both are gone
+  1  one does not end: its driver keeps it in the kernel
+  2  wrong usage")]
+    Stop(Asked),
     /// List a broker's objects, and the processes that read them
     #[command(after_help = "\
 Examples:
   gpu-ipc objects
+  gpu-ipc objects model
+  gpu-ipc objects --sort bytes
   gpu-ipc objects --json | jq '.objects[].readers'
   gpu-ipc objects --all-hosts                      what the gateways of all hosts announce: docs/HOSTS.md
 
 Exit status:
   0  the objects were listed
-  1  no broker answers
+  1  no broker answers, or it has no object of this name
   2  wrong usage
   3  --all-hosts: gpu-ipc-gateway is not installed")]
     Objects(ObjectsOptions),
@@ -176,15 +204,18 @@ Examples:
   gpu-ipc put model model-00001.safetensors model-00002.safetensors
   gpu-ipc put model weights.bin --expect 3         only if the latest epoch is 3
   gpu-ipc put model weights.bin --replace          if there is no room for two epochs
+  zstd -dc model.zst | gpu-ipc put model /dev/stdin  a pipe is read to its end first, into a file in $TMPDIR
 
 Exit status:
   0  the object is visible
   1  it is not: the reason is on standard error
   2  wrong usage")]
     Put(PutOptions),
-    /// Write a part of an object to standard output
+    /// Write a part of an object to standard output, or all of it into files
     #[command(after_help = "\
 Examples:
+  gpu-ipc get model --all files                    the files that it was filled with
+  gpu-ipc get model --safetensors model.safetensors
   gpu-ipc get model --parts                        which parts, of which type and shape
   gpu-ipc get model --part lm_head.weight > lm_head.bin
   gpu-ipc get model --epoch 3 --part lm_head.weight | sha256sum
@@ -199,6 +230,7 @@ Exit status:
 Examples:
   gpu-ipc rm model
   gpu-ipc rm model --epoch 3
+  gpu-ipc rm model --force                         what a process still fills, too
 
 Exit status:
   0  it is gone

@@ -69,6 +69,8 @@ pub fn run() -> ExitCode {
         Command::Snapshot(options) => sessions::snapshot::run(&options),
         Command::Keep(options) => objects::keep::run(&options),
         Command::Broker(options) => objects::serve::run(&options),
+        Command::Ready(options) => objects::ready::run(&options),
+        Command::Stop(options) => objects::stop::run(&options),
         Command::Objects(options) => objects::list::run(&options),
         Command::Put(options) => objects::put::run(&options),
         Command::Get(options) => objects::get::run(&options),

@@ -1,4 +1,4 @@
-//! What keeper and broker refuse at their start, and say of it.
+//! How keeper and broker start, what they refuse and say of it; and how both are ended.
 
 #[allow(dead_code, reason = "each test program uses some of it")]
 mod kept;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use harness::program::{Running, output};
 use harness::wait_until;
-use kept::{PROGRAM, complaint, run};
+use kept::{Keeper, PROGRAM, complaint, run, text};
 
 /// A keeper's command, with its own arguments and its broker's.
 fn keep(own: &[&str], broker: &[&str]) -> Command {
@@ -78,4 +78,83 @@ fn a_device_that_is_not_there_ends_both() {
         1,
         "it was started once: {said}"
     );
+}
+
+/// The number of a dead broker in its lock file may be another process' by now.
+#[test]
+fn stop_ends_both_and_no_other_process() {
+    let mut keeper = Keeper::start();
+    let dir = keeper.dir.path().to_owned();
+    let said = text(&run(&dir, &["stop"]));
+    assert!(
+        said.contains("ended: keeper") && said.contains(&format!("broker {}", keeper.broker())),
+        "{said}"
+    );
+    keeper.process.wait();
+    assert!(!run(&dir, &["objects"]).status.success(), "it is gone");
+    let mut other = Running::start(Command::new("sleep").arg("1000"));
+    for lock in ["lock", "keeper.lock"] {
+        std::fs::write(dir.join(lock), format!("{:<10}\n", other.pid())).expect("a file");
+    }
+    assert!(
+        text(&run(&dir, &["stop"])).contains("nothing serves"),
+        "and nobody was asked to end"
+    );
+    assert!(other.is_running());
+    // A number that is held by nobody, beside a lock that is held: it waits, and says so.
+    let held = std::fs::File::open(dir.join("lock")).expect("a file");
+    held.lock().expect("it is free");
+    let late = run(&dir, &["stop", "--timeout", "0.2"]);
+    assert!(
+        complaint(&late).contains("no process that is seen from here"),
+        "{late:?}"
+    );
+    assert!(other.is_running());
+}
+
+/// A broker and a keeper that are stopped take no SIGTERM.
+#[test]
+fn stop_ends_what_is_stopped() {
+    let mut keeper = Keeper::start();
+    keeper.process.signal(rustix::process::Signal::STOP);
+    keeper.signal_broker(rustix::process::Signal::STOP);
+    text(&run(keeper.dir.path(), &["stop", "--timeout", "2"]));
+    keeper.process.wait();
+}
+
+#[test]
+fn ready_says_what_is_missing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let ready = |args: &[&str]| run(dir.path(), &[&["ready"], args].concat());
+    let missing = |args: &[&str], why: &str| {
+        let refused = ready(&[args, &["--timeout", "0.1"]].concat());
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        assert!(
+            complaint(&refused).contains(why),
+            "no {why:?} in {refused:?}"
+        );
+    };
+    missing(&["--keeper"], "the keeper is not there");
+    missing(&["--broker"], "broker");
+    let path = dir.path().to_str().expect("a plain name");
+    let alone = Running::start(Command::new(PROGRAM).args(["keep", "--dir", path]));
+    text(&ready(&["--keeper", "--timeout", "60"]));
+    missing(&[], "broker");
+    let broker = |more: &[&str]| {
+        let mut command = kept::program(dir.path(), &["broker", "--device", "host:0"]);
+        Running::start(command.args(more).env_remove("NOTIFY_SOCKET"))
+    };
+    let mut without = broker(&[]);
+    text(&ready(&["--broker", "--timeout", "60"]));
+    missing(&[], "no keeper: objects go with the broker");
+    without.kill();
+    let with = broker(&["--keeper"]);
+    text(&ready(&["--timeout", "60"]));
+    alone.signal(rustix::process::Signal::STOP);
+    missing(&["--keeper"], "the keeper does not answer");
+    alone.signal(rustix::process::Signal::CONT);
+    with.signal(rustix::process::Signal::STOP);
+    missing(&["--broker"], "does not answer");
+    with.signal(rustix::process::Signal::CONT);
+    text(&ready(&["--timeout", "60"]));
 }

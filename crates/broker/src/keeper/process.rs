@@ -220,6 +220,13 @@ impl Keeper {
         &self.path
     }
 
+    /// Serves a broker that another process starts, until another keeper takes over.
+    pub fn run_alone(&mut self) {
+        while !self.is_replaced {
+            self.serve(None);
+        }
+    }
+
     /// Starts the broker and serves it until it ends by itself, or another keeper takes over; starts
     /// the broker again when it is killed or fails.
     ///

@@ -6,7 +6,7 @@ use std::process::Command;
 use clap::Args as Arguments;
 use gpu_ipc::broker::keeper::process::{End, Keeper};
 
-use super::BrokerDir;
+use super::{BrokerDir, manager};
 use crate::device::explain;
 use crate::log::LogOptions;
 use crate::{Outcome, output};
@@ -27,8 +27,8 @@ pub struct KeepOptions {
     /// Its log.
     #[command(flatten)]
     pub log: LogOptions,
-    /// The broker's command; it serves the keeper's directory
-    #[arg(last = true, required = true, num_args = 1..)]
+    /// The broker's command, which serves the keeper's directory; without one it keeps alone
+    #[arg(last = true, num_args = 1..)]
     pub command: Vec<String>,
 }
 
@@ -84,7 +84,11 @@ fn keep(options: &KeepOptions, dir: &Path) -> Result<Outcome, String> {
         Keeper::open
     };
     let mut keeper = open(dir, options.most).map_err(|error| explain(&error))?;
-    let (program, arguments) = options.command.split_first().ok_or("no command")?;
+    manager::start(keeper.path(), dir)?;
+    let Some((program, arguments)) = options.command.split_first() else {
+        keeper.run_alone();
+        return Ok(Outcome::Good);
+    };
     let start = || {
         let mut command = Command::new(program);
         command.args(arguments);

@@ -1,11 +1,12 @@
 //! Objects: memory that outlives the process that filled it.
 //!
-//! 1. `keep` and `serve`: the two processes that keep it.
+//! 1. `keep` and `serve`: the two processes that keep it; `manager`: what the first tells systemd.
+//!    `ready` waits for both, `stop` ends both.
 //! 2. `put`, from `input`; `get`, into `files`: `origin` is what the first notes for the second,
 //!    `dtype` what both call a type.
 //! 3. `list`, `remove`: what else people do with it.
 
-// Tests: `crates/cli/tests/objects.rs`, `crates/cli/tests/deploy.rs`, `crates/cli/tests/log.rs`.
+// Tests: `crates/cli/tests/objects.rs`, `crates/cli/tests/start.rs`, `crates/cli/tests/deploy.rs`, `crates/cli/tests/log.rs`.
 
 mod dtype;
 mod files;
@@ -13,10 +14,13 @@ pub mod get;
 mod input;
 pub mod keep;
 pub mod list;
+mod manager;
 mod origin;
 pub mod put;
+pub mod ready;
 pub mod remove;
 pub mod serve;
+pub mod stop;
 
 use std::path::PathBuf;
 use std::time::Duration;

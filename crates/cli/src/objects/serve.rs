@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args as Arguments;
 use gpu_ipc::backend::detect_only;
+use gpu_ipc::broker::keeper::process::SOCKET;
 use gpu_ipc::broker::{Broker, Limits, Options};
 use gpu_ipc::{BackendKind, Error, Gpu};
 
@@ -54,6 +55,10 @@ pub struct BrokerOptions {
     /// Another user that may connect; repeatable
     #[arg(long, value_name = "UID")]
     pub allow_uid: Vec<u32>,
+    /// Give everything to the keeper of the directory, which did not start this broker [default: to
+    /// that of $NOTIFY_SOCKET]
+    #[arg(long)]
+    pub keeper: bool,
     /// Serve its metrics over HTTP at this address, as 127.0.0.1:9400: /metrics, for whoever reaches
     /// it
     #[arg(long, value_name = "ADDRESS")]
@@ -90,6 +95,11 @@ pub fn run(options: &BrokerOptions) -> Outcome {
 
 fn serve(options: &BrokerOptions) -> Result<Broker, String> {
     let (dir, devices) = (options.place.path()?, options.device.clone());
+    let keeper = if options.keeper {
+        Some(dir.join(SOCKET))
+    } else {
+        std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from)
+    };
     let broker = Broker::open(Options {
         dir: dir.clone(),
         gpus: Arc::new(move || find(&devices)),
@@ -106,7 +116,7 @@ fn serve(options: &BrokerOptions) -> Result<Broker, String> {
             ..Limits::default()
         },
         allowed: options.allow_uid.clone(),
-        keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),
+        keeper,
     });
     let broker = broker.map_err(|error| explain(&error))?;
     // Not before: another broker may serve at the same address.
