@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 
+use super::log::LogOptions;
 use crate::error::{Error, Result};
 use crate::host::pace::Pace;
 use crate::host::rings::Slots;
@@ -128,6 +129,9 @@ pub struct RunOptions {
     /// [default: 64]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=512))]
     pub slot_mib: Option<u64>,
+    /// Its log.
+    #[command(flatten)]
+    pub log: LogOptions,
     /// Slots of a ring of the device, which has at most 1 GiB [default: 16]
     #[arg(long, value_parser = clap::value_parser!(u64).range(2..=64))]
     pub slots: Option<u64>,

@@ -2,11 +2,13 @@
 //!
 //! 1. `args`: its arguments. `state`: the file by which commands find the gateway that runs on this
 //!    host.
-//! 2. `run`: serves. `pull`: gets one object. `objects`, `status`: look.
+//! 2. `run`: serves, with a `log`, which is that of keeper and broker. `pull`: gets one object. `objects`, `status`: look.
 
 // Tests: `crates/gateway/tests/gateways`, `testing/hosts/src/cases`.
 
 pub mod args;
+#[path = "../../../cli/src/log.rs"]
+pub mod log;
 pub mod objects;
 pub mod pull;
 pub mod run;

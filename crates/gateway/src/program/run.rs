@@ -27,6 +27,11 @@ const WRITE: Duration = Duration::from_millis(500);
 ///
 /// What keeps it from serving.
 pub fn run(options: &RunOptions) -> Result<()> {
+    let _log = options.log.start().map_err(|why| Error::Unavailable {
+        what: "the log".into(),
+        why,
+        remedy: "correct RUST_LOG, or raise RLIMIT_NPROC",
+    })?;
     let network = options.net.network(Some(options.listen))?;
     let (host, dir) = (options.place.host(), options.place.dir()?);
     let local = Local::connect(
@@ -86,6 +91,14 @@ pub fn run(options: &RunOptions) -> Result<()> {
         followed: 0,
         paths: Vec::new(),
     };
+    tracing::info!(
+        host,
+        listen = %options.listen,
+        broker = ?options.place.broker,
+        carrier = %transport.kind(),
+        incarnation = %gateway.incarnation,
+        "the gateway serves"
+    );
     println!(
         "gateway of {host} at {}, carried by {}",
         options.listen,

@@ -170,6 +170,28 @@ impl Host {
         gateway
     }
 
+    /// Starts a gateway with arguments of its log, and the file that it logs to.
+    pub fn logging(&self, args: &[&str]) -> (Service, PathBuf) {
+        let file = self.dir.path().join("log");
+        let run = self.command("run");
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", r#"exec "$@" 2>"$0""#])
+            .arg(&file)
+            .arg(run.get_program())
+            .args(run.get_args())
+            .args([
+                "--listen",
+                &self.address,
+                "--insecure",
+                "--transport",
+                "tcp",
+            ])
+            .args(args)
+            .env_remove("RUST_LOG");
+        (Service::start(&mut command), file)
+    }
+
     /// Counts the gateways that run for the broker.
     pub fn gateways(&self) -> usize {
         self.json("status", &[]).as_array().map_or(0, Vec::len)

@@ -15,7 +15,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 12] = [
+const CASES: [Case; 13] = [
     (
         "eight_pulls_cost_the_origin_two_reads",
         fan_out::eight_pulls_cost_the_origin_two_reads,
@@ -23,6 +23,10 @@ const CASES: [Case; 12] = [
     (
         "a_certificate_of_another_authority_and_none_are_not_let_in",
         trust::a_certificate_of_another_authority_and_none_are_not_let_in,
+    ),
+    (
+        "a_gateway_logs_its_start_and_what_it_was_told_to",
+        trust::a_gateway_logs_its_start_and_what_it_was_told_to,
     ),
     (
         "garbage_on_every_port_costs_nobody_else_anything",

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
 
-use crate::host::{Host, address, contents};
+use crate::host::{Host, address, contents, watch};
 
 /// An authority, and the certificate that it gave to an address: the arguments of `--tls`.
 fn certificates(folder: &Path, name: &str, address: &str) -> Vec<String> {
@@ -137,4 +137,42 @@ pub fn either_of_two_gateways_of_one_broker_serves() {
         assert!(hosts[1].get(name) == contents(4096, seed));
     }
     assert_eq!(hosts[0].gateways(), 1, "the other is known to be dead");
+}
+
+/// The options are those of keeper and broker.
+pub fn a_gateway_logs_its_start_and_what_it_was_told_to() {
+    let host = Host::new(0);
+    let _brokers = Host::brokers(std::slice::from_ref(&host));
+    for (args, words) in [
+        (
+            &[][..],
+            &[
+                "INFO",
+                "the gateway serves",
+                "host=\"host-0\"",
+                "carrier=tcp",
+            ][..],
+        ),
+        (
+            &["--log-json"],
+            &[
+                "\"level\":\"INFO\"",
+                "\"message\":\"the gateway serves\"",
+                "\"carrier\":\"tcp\"",
+            ],
+        ),
+    ] {
+        let (gateway, file) = host.logging(args);
+        let log = || std::fs::read_to_string(&file).unwrap_or_default();
+        watch("its start is a line", || {
+            log()
+                .lines()
+                .any(|line| words.iter().all(|word| line.contains(word)))
+        });
+        drop(gateway);
+    }
+    let (gateway, file) = host.logging(&["--log", "off"]);
+    watch("it runs", || host.gateways() > 0);
+    drop(gateway);
+    assert_eq!(std::fs::read_to_string(file).expect("a file"), "");
 }
