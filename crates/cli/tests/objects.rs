@@ -541,3 +541,143 @@ fn ls_shows_the_broker_and_one_that_is_stopped() {
     );
     keeper.signal_broker(Signal::CONT);
 }
+
+/// Nothing is waited for without an end, and what was asked for and not seen is said.
+#[test]
+fn a_command_gives_up_after_its_timeout() {
+    let keeper = Keeper::start();
+    let dir = keeper.dir.path();
+    let file = dir.join("weights.bin");
+    fs::write(&file, [7; 5_000]).expect("a file");
+    let path = file.to_str().expect("a plain name");
+    let put = ["put", "model", path, "--backend", "host"];
+    text(&run(dir, &put));
+    keeper.process.signal(Signal::STOP);
+    let late = run(dir, &[&put[..], &["--timeout", "5"]].concat());
+    assert_eq!(late.status.code(), Some(1), "{late:?}");
+    let said = complaint(&late);
+    for words in [
+        "the commit of model was not confirmed within 5 s",
+        "THE KEEPER HAS NOT ANSWERED for",
+        "it goes on, so ask `gpu-ipc objects model`",
+    ] {
+        assert!(said.contains(words), "no {words:?} in {said}");
+    }
+    keeper.process.signal(Signal::CONT);
+    wait_until("the commit goes on", || {
+        text(&run(dir, &["objects", "model", "--json"])).contains(r#""epoch":2"#)
+    });
+    keeper.signal_broker(Signal::STOP);
+    let short = ["--timeout", "0.2"];
+    for command in [
+        &put[..],
+        &["get", "model", "--backend", "host"],
+        &["objects"],
+        &["rm", "model"],
+        &["ready"],
+    ] {
+        let ended = run(dir, &[command, &short].concat());
+        assert_eq!(ended.status.code(), Some(1), "{command:?}: {ended:?}");
+        assert!(!complaint(&ended).is_empty(), "{command:?} says nothing");
+    }
+    keeper.signal_broker(Signal::CONT);
+    text(&run(dir, &["rm", "model"]));
+}
+
+#[test]
+fn objects_are_found_by_name_and_sorted() {
+    let keeper = Keeper::start();
+    let dir = keeper.dir.path();
+    for (name, bytes) in [("small", 1_000), ("large", 1 << 20), ("other", 10_000)] {
+        let file = dir.join("weights.bin");
+        fs::write(&file, vec![7; bytes]).expect("a file");
+        let path = file.to_str().expect("a plain name");
+        text(&run(dir, &["put", name, path, "--backend", "host"]));
+    }
+    let first_word = |line: &str| {
+        line.split_whitespace()
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let listed = |args: &[&str]| {
+        let table = text(&run(dir, &[&["objects"], args].concat()));
+        table.lines().map(first_word).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        listed(&["--sort", "bytes"])[1..],
+        ["NAME", "large", "other", "small"]
+    );
+    assert_eq!(listed(&["--sort", "name"])[2], "large");
+    assert_eq!(listed(&["small"])[1..], ["NAME", "small"]);
+    let table = text(&run(dir, &["objects"]));
+    let header = table.lines().nth(1).expect("a header");
+    let words: Vec<&str> = header.split_whitespace().collect();
+    assert_eq!(
+        words,
+        [
+            "NAME", "EPOCH", "BYTES", "PARTS", "AGE", "STATE", "UID", "IDENTITY"
+        ]
+    );
+    let none = run(dir, &["objects", "nothing"]);
+    assert_eq!(none.status.code(), Some(1), "{none:?}");
+    assert!(
+        complaint(&none).contains("has the name nothing"),
+        "{none:?}"
+    );
+    text(&run(dir, &["rm", "small"]));
+    let removed = run(dir, &["objects", "small"]);
+    assert!(
+        complaint(&removed).contains("small was removed; its last epoch was 1"),
+        "{removed:?}"
+    );
+}
+
+/// What a process fills and does not finish holds memory; it can be given up without an end of that
+/// process.
+#[test]
+fn an_unfinished_object_is_given_up_by_force() {
+    let keeper = Keeper::start();
+    let dir = keeper.dir.path();
+    let gpu = detect()
+        .expect("the host is there")
+        .first(BackendKind::Host)
+        .expect("the host is there");
+    let client = gpu_ipc::broker::Client::builder(gpu)
+        .dir(dir)
+        .connect()
+        .expect("a broker");
+    let layout = || {
+        let part = gpu_ipc::broker::PartSpec::bytes("w", 1 << 20).expect("a part");
+        gpu_ipc::broker::Layout::pack([part], b"").expect("a layout")
+    };
+    let bytes = || client.list().expect("the broker answers").bytes;
+    let writer = client.create("model", layout()).expect("room");
+    assert!(bytes() >= 1 << 20);
+    let refused = run(dir, &["rm", "model"]);
+    let pid = std::process::id();
+    let why = format!("model was never committed; process {pid} (");
+    assert!(
+        complaint(&refused).contains(&why) && complaint(&refused).contains("--force"),
+        "{refused:?}"
+    );
+    text(&run(dir, &["rm", "model", "--force"]));
+    assert_eq!(bytes(), 0, "its memory counts no more");
+    writer
+        .commit(&[])
+        .and_then(|commit| commit.wait())
+        .expect_err("it was given up");
+    // One that is committed and one that is filled go together.
+    let writer = client.create("model", layout()).expect("room");
+    writer
+        .commit(&[])
+        .and_then(|commit| commit.wait())
+        .expect("an epoch");
+    let _writer = client.create("model", layout()).expect("room");
+    text(&run(dir, &["rm", "model", "--force"]));
+    assert_eq!(bytes(), 0);
+    let nothing = run(dir, &["rm", "model", "--force", "--epoch", "7"]);
+    text(&nothing);
+    let never = run(dir, &["rm", "never", "--force"]);
+    assert!(!never.status.success(), "{never:?}");
+}

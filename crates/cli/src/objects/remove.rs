@@ -2,7 +2,7 @@
 
 use clap::Args as Arguments;
 use gpu_ipc::broker::server::listing::Row;
-use gpu_ipc::broker::{Client, Epoch, Identity};
+use gpu_ipc::broker::{Epoch, ObjectError};
 
 use super::{Asked, any_gpu};
 use crate::device::explain;
@@ -45,30 +45,29 @@ fn remove(options: &RmOptions) -> Result<(), String> {
             "{name} belongs to uid {owner}; the broker's user removes it with --force"
         ));
     }
-    let unfinished: Vec<&Row> = rows().filter(|row| row.epoch == 0).collect();
-    if options.epoch.is_none() && options.force {
-        unfinished.iter().try_for_each(|row| abort(&client, row))?;
-    }
-    let is_there = rows().any(|row| row.epoch > 0);
-    if options.epoch.is_none() && !unfinished.is_empty() && !is_there {
-        return match unfinished[0].writer.as_ref().filter(|_| !options.force) {
-            Some(writer) => Err(format!(
-                "{name} was never committed; process {} ({}) fills it: end that, or abort it with --force",
-                writer.pid, writer.command
-            )),
-            None => Ok(()),
-        };
+    let whole = options.epoch.is_none();
+    let unfinished = rows().find(|row| row.epoch == 0).filter(|_| whole);
+    if options.force && unfinished.is_some() {
+        match client.abort_unfinished(name) {
+            // It was committed meanwhile, and is removed below.
+            Ok(()) | Err(ObjectError::NotFound { .. }) => {}
+            Err(error) => return Err(explain(&error)),
+        }
     }
     let epoch = Epoch(options.epoch.unwrap_or(0));
-    let removed = client.remove_epoch(name, epoch);
-    removed.map(drop).map_err(|error| explain(&error))
-}
-
-/// Gives up an object that another process fills: its memory goes when that process lets go.
-fn abort(client: &Client, row: &Row) -> Result<(), String> {
-    let identity: Identity = row
-        .identity
-        .parse()
-        .map_err(|_| format!("{} is no identity", row.identity))?;
-    client.give_up(identity).map_err(|error| explain(&error))
+    match (client.remove_epoch(name, epoch), unfinished) {
+        (Ok(_), _) => Ok(()),
+        (Err(ObjectError::NotFound { .. }), Some(_)) if options.force => Ok(()),
+        (
+            Err(ObjectError::NotFound { .. }),
+            Some(Row {
+                writer: Some(writer),
+                ..
+            }),
+        ) => Err(format!(
+            "{name} was never committed; process {} ({}) fills it: end that, or abort it with --force",
+            writer.pid, writer.command
+        )),
+        (Err(error), _) => Err(explain(&error)),
+    }
 }
