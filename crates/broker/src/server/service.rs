@@ -566,7 +566,6 @@ impl Service {
             unkept: self.is_unkept(row),
             writer: row.writer.as_ref().and_then(process),
             readers: row.readers.iter().filter_map(process).collect(),
-            ..Row::default()
         };
         let removed = |tomb: Tomb| {
             let Tomb {
@@ -616,7 +615,6 @@ impl Service {
                 .into_iter()
                 .filter_map(removed)
                 .collect(),
-            ..Listing::default()
         }
     }
 

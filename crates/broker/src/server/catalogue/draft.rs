@@ -18,6 +18,15 @@ use transport::server::Refused;
 /// Unfinished objects of one participant.
 const MOST_UNFINISHED: usize = 64;
 
+/// A draft that names and limits take.
+struct Admitted<F> {
+    manifest: Manifest,
+    /// For each region what it takes over.
+    former: Vec<Former<F>>,
+    /// The objects that go to make room.
+    victims: Vec<Identity>,
+}
+
 impl<F: Clone> Catalogue<F> {
     /// Starts an object (the draft is on its way to the workshop if it says yes).
     ///
@@ -104,7 +113,11 @@ impl<F: Clone> Catalogue<F> {
             return Vec::new();
         };
         let admitted = draft.and_then(|(draft, site)| self.admit(identity, writer, draft, site));
-        let (manifest, former, victims) = match admitted {
+        let Admitted {
+            manifest,
+            former,
+            victims,
+        } = match admitted {
             Ok(admitted) => admitted,
             Err((refusal, why)) => return self.fail(identity, refusal, why),
         };
@@ -137,15 +150,14 @@ impl<F: Clone> Catalogue<F> {
             .collect()
     }
 
-    /// Checks a draft against names and limits. Returns what becomes of it, for each region what it
-    /// takes over, and the objects that go to make room.
+    /// Checks a draft against names and limits.
     fn admit(
         &self,
         identity: Identity,
         writer: Asker,
         draft: Manifest,
         site: Site,
-    ) -> Result<(Manifest, Vec<Former<F>>, Vec<Identity>), Refused> {
+    ) -> Result<Admitted<F>, Refused> {
         let wanted = self
             .objects
             .get(identity)
@@ -214,7 +226,11 @@ impl<F: Clone> Catalogue<F> {
             },
         };
         let victims = self.make_room(&manifest.name, &asked)?;
-        Ok((manifest, former, victims))
+        Ok(Admitted {
+            manifest,
+            former,
+            victims,
+        })
     }
 
     /// Lists the regions of a name's visible epochs, once for each epoch.
