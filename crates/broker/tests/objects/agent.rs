@@ -56,6 +56,8 @@ pub struct Rules {
     bytes: Option<u64>,
     participants: Option<usize>,
     names: Option<usize>,
+    /// Removes what no participant reads when the limit of bytes presses.
+    evict: bool,
     /// Another user who may connect.
     allowed: Option<u32>,
     /// Publishes without reading the slots.
@@ -307,6 +309,18 @@ impl Agent {
     }
 
     #[track_caller]
+    pub fn evicting(dir: &Path, bytes: u64) -> Agent {
+        Agent::ruled(
+            dir,
+            Rules {
+                bytes: Some(bytes),
+                evict: true,
+                ..Rules::default()
+            },
+        )
+    }
+
+    #[track_caller]
     pub fn naming(dir: &Path, names: usize) -> Agent {
         Agent::ruled(
             dir,
@@ -488,6 +502,7 @@ fn serve(dir: PathBuf, rules: Rules) {
             bytes: rules.bytes.unwrap_or(u64::MAX),
             participants: rules.participants.unwrap_or(usual.participants),
             names: rules.names.unwrap_or(usual.names),
+            evict: rules.evict,
             reads_slots: !rules.blind,
             ..usual
         },

@@ -4,7 +4,7 @@ use broker::server::listing::Listing;
 use broker::{Client, CreateOptions, ObjectError};
 use rustix::process::Signal;
 
-use crate::agent::{Agent, Dir, Said, client, put, seed_of, serving, to_put};
+use crate::agent::{Agent, Dir, Said, client, layout, put, seed_of, serving, to_put};
 use crate::step::tombstone;
 use crate::{Case, until};
 
@@ -32,6 +32,10 @@ pub const CASES: &[Case] = &[
     (
         "keeping::a_keeper_at_every_step_of_taking_over",
         a_keeper_at_every_step_of_taking_over,
+    ),
+    (
+        "keeping::a_limit_that_presses_evicts_the_oldest_that_is_not_read",
+        a_limit_that_presses_evicts,
     ),
     (
         "keeping::the_listing_counts_what_the_keeper_has",
@@ -269,4 +273,34 @@ fn a_keeper_at_every_step_of_taking_over() {
         }
         drop(heir);
     }
+}
+
+/// What goes is out of the keeper too, and what is read stays.
+fn a_limit_that_presses_evicts() {
+    let dir = Dir::new();
+    let granularity = crate::agent::gpu().caps().granularity;
+    let one = layout(0).bytes().next_multiple_of(granularity);
+    let _keeper = Agent::evicting(&dir, 3 * one);
+    until("the broker listens", || dir.join("broker").exists());
+    let client = client(&dir);
+    put_all(&client, 1..=3);
+    let reader = client.open("model1").expect("an object");
+    put_all(&client, 4..=4);
+    let names = |listing: &Listing| -> Vec<String> {
+        listing.objects.iter().map(|row| row.name.clone()).collect()
+    };
+    let after = listing(&client);
+    assert_eq!(names(&after), ["model1", "model3", "model4"]);
+    assert_eq!((after.evicted, after.commit_latency.count), (1, 4));
+    let why = client.open("model2").expect_err("it went").to_string();
+    assert!(why.contains("its last epoch was 1"), "{why}");
+    let serving = dir.broker();
+    dir.signal_broker(Signal::KILL);
+    until("another broker", || {
+        dir.broker() != serving && client.list().is_ok()
+    });
+    assert_eq!(names(&listing(&client)), ["model1", "model3", "model4"]);
+    assert_eq!(seed_of(&reader), 1);
+    let again = put(&client, "model2", 2, &CreateOptions::default()).expect("another one goes");
+    assert_eq!(again, broker::Epoch(2), "no epoch is used again");
 }
