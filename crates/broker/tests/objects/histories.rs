@@ -53,12 +53,12 @@ fn another_broker(dir: &Dir, client: &Client) {
 
 /// Ends keeper and broker, and starts others.
 fn begin_anew(dir: &Dir, keeper: &mut Agent, client: &Client) {
-    let first = dir.broker();
+    let before = client.lineage().expect("it is connected");
     keeper.kill();
     dir.signal_broker(Signal::KILL);
     *keeper = Agent::keeper(dir);
-    until("another broker", || {
-        dir.broker() != first && client.lineage().is_some()
+    until("a broker of another history", || {
+        client.lineage().is_some_and(|lineage| lineage != before)
     });
 }
 
@@ -95,7 +95,7 @@ fn a_watch_wakes_for_another_history() {
         seen = commit(&late, "other", seed);
     }
     begin_anew(&dir, &mut keeper, &late);
-    commit(&client, "other", 7);
+    commit(&crate::agent::client(&dir), "other", 7);
     let woken = late
         .watch("other", seen, harness::WATCHDOG)
         .expect("an answer");
