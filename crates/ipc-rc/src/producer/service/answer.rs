@@ -361,6 +361,7 @@ impl Service {
         };
         self.grant_wish(peer, request, settled, || {
             let forwarded = self.core.forward(peer, wanted, to);
+            trace_point!("forward");
             forwarded
                 .map(|descriptor| Some(Box::new(descriptor)))
                 .map_err(|error| {
@@ -378,7 +379,6 @@ impl Service {
                     (code, error.to_string())
                 })
         });
-        trace_point!("forward");
     }
 
     /// Keeps a descriptor that a participant deposits.
