@@ -34,6 +34,7 @@ Examples:
   gpu-ipc objects                                  which objects exist, and which processes read them?
   gpu-ipc get model --part embed.weight            write a part of it to standard output
   gpu-ipc rm model                                 remove it; processes that have it mapped keep it
+  gpu-ipc stop                                     end keeper and broker; their objects go
   gpu-ipc gateway --listen tcp/10.0.0.1:7447       serve the objects to other hosts
   gpu-ipc pull model                               get an object from another host
   gpu-ipc bench                                    what does sharing cost, compared with the driver's own calls?
