@@ -33,7 +33,7 @@ pub struct Args {
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Serve this host's objects to other hosts
-    Run(RunOptions),
+    Run(Box<RunOptions>),
     /// Get an object from another host
     Pull(PullOptions),
     /// List the objects of all hosts
