@@ -9,22 +9,24 @@
 //!
 //! 1. [`transport`]: carries bytes between the memory of two gateways, and knows nothing of
 //!    objects.
-//! 2. [`message`]: what two gateways say to each other.
-//! 3. [`lease`]: the origin's side, and why a confirmed copy is right. [`pull`]: the replica's.
-//! 4. [`net`]: gateways find each other and ask each other. [`host`]: this host's broker.
-//! 5. [`plan`]: which host reads from which, a crate of its own without dependencies; `simulation`
+//! 2. [`message`]: what two gateways say to each other. [`net`]: how they find each other and ask.
+//! 3. [`origin`]: leases objects to other gateways, and why a confirmed copy is right.
+//!    [`replica`]: pulls objects from them. [`local`]: this host's broker, which both have.
+//! 4. [`plan`]: which host reads from which, a crate of its own without dependencies; `simulation`
 //!    beside it runs thousands of hosts over it.
-//! 6. [`program`]: the commands.
+//! 5. [`program`]: the commands.
 
 // Tests: `crates/gateway/tests/gateways`, `testing/hosts/src/cases`.
 
 mod error;
-pub mod host;
-pub mod lease;
+pub mod local;
 pub mod message;
 pub mod net;
+pub mod origin;
+pub mod pace;
 pub mod program;
-pub mod pull;
+pub mod replica;
+pub mod step;
 pub mod transport;
 
 pub use error::{Error, Result};

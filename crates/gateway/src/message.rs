@@ -15,7 +15,7 @@ use gpu_ipc::broker::{Epoch, Identity};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::transport::path::Way;
+use crate::transport::choice::Way;
 
 /// The most bytes of a question.
 pub const MOST_BYTES: usize = 4096;

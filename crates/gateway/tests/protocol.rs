@@ -14,9 +14,9 @@ use std::collections::{HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
-use gateway::lease::{Asked, Limits, Table};
+use gateway::origin::{Asked, Limits, Table};
 use gateway::message::{Ask, Confirm, Grant, Incarnation, Release, Renew, Wanted};
-use gateway::pull::{Action, Again, Event, Outcome, Patience, Pull, Rules};
+use gateway::replica::{Action, Again, Event, Outcome, Patience, Pull, Rules};
 
 /// How far time jumps: past the end of a lease, and of everybody's patience.
 const JUMP: Duration = Duration::from_secs(20);

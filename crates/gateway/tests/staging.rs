@@ -11,8 +11,8 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-use gateway::host::rings::Order;
-use gateway::lease::{Asked, Limits, Table};
+use gateway::origin::rings::Order;
+use gateway::origin::{Asked, Limits, Table};
 use gateway::message::{Ask, Confirm, Grant, Incarnation, LeaseId, Release, Wanted};
 
 /// How far time jumps: past the end of a lease.

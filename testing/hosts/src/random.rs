@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
 
-use gateway::host::step::{RING_STEPS, STEPS};
+use gateway::step::{RING_STEPS, STEPS};
 use gateway::plan::Dice;
 use rustix::process::Signal;
 

@@ -12,7 +12,7 @@ use zenoh::handlers::FifoChannelHandler;
 use super::key::Gateway;
 use crate::error::{Error, Result};
 use crate::message::{Again, Ask, Confirm, Fill, Grant, MOST_ANSWER, MOST_BYTES, Release, Renew};
-use crate::transport::path::Way;
+use crate::transport::choice::Way;
 use crate::transport::{Place, RemoteSpan};
 
 /// The most slots of a ring.

@@ -8,15 +8,15 @@ use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 
 use super::log::LogOptions;
 use crate::error::{Error, Result};
-use crate::host::pace::Pace;
-use crate::host::rings::Slots;
+use crate::pace::Pace;
+use crate::origin::rings::Slots;
 use crate::message::Incarnation;
 use crate::net::call::MOST_RING;
 use crate::net::session::{Address, Network, Trust};
 use crate::transport::Transport;
 use crate::transport::nixl::Nixl;
-use crate::transport::path::staging::shape;
-use crate::transport::path::{Land, Way};
+use crate::transport::staging::shape;
+use crate::transport::choice::{Land, Way};
 #[cfg(feature = "faults")]
 use crate::transport::tcp::{Faults, Tcp};
 

@@ -8,8 +8,8 @@ use zenoh::Wait;
 use super::args::ObjectsOptions;
 use super::pull::network_of;
 use crate::error::{Error, Result};
-use crate::host::fetch::announced;
-use crate::host::follow::gateways;
+use crate::replica::driver::announced;
+use crate::replica::follow::gateways;
 use crate::net::key::{Announced, Gateway};
 
 /// How long the first gateway may take to be reached.

@@ -11,12 +11,12 @@ use super::args::Carrier;
 use super::args::{Net, Place, PullOptions};
 use super::state;
 use crate::error::{Error, Result};
-use crate::host::fetch::Fetch;
-use crate::host::local::Local;
-use crate::host::report::{Failure, Kind, Report};
-use crate::host::source::Order;
+use crate::replica::driver::Fetch;
+use crate::local::Local;
+use crate::replica::report::{Failure, Kind, Report};
+use crate::replica::sources::Order;
 use crate::net::session::Network;
-use crate::pull::{Patience, Rules};
+use crate::replica::{Patience, Rules};
 
 /// How this process ends when a transfer may be writing yet; its death frees the memory.
 const STUCK: u8 = 3;

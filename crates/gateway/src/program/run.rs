@@ -9,10 +9,10 @@ use gpu_ipc::backend::thread;
 use super::args::RunOptions;
 use super::state::{Held, State};
 use crate::error::{Error, Result};
-use crate::host::follow;
-use crate::host::local::Local;
-use crate::host::serve::Server;
-use crate::lease::Limits;
+use crate::replica::follow;
+use crate::local::Local;
+use crate::origin::serve::Server;
+use crate::origin::Limits;
 use crate::message::Incarnation;
 use crate::net::key::Gateway;
 

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::net::key::escape;
-use crate::transport::path::Way;
-use crate::transport::path::choice::Tried;
+use crate::transport::choice::Way;
+use crate::transport::choice::Tried;
 
 /// What a gateway says of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use gateway::host::local::Local;
+use gateway::local::Local;
 use gpu_ipc::Gpu;
 use gpu_ipc::broker::{
     Broker, Client, GroupWriter, Layout, Limits, Options, PartSpec, Roll, Selector,

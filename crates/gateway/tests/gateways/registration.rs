@@ -5,9 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use gateway::Result;
-use gateway::host::rings::Slots;
-use gateway::host::serve::Server;
-use gateway::lease::Limits;
+use gateway::origin::rings::Slots;
+use gateway::origin::serve::Server;
+use gateway::origin::Limits;
 use gateway::message::{Ask, Confirm, Incarnation, LeaseId, Wanted};
 use gateway::net::call::{Answer, Question, ask};
 use gateway::net::key::Gateway;
@@ -90,7 +90,7 @@ impl Serving {
             time: WATCHDOG,
             ..Limits::default()
         };
-        let pace = gateway::host::pace::Pace::default();
+        let pace = gateway::pace::Pace::default();
         let server = Server::new(
             gateway.clone(),
             host.local(),

@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 
-use gateway::host::step::RING_STEPS;
+use gateway::step::RING_STEPS;
 use harness::program::{Running, run_to_end};
 use serde_json::Value;
 

@@ -2,7 +2,7 @@
 //! one on the other side, or the broker of either. Afterwards the object can be pulled, is right,
 //! and leaves nothing behind.
 
-use gateway::host::step::{RING_STEPS, STEPS};
+use gateway::step::{RING_STEPS, STEPS};
 use rustix::process::Signal;
 
 use crate::host::{Pulling, Serving};

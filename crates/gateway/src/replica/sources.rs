@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use gpu_ipc::broker::{Client, Identity, Standing};
 use gpu_ipc_gateway_plan::{Source, Step, Trouble, TroubleKind, View, choose};
 
-use super::heard::{Heard, Offer};
-use super::pace::Pace;
+use crate::net::heard::{Heard, Offer};
+use crate::pace::Pace;
 use crate::error::Result;
 use crate::message::{Incarnation, Wanted};
 use crate::net::key::{Announced, Gateway, ROOT, escape};

@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | ask | replica | a number of its own. The origin opens the object at its broker (an ordinary lease, which keeps the bytes as they are), registers it, and answers (incarnation, lease, identity, epoch) |
 //! | read | replica | as long as it likes; renews meanwhile |
-//! | fill | replica, where it reads through a ring | the origin copies pieces to the lease's slots, if the lease is `Live` and its time is not over: see [`rings`](crate::host::rings) |
+//! | fill | replica, where it reads through a ring | the origin copies pieces to the lease's slots, if the lease is `Live` and its time is not over: see [`rings`] |
 //! | confirm | replica, after its last byte | the origin says yes if (incarnation, lease, identity) is `Live` and its time is not over |
 //! | end | origin | **first** the row goes, so that no confirmation can say yes any more, **then** the registration is taken back, **then** the object is closed |
 //!
@@ -37,7 +37,15 @@
 //! Checked by `tests/protocol.rs`: every order of deliveries, losses, delays, repetitions, deaths,
 //! timers and reuse of memory up to a bound, on these machines; the control there commits without a
 //! confirmation, and publishes a mixture.
+//!
+//! `table`: the leases. `admit`: whether to serve one more, by the plan. [`rings`]: staging memory
+//! for those that read. `register`: objects are registered beside the thread of [`serve`], which
+//! answers questions.
 
+pub mod admit;
+mod register;
+pub mod rings;
+pub mod serve;
 mod table;
 
 pub use table::{Asked, Ended, Limits, Table};

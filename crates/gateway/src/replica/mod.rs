@@ -28,9 +28,20 @@
 //! the memory; the process that started it may start another. So each pull has a process of its
 //! own, and a gateway that serves others is none of them.
 //!
-//! What it does not cover is said at [`lease`](crate::lease), and so is the test.
+//! What it does not cover is said at [`origin`](crate::origin), and so is the test.
+//!
+//! 1. `machine`: the stages above. [`driver`]: does what it says.
+//! 2. [`sources`]: the host to read from. [`ways`]: what a read goes by. [`fills`]: questions for
+//!    pieces in the origin's ring. [`report`]: what became of a pull.
+//! 3. [`follow`]: removals at the home.
 
+pub mod driver;
+pub mod fills;
+pub mod follow;
 mod machine;
+pub mod report;
+pub mod sources;
+pub mod ways;
 
 pub use crate::message::Again;
 pub use machine::{Action, Event, Outcome, Patience, Pull, Rules};

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use zenoh::Session;
 
-use super::step::pass;
+use crate::step::pass;
 use crate::error::{Error, Result};
 use crate::message::{Fill, LeaseId};
 use crate::net::call::{Answer, Asked, Heard, Lent, Question, ask};
 use crate::net::key::Gateway;
-use crate::transport::path::Way;
-use crate::transport::path::ring::{Source, Times};
+use crate::transport::choice::Way;
+use crate::transport::ring::{Source, Times};
 
 /// How often one piece is asked for: an answer may be lost.
 const MOST_ASKED: u32 = 3;

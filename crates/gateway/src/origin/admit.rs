@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use gpu_ipc::broker::Identity;
 use gpu_ipc_gateway_plan::{Admission, Desk, admit};
 
-use super::heard::Heard;
-use super::pace::Pace;
+use crate::net::heard::Heard;
+use crate::pace::Pace;
 use crate::error::Result;
 use crate::net::key::ROOT;
 

@@ -18,18 +18,18 @@ use zenoh::Wait;
 use zenoh::liveliness::LivelinessToken;
 use zenoh::query::{Query, Queryable};
 
-use super::desk::Service;
-use super::local::Local;
-use super::pace::Pace;
-use super::register::{Done, Event, Held, Registering, Wanted};
-use super::rings::{Lent, Rings, Slots};
-use super::step::pass;
+use crate::origin::admit::Service;
+use crate::local::Local;
+use crate::pace::Pace;
+use crate::origin::register::{Done, Event, Held, Registering, Wanted};
+use crate::origin::rings::{Lent, Rings, Slots};
+use crate::step::pass;
 use crate::error::{Error, Result};
-use crate::lease::{Asked, Ended, Limits, Table};
+use crate::origin::{Asked, Ended, Limits, Table};
 use crate::message::{Again, Ask, Confirm, Fill, Grant, Incarnation, Release};
 use crate::net::call::{Answer, Answered, Granted, Question, read_question};
 use crate::net::key::{Announced, Gateway};
-use crate::transport::path::choice::candidates;
+use crate::transport::choice::candidates;
 use crate::transport::{Place, Transport};
 
 /// Questions that wait to be answered.

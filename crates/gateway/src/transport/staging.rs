@@ -13,11 +13,13 @@ use std::sync::Arc;
 use gpu_ipc::backend::{DevicePtr, EventKind, HostMemory, RawEvent, Sharing};
 use gpu_ipc::{BackendKind, Gpu, Stream};
 
-use super::Way;
+use super::choice::Way;
 use super::ring::Landing;
 use crate::error::{Error, Result};
 use crate::transport::{Place, Span, Transport};
 
+/// An object with fewer bytes is read directly: nothing is gained by a ring.
+pub const LEAST_STAGED: u64 = 64 << 20;
 /// Fewer bytes in a slot are not worth their questions.
 pub const LEAST: u64 = 1 << 20;
 

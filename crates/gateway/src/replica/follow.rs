@@ -10,7 +10,7 @@ use std::time::Duration;
 use gpu_ipc::broker::Epoch;
 use zenoh::Wait;
 
-use super::local::Local;
+use crate::local::Local;
 use crate::error::Result;
 use crate::message::Incarnation;
 use crate::net::call::{Answer, Question, ask};

@@ -1,4 +1,4 @@
-//! Pulls one object: carries out what the machine of [`pull`](crate::pull) says.
+//! Pulls one object: carries out what the machine of [`pull`](crate::replica) says.
 //!
 //! One process does one pull. Where a transfer neither ends nor fails, the process ends with its
 //! destination mapped, and its death frees the memory.
@@ -11,20 +11,20 @@ use gpu_ipc::broker::{CreateOptions, Epoch, Manifest, ObjectError, Readers, Writ
 use gpu_ipc_gateway_plan::TroubleKind;
 use zenoh::Wait;
 
-use super::local::Local;
-use super::pace::Pace;
-use super::report::{Failure, Kind, Report, Steps};
-use super::source::{Next, Order, Sources, puller};
-use super::step::pass;
-use super::ways::Ways;
+use crate::local::Local;
+use crate::pace::Pace;
+use crate::replica::report::{Failure, Kind, Report, Steps};
+use crate::replica::sources::{Next, Order, Sources, puller};
+use crate::step::pass;
+use crate::replica::ways::Ways;
 use crate::error::Result;
 use crate::message::{Again, Ask, Release};
 use crate::net::call::{Answer, Answered, Asked, Granted, Heard, Question, ask};
 use crate::net::key::{Announced, Gateway, ROOT};
-use crate::pull::{Action, Event, Outcome, Patience, Pull, Rules};
-use crate::transport::path::choice::Tried;
-use crate::transport::path::route::Found;
-use crate::transport::path::{Land, Way};
+use crate::replica::{Action, Event, Outcome, Patience, Pull, Rules};
+use crate::transport::choice::Tried;
+use crate::transport::route::Found;
+use crate::transport::choice::{Land, Way};
 use crate::transport::{Peer, Progress, Registration, Transfer, Transport};
 
 /// How often what is awaited is looked at, at least. Soon after something has happened it is looked

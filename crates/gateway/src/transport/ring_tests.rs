@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::transport::Place;
-use crate::transport::path::staging::InObject;
+use crate::transport::staging::InObject;
 
 const SLOT: u64 = 64;
 

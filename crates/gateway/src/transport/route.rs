@@ -13,9 +13,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::choice::{Measured, Trials, choose};
+use super::choice::{Land, Measured, Trials, Way, choose};
 use super::ring::Times;
-use super::{Land, Way};
 use crate::error::Result;
 use crate::transport::{Pair, Peer, Progress, Transfer};
 

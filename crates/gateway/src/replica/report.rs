@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::transport::path::choice::Tried;
-use crate::transport::path::{Land, Way};
+use crate::transport::choice::Tried;
+use crate::transport::choice::{Land, Way};
 
 /// What became of it, as data.
 #[derive(Clone, Debug, Default, Serialize)]

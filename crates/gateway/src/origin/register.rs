@@ -21,9 +21,9 @@ use gpu_ipc::backend::thread;
 use gpu_ipc::broker::{Identity, Reader};
 use zenoh::query::Query;
 
-use super::rings::{Lent, Rings};
+use crate::origin::rings::{Lent, Rings};
 use crate::error::{Error, Result};
-use crate::transport::path::Way;
+use crate::transport::choice::Way;
 use crate::transport::{Registration, Span, Transport};
 
 /// Objects that are being registered at a time.

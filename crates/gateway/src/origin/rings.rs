@@ -31,16 +31,14 @@ use gpu_ipc::Gpu;
 use crate::error::Result;
 use crate::message::Fill;
 use crate::net::call::Lent as Described;
-use crate::transport::path::Way;
-use crate::transport::path::staging::{LEAST, Staging, shape};
+use crate::transport::choice::Way;
+use crate::transport::staging::{LEAST, LEAST_STAGED, Staging, shape};
 use crate::transport::{Place, Registration, Span, Transport};
 
 /// Rings of one way, in all.
 const MOST: usize = 4;
 /// A ring takes at most this part of the device memory that is free.
 const SHARE: u64 = 8;
-/// An object with fewer bytes is read directly: nothing is gained.
-pub const LEAST_STAGED: u64 = 64 << 20;
 
 /// Slots as the user wants them; else those that a way has by itself.
 #[derive(Clone, Copy, Default, Debug)]
