@@ -75,7 +75,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // The gateway's workspace.
     ("gpu-ipc-gateway-plan", &[]),
     ("gpu-ipc-gateway", &["gpu-ipc", "gpu-ipc-gateway-plan"]),
-    ("gpu-ipc-gateway-simulation", &["gpu-ipc-gateway-plan"]),
+    // On the gateway for its messages and what answers them.
+    (
+        "gpu-ipc-gateway-simulation",
+        &["gpu-ipc", "gpu-ipc-gateway", "gpu-ipc-gateway-plan"],
+    ),
     (
         "gpu-ipc-gateway-hosts",
         &["gpu-ipc", "gpu-ipc-gateway", "gpu-ipc-harness"],

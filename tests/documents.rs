@@ -80,13 +80,20 @@ fn names_a_test_of_a_file(words: &BTreeSet<String>) -> bool {
     words.iter().any(|word| !word.is_empty() && is_there(word))
 }
 
-/// Every step of a block's life names files that are there, with one change of folder at most.
+/// Every step of a block's life, and of a pull's, names files that are there, with one change of
+/// folder at most.
 #[test]
-fn a_blocks_life_leads_from_file_to_file() {
+fn each_life_leads_from_file_to_file() {
+    for title in ["One block's life", "One pull's life"] {
+        a_life_leads_from_file_to_file(title);
+    }
+}
+
+fn a_life_leads_from_file_to_file(title: &str) {
     let text = read("docs/DESIGN.md");
     let life = text
         .split("\n## ")
-        .find(|part| part.starts_with("One block's life"))
+        .find(|part| part.starts_with(title))
         .expect("the section");
     let rows: Vec<&str> = life
         .lines()

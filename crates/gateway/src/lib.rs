@@ -23,7 +23,6 @@ pub mod local;
 pub mod message;
 pub mod net;
 pub mod origin;
-pub mod pace;
 pub mod program;
 pub mod replica;
 pub mod step;

@@ -3,19 +3,22 @@
 use std::path::Path;
 
 use gpu_ipc::broker::server::listing::Listing;
-use gpu_ipc::broker::{Client, Identity, Manifest, ObjectError, Reader};
+use gpu_ipc::broker::{Client, Identity, ObjectError};
 use gpu_ipc::{BackendKind, Gpu, detect};
-use gpu_ipc_gateway_plan::READS_AT_ONCE;
 
 use crate::error::{Error, Result};
-use crate::net::key::Announced;
+use crate::message::Home;
 use crate::transport::{Place, Span};
+
+/// The file with the number of a broker's directory.
+const NUMBER: &str = "home";
 
 /// This host's broker and device.
 #[derive(Clone, Debug)]
 pub struct Local {
-    /// The name of this host.
-    pub host: String,
+    /// Where objects are committed first that are committed here: the name of this host, and the
+    /// number of its broker's directory.
+    pub home: Home,
     /// Its broker.
     pub client: Client,
 }
@@ -37,10 +40,13 @@ impl Local {
         let client = builder
             .connect()
             .map_err(|e| broker("this host's broker", &e))?;
-        Ok(Local {
+        let dir = gpu_ipc::broker::client::broker_dir(dir).map_err(|e| no_number(e.to_string()))?;
+        let broker = number(&dir).map_err(|e| no_number(format!("{}: {e}", dir.display())))?;
+        let home = Home {
             host: host.into(),
-            client,
-        })
+            broker,
+        };
+        Ok(Local { home, client })
     }
 
     /// Says where its memory lies.
@@ -78,21 +84,37 @@ impl Local {
             .list()
             .map_err(|e| broker("the list of objects", &e))
     }
+}
 
-    /// Describes an object for others.
-    pub fn announced(&self, reader: &Reader) -> Announced {
-        let manifest = reader.manifest();
-        Announced {
-            name: manifest.name.clone(),
-            epoch: manifest.epoch.0,
-            identity: manifest.identity.to_string(),
-            bytes: manifest.layout.regions().iter().sum(),
-            layout: layout_number(manifest),
-            reads: 0,
-            limit: READS_AT_ONCE,
-            home: manifest.home.clone().unwrap_or_else(|| self.host.clone()),
-        }
+fn no_number(why: String) -> Error {
+    Error::Unavailable {
+        what: "the number of the broker's directory".into(),
+        why,
+        remedy: "let this user write there, and remove the file `home` if it is damaged",
     }
+}
+
+/// Reads the number of a broker's directory; the first to ask draws it. It lives as long as the
+/// directory, through every restart of broker and gateways.
+fn number(dir: &Path) -> std::io::Result<[u8; 16]> {
+    let (at, drawn) = (dir.join(NUMBER), Identity::random());
+    if !at.exists() {
+        let drawn = drawn.map_err(|e| std::io::Error::other(e.to_string()))?;
+        let beside = dir.join(format!("{NUMBER}.{drawn}"));
+        std::fs::write(&beside, drawn.to_string())?;
+        // Whole or not at all, and the first one stays.
+        let linked = std::fs::hard_link(&beside, &at);
+        std::fs::remove_file(&beside)?;
+        linked.or_else(|e| match e.kind() {
+            std::io::ErrorKind::AlreadyExists => Ok(()),
+            _ => Err(e),
+        })?;
+    }
+    let text = std::fs::read_to_string(&at)?;
+    let number = text.trim().parse::<Identity>();
+    number
+        .map(|number| number.0)
+        .map_err(|_| std::io::Error::other(format!("{NUMBER} has no number of 32 digits")))
 }
 
 /// Makes an error of a broker one of ours.
@@ -103,24 +125,6 @@ pub fn broker(what: &str, error: &ObjectError) -> Error {
         why: gpu_ipc::backend::explain(error),
         remedy,
     }
-}
-
-/// Numbers a layout: FNV-1a of the manifest without what differs between copies.
-fn layout_number(manifest: &Manifest) -> u64 {
-    let bare = Manifest {
-        identity: Identity([0; 16]),
-        epoch: gpu_ipc::broker::Epoch(0),
-        home: None,
-        device: gpu_ipc::backend::DeviceUuid([0; 16]),
-        owner: 0,
-        readers: gpu_ipc::broker::Readers::Owner,
-        granularity: 0,
-        ..manifest.clone()
-    };
-    let bytes = bare.encode().unwrap_or_default();
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
-        (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
-    })
 }
 
 fn choose(device: Option<&str>) -> Result<Gpu> {
@@ -144,4 +148,24 @@ fn choose(device: Option<&str>) -> Result<Gpu> {
         .find(named)
         .cloned()
         .ok_or_else(|| unavailable("it was not found".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_keeps_its_number_and_a_damaged_one_is_told() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let drawn = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(|| number(dir.path()))).collect();
+            let drawn = all.into_iter().map(|one| one.join().expect("no panic"));
+            drawn.map(|one| one.expect("a number")).collect::<Vec<_>>()
+        });
+        assert!(drawn.iter().all(|one| *one == drawn[0]), "{drawn:?}");
+        assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 1);
+        std::fs::write(dir.path().join(NUMBER), "12").expect("a file");
+        let why = number(dir.path()).expect_err("no number").to_string();
+        assert!(why.contains("32 digits"), "{why}");
+    }
 }

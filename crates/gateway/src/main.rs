@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use gateway::program::args::{Args, Command};
-use gateway::program::{objects, pull, run, status};
+use gateway::program::{objects, pull, run, state};
 use gateway::transport::nixl;
 
 fn main() -> ExitCode {
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
         Command::Run(options) => run::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Pull(options) => pull::run(&options),
         Command::Objects(options) => objects::run(&options).map(|()| ExitCode::SUCCESS),
-        Command::Status(options) => status::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Status(options) => state::status(&options).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("gpu-ipc-gateway: {error}");

@@ -8,6 +8,14 @@
 //! | [`Confirm`]: was the lease alive all the time? | yes or no, with the question's number | changes nothing |
 //! | [`Release`]: the lease has ended | yes | lease numbers are never used twice |
 //! | [`Fill`]: put pieces into slots of the lease's ring | yes when they are there | the number of each slot must rise |
+//! | [`Find`]: who has this name? | [`Has`], or nothing | changes nothing: see `replica::search` |
+//! | [`List`]: a page of all objects | [`Listed`], and whether more follow | changes nothing |
+//! | the gateways that are there, as the other has heard | their keys | changes nothing |
+//! | [`Removed`]: what its home has removed | names and epochs | a removal is for good |
+//! | [`Manifest`]: a piece of the object's manifest, where it is long | the piece | changes nothing |
+//!
+//! Those about a lease name it by [`LeaseId`], which only the gateway that granted it and the
+//! process that asked for it know. So a question about a lease that is forged is answered with no.
 
 // Tests: `crates/gateway/tests/protocol.rs`.
 
@@ -19,8 +27,12 @@ use crate::transport::choice::Way;
 
 /// The most bytes of a question.
 pub const MOST_BYTES: usize = 4096;
-/// The most bytes of an answer: a manifest of 64 MiB, and metadata.
-pub const MOST_ANSWER: usize = (64 << 20) + (1 << 20);
+/// The most bytes of an answer: the metadata of an object of many regions.
+pub const MOST_ANSWER: usize = 8 << 20;
+/// The most bytes of a manifest in one answer; what is longer is asked for in pieces.
+pub const MANIFEST_PIECE: usize = 256 << 10;
+/// The most bytes of a manifest.
+pub const MOST_MANIFEST: usize = 64 << 20;
 
 /// Numbers a gateway's process: random, so that its successor at the same address is another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -33,12 +45,7 @@ impl Incarnation {
     ///
     /// [`Error::Unavailable`] where a sandbox forbids `getrandom`.
     pub fn random() -> Result<Incarnation> {
-        let drawn = Identity::random().map_err(|e| Error::Unavailable {
-            what: "random bits".into(),
-            why: e.to_string(),
-            remedy: "allow getrandom in this sandbox",
-        })?;
-        Ok(Incarnation(drawn.0))
+        random_bits().map(Incarnation)
     }
 }
 
@@ -46,6 +53,30 @@ impl std::fmt::Display for Incarnation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         Identity(self.0).fmt(f)
     }
+}
+
+/// Numbers a lease of a gateway: random, so that it cannot be guessed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct LeaseNumber(#[serde(with = "hex")] pub [u8; 16]);
+
+impl LeaseNumber {
+    /// Draws one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] where a sandbox forbids `getrandom`.
+    pub fn random() -> Result<LeaseNumber> {
+        random_bits().map(LeaseNumber)
+    }
+}
+
+fn random_bits() -> Result<[u8; 16]> {
+    let drawn = Identity::random().map_err(|e| Error::Unavailable {
+        what: "random bits".into(),
+        why: e.to_string(),
+        remedy: "allow getrandom in this sandbox",
+    })?;
+    Ok(drawn.0)
 }
 
 /// Which object is asked for.
@@ -59,6 +90,117 @@ pub struct Wanted {
     /// Its identity, where the asker knows it.
     #[serde(with = "hex_or_none")]
     pub identity: Option<[u8; 16]>,
+}
+
+/// Where an object was committed first: a host, and the number of its broker's directory, so that
+/// another machine of the same name is another home.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(into = "String", from = "String")]
+pub struct Home {
+    /// The host's name.
+    pub host: String,
+    /// The number.
+    pub broker: [u8; 16],
+}
+
+impl Home {
+    /// Reads what is written in a replica's manifest. One without a number is of no broker.
+    pub fn read(text: &str) -> Home {
+        let parts = text.rsplit_once('#').and_then(|(host, number)| {
+            let number = number.parse::<Identity>().ok()?;
+            Some((host, number.0))
+        });
+        let (host, broker) = parts.unwrap_or((text, [0; 16]));
+        Home {
+            host: host.into(),
+            broker,
+        }
+    }
+}
+
+impl std::fmt::Display for Home {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}#{}", self.host, Identity(self.broker))
+    }
+}
+
+impl From<Home> for String {
+    fn from(home: Home) -> String {
+        home.to_string()
+    }
+}
+
+impl From<String> for Home {
+    fn from(text: String) -> Home {
+        Home::read(&text)
+    }
+}
+
+/// Asks whether a gateway's host has a name.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Find {
+    /// The name.
+    pub name: String,
+    /// The epoch; the newest if nothing is said.
+    pub epoch: Option<u64>,
+}
+
+/// An object that a host has, and how busy it is with it.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Has {
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its identity, as hexadecimal digits.
+    pub identity: String,
+    /// Bytes of memory.
+    pub bytes: u64,
+    /// Whether it was committed there first.
+    pub origin: bool,
+    /// Where it was committed first.
+    pub home: Home,
+    /// Reads of it that take the host's link.
+    pub reads: u32,
+    /// How many it serves at most at a time.
+    pub limit: u32,
+    /// Reads of it that were admitted and did not fail.
+    pub admitted: u32,
+}
+
+/// Asks for a page of all objects of a host.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct List {
+    /// Name and epoch of the last object of the former page; none for the first page.
+    pub after: Option<(String, u64)>,
+}
+
+/// An object of a host.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its identity, as hexadecimal digits.
+    pub identity: String,
+    /// Bytes of memory.
+    pub bytes: u64,
+    /// Whether it was committed there first.
+    pub origin: bool,
+    /// Where it was committed first.
+    pub home: Home,
+}
+
+/// Asks up to which epochs names were removed at their home.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Removed {
+    /// The home's number: another's removals do not count.
+    #[serde(with = "hex")]
+    pub broker: [u8; 16],
+    /// The names.
+    pub names: Vec<String>,
 }
 
 /// Whether something that was refused or failed is worth another attempt.
@@ -85,19 +227,23 @@ pub struct Ask {
     pub number: u64,
     /// What for.
     pub wanted: Wanted,
+    /// How many other hosts the asker knows that have it.
+    pub others: u32,
     /// Whether the others that have it failed the asker or kept it waiting, so that it is not to be
     /// pointed to them.
     pub last_resort: bool,
 }
 
-/// Names a lease of a gateway: neither half is ever used again.
+/// Names a lease of a gateway: no part is ever used again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseId {
     /// The origin's process.
     pub incarnation: Incarnation,
-    /// Its number there.
-    pub lease: u64,
+    /// Its number there, which is said to the asker alone.
+    pub lease: LeaseNumber,
+    /// The process that asked for it.
+    pub asker: Incarnation,
 }
 
 /// Asks whether a lease is alive.
@@ -137,6 +283,16 @@ pub struct Fill {
     /// A slot each, the first byte of its piece, counted through all regions of the object, and how
     /// many there are.
     pub pieces: Vec<(usize, u64, u64)>,
+}
+
+/// Asks for a piece of the manifest of a lease's object: of at most [`MANIFEST_PIECE`] bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Which lease.
+    pub lease: LeaseId,
+    /// The piece's first byte.
+    pub from: usize,
 }
 
 /// Ends a lease.

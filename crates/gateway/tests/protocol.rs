@@ -14,8 +14,8 @@ use std::collections::{HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
+use gateway::message::{Ask, Confirm, Grant, Incarnation, LeaseNumber, Release, Renew, Wanted};
 use gateway::origin::{Asked, Limits, Table};
-use gateway::message::{Ask, Confirm, Grant, Incarnation, Release, Renew, Wanted};
 use gateway::replica::{Action, Again, Event, Outcome, Patience, Pull, Rules};
 
 /// How far time jumps: past the end of a lease, and of everybody's patience.
@@ -30,6 +30,8 @@ enum Message {
     Declined(u64),
     Confirm(Confirm),
     Confirmed(u64, bool),
+    /// Nobody was there to confirm.
+    Unheard(u64),
     Renew(Renew),
     Renewed(Renew, bool),
     Release(Release),
@@ -52,6 +54,8 @@ struct World {
     left: Left,
     origin: Option<Table<u8>>,
     incarnation: u8,
+    /// Leases that this incarnation has given.
+    leases: u8,
     /// Which object has the name at the origin.
     name: Option<u8>,
     /// The origin's memory, in two halves that are read and written one by one.
@@ -101,6 +105,7 @@ impl World {
             left,
             origin: Some(Table::new(Incarnation([1; 16]), limits())),
             incarnation: 1,
+            leases: 0,
             name: Some(X),
             memory: [X; 2],
             pull,
@@ -173,9 +178,13 @@ impl World {
                 self.happened(Event::Declined(*number, String::new(), Again::Later), seen)
             }
             Message::Confirmed(number, yes) => self.happened(Event::Confirmed(*number, *yes), seen),
+            Message::Unheard(number) => self.happened(Event::Unheard(*number), seen),
             Message::Renewed(renew, yes) => self.happened(Event::Renewed(renew.lease, *yes), seen),
             to_origin => {
                 let (Some(table), name) = (&mut self.origin, self.name) else {
+                    if let Message::Confirm(confirm) = to_origin {
+                        self.send(Message::Unheard(confirm.number));
+                    }
                     return;
                 };
                 let answer = match to_origin {
@@ -188,12 +197,16 @@ impl World {
                         };
                         let ask = Ask {
                             last_resort: false,
+                            others: 0,
                             asker: Incarnation([9; 16]),
                             host: "b".into(),
                             number: *number,
                             wanted,
                         };
-                        match (table.ask(now, &ask), name) {
+                        let number_of_lease = LeaseNumber([self.leases + 1; 16]);
+                        let asked = table.ask(now, &ask, number_of_lease);
+                        self.leases += u8::from(matches!(asked, Asked::Open(_)));
+                        match (asked, name) {
                             (Asked::Open(lease), Some(object)) => {
                                 let granted = table.registered(
                                     now,
@@ -299,6 +312,7 @@ impl World {
         } else {
             next.push(self.after(|world| {
                 world.incarnation += 1;
+                world.leases = 0;
                 world.origin = Some(Table::new(Incarnation([world.incarnation; 16]), limits()));
             }));
         }

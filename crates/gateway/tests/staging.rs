@@ -11,9 +11,9 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
+use gateway::message::{Ask, Confirm, Grant, Incarnation, LeaseId, LeaseNumber, Release, Wanted};
 use gateway::origin::rings::Order;
 use gateway::origin::{Asked, Limits, Table};
-use gateway::message::{Ask, Confirm, Grant, Incarnation, LeaseId, Release, Wanted};
 
 /// How far time jumps: past the end of a lease.
 const JUMP: Duration = Duration::from_secs(20);
@@ -44,7 +44,7 @@ const SHIPPED: Rules = Rules {
 enum Message {
     Fill {
         reader: usize,
-        lease: u64,
+        lease: LeaseId,
         number: u64,
         piece: u8,
     },
@@ -79,7 +79,7 @@ struct World {
     jumps: u8,
     table: Table<u8>,
     /// The lease that has the ring, its order and its object.
-    lent: Option<(u64, Order, u8)>,
+    lent: Option<(LeaseNumber, Order, u8)>,
     slot: [u8; HALVES],
     /// A piece that is being copied: what goes into each half, from which on.
     copying: Option<(Message, u8, usize)>,
@@ -98,13 +98,6 @@ struct Seen {
 /// What lies in a piece of a reader's object.
 fn right(reader: usize, piece: u8) -> u8 {
     10 * (reader as u8 + 1) + piece
-}
-
-fn lease(number: u64) -> LeaseId {
-    LeaseId {
-        incarnation: Incarnation([1; 16]),
-        lease: number,
-    }
 }
 
 impl World {
@@ -153,9 +146,13 @@ impl World {
             host: "b".into(),
             number: 1,
             wanted,
+            others: 0,
             last_resort: false,
         };
-        let Asked::Open(number) = self.table.ask(self.now, &ask) else {
+        let Asked::Open(number) = self
+            .table
+            .ask(self.now, &ask, LeaseNumber([reader as u8; 16]))
+        else {
             return;
         };
         let object = reader as u8;
@@ -195,7 +192,7 @@ impl World {
         };
         self.send(Message::Fill {
             reader,
-            lease: grant.lease.lease,
+            lease: grant.lease,
             number,
             piece,
         });
@@ -209,9 +206,9 @@ impl World {
                 number,
                 piece,
             } => {
-                let alive = self.table.alive(self.now, lease(of)).is_some() || !rules.lease_lives;
+                let alive = self.table.alive(self.now, of).is_some() || !rules.lease_lives;
                 let order = match &mut self.lent {
-                    Some((lent, order, _)) if *lent == of => Some(order),
+                    Some((lent, order, _)) if *lent == of.lease => Some(order),
                     // An origin that does not look at leases finds the ring all the same.
                     Some((_, order, _)) if !rules.lease_lives => Some(order),
                     _ => None,

@@ -50,6 +50,7 @@ def test_the_program_is_asked_and_its_figures_are_returned(
         ("invalid", gpu_ipc.Invalid),
         ("unavailable", gpu_ipc.Unavailable),
         ("not_found", gpu_ipc.NotFound),
+        ("unreached", gpu_ipc.Unavailable),
         ("busy", gpu_ipc.Timeout),
         ("refused", gpu_ipc.Refused),
         ("failed", gpu_ipc.Aborted),
@@ -171,16 +172,16 @@ def test_a_replica_has_the_same_bytes(tmp_path: pathlib.Path) -> None:
             def arrives() -> bool:
                 try:
                     report = two.pull("model", timeout=WATCHDOG)
-                except gpu_ipc.NotFound:
+                except (gpu_ipc.NotFound, gpu_ipc.Unavailable):
                     return False
                 assert (report["epoch"], report["home"]) == (1, "one"), report
                 return True
 
-            until(arrives, "no gateway announces the object")
+            until(arrives, "no gateway has the object")
             assert bytes(two.open("model")["weights"]) == contents
             again = two.pull("model", epoch=1)
             assert again["was_here"], again
-            with pytest.raises(gpu_ipc.NotFound, match="no gateway of host nowhere announces model"):
+            with pytest.raises(gpu_ipc.Unavailable, match="no gateway of host nowhere was reached"):
                 two.pull("model", from_="nowhere")
     finally:
         for child in reversed(children):

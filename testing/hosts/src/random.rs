@@ -11,8 +11,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
 
-use gateway::step::{RING_STEPS, STEPS};
 use gateway::plan::Dice;
+use gateway::step::{RING_STEPS, STEPS};
 use rustix::process::Signal;
 
 use crate::cases::STALLS_AFTER;

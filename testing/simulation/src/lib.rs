@@ -8,12 +8,14 @@
 //! | [`world`] | the events of a run |
 //! | [`outcome`] | what a run came to, beside the optimum |
 //! | [`report`] | many runs as a table and as data |
+//! | [`discovery`] | hosts that look for names, over the shipped messages |
 //! | [`picture`] | the same as a picture |
 //!
 //! The decisions are those of `gpu-ipc-gateway-plan`, which the gateway ships. The control,
 //! [`world::Policy::OriginOnly`], reads
 //! everything from the origin.
 
+pub mod discovery;
 pub mod hearing;
 pub mod link;
 pub mod outcome;

@@ -21,7 +21,7 @@ pub struct Desk<'a> {
     pub expected: Duration,
     /// Reads of it that were admitted and did not fail, those of this moment among them.
     pub admitted: u32,
-    /// Other hosts that announce it, as far as this host has heard.
+    /// Other hosts that have it, as far as the asker and this host have heard.
     pub others: u32,
 }
 
@@ -52,16 +52,27 @@ impl Desk<'_> {
     /// Returns the reads to announce: an origin that has stepped aside says that it is full.
     #[must_use]
     pub fn announced(&self) -> u32 {
-        if self.aside() {
-            READS_AT_ONCE.max(self.counted())
-        } else {
-            self.counted()
-        }
+        announced(self.origin, self.counted(), self.admitted, self.others)
     }
 
     fn aside(&self) -> bool {
-        self.origin && self.others > 0 && self.admitted >= ORIGIN_READS
+        steps_aside(self.origin, self.admitted, self.others)
     }
+}
+
+/// Returns the reads that a host counts as having, for one that knows `others` that have the object
+/// too: an origin that steps aside for them counts as full.
+#[must_use]
+pub fn announced(origin: bool, reads: u32, admitted: u32, others: u32) -> u32 {
+    if steps_aside(origin, admitted, others) {
+        READS_AT_ONCE.max(reads)
+    } else {
+        reads
+    }
+}
+
+fn steps_aside(origin: bool, admitted: u32, others: u32) -> bool {
+    origin && others > 0 && admitted >= ORIGIN_READS
 }
 
 /// Decides whether to serve a host that asks.

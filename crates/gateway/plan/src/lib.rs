@@ -9,6 +9,7 @@
 //! | [`view`] | what a host has heard and seen | |
 //! | [`choose`](mod@choose) | from whom to read, or how long to wait | the host that wants the object |
 //! | [`keep`](mod@keep) | whether to go on with a slow read | the same host, during the read |
+//! | [`pace`] | how long a read is expected to take | both |
 //! | [`admit`](mod@admit) | whether to serve a host that asks | the host that has the object |
 //!
 //! Four rules give about log2 n rounds for n hosts. A host serves few reads of one object at a
@@ -35,10 +36,12 @@ pub mod admit;
 pub mod choose;
 pub mod dice;
 pub mod keep;
+pub mod pace;
 pub mod view;
 
-pub use admit::{Admission, Desk, READS_AT_ONCE, admit};
+pub use admit::{Admission, Desk, READS_AT_ONCE, admit, announced};
 pub use choose::{Step, choose};
 pub use dice::Dice;
 pub use keep::{Reading, Verdict, keep};
+pub use pace::Pace;
 pub use view::{Source, Trouble, TroubleKind, View};

@@ -11,7 +11,10 @@ use zenoh::handlers::FifoChannelHandler;
 
 use super::key::Gateway;
 use crate::error::{Error, Result};
-use crate::message::{Again, Ask, Confirm, Fill, Grant, MOST_ANSWER, MOST_BYTES, Release, Renew};
+use crate::message::{
+    Again, Ask, Confirm, Fill, Find, Grant, Has, Home, List, Listed, MANIFEST_PIECE, MOST_ANSWER,
+    MOST_BYTES, Manifest, Release, Removed, Renew,
+};
 use crate::transport::choice::Way;
 use crate::transport::{Place, RemoteSpan};
 
@@ -34,16 +37,26 @@ pub enum Question {
     Release(Release),
     /// Pieces in slots.
     Fill(Fill),
+    /// A piece of a long manifest.
+    Manifest(Manifest),
+    /// Who has this name?
+    Find(Find),
+    /// A page of all objects.
+    List(List),
+    /// Which gateways are there?
+    Gateways,
     /// Up to which epochs were these names removed, whose home this is?
-    Removed(Vec<String>),
+    Removed(Removed),
 }
 
 /// What a gateway answers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// A lease. Manifest and metadata come behind.
+    /// A lease. The manifest, or its first piece, and metadata come behind.
     Granted(Box<Granted>),
+    /// A piece of a manifest, of so many bytes, which come behind.
+    Manifest(usize),
     /// No.
     Declined {
         /// Why.
@@ -55,6 +68,12 @@ pub enum Answer {
     Registering,
     /// Yes or no.
     Is(bool),
+    /// What this host has of a name, the newest first; nothing if it has nothing.
+    Found(Vec<Has>),
+    /// A page of its objects, and whether more follow.
+    Listed(Vec<Listed>, bool),
+    /// The gateways that it has heard of, itself among them.
+    Gateways(Vec<Gateway>),
     /// Names and the epoch that each was removed up to.
     Removed(Vec<(String, u64)>),
 }
@@ -64,8 +83,8 @@ pub enum Answer {
 pub struct Granted {
     /// The lease.
     pub grant: Grant,
-    /// The host that committed the object first.
-    pub home: String,
+    /// Where the object was committed first.
+    pub home: Home,
     /// How the bytes are carried.
     pub transport: String,
     /// Address, bytes and device of each region; no device for host memory.
@@ -148,7 +167,7 @@ impl Granted {
 pub struct Answered {
     /// The answer.
     pub answer: Answer,
-    /// Manifest, then metadata.
+    /// Manifest or its first piece, then metadata.
     pub attached: Vec<u8>,
 }
 
@@ -191,7 +210,8 @@ impl Answered {
             .ok_or_else(short)?;
         let answer = serde_json::from_slice(json).map_err(|e| malformed(e.to_string()))?;
         let announced = match &answer {
-            Answer::Granted(granted) => granted.manifest,
+            Answer::Granted(granted) => granted.manifest.min(MANIFEST_PIECE),
+            Answer::Manifest(bytes) => *bytes,
             _ => 0,
         };
         if announced > attached.len() {
@@ -302,14 +322,15 @@ impl Asked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Incarnation, LeaseId};
+    use crate::message::{Incarnation, LeaseId, LeaseNumber};
     use proptest::prelude::*;
 
     #[test]
     fn a_question_and_an_answer_survive_their_bytes() {
         let lease = LeaseId {
             incarnation: Incarnation([3; 16]),
-            lease: u64::MAX,
+            lease: LeaseNumber([0xff; 16]),
+            asker: Incarnation([5; 16]),
         };
         let question = Question::Confirm(Confirm {
             lease,
@@ -324,7 +345,7 @@ mod tests {
             epoch: 6,
             lives_ms: 7,
         };
-        let (home, transport) = ("a".to_owned(), "tcp".to_owned());
+        let (home, transport) = (Home::read("a"), "tcp".to_owned());
         let regions = vec![(u64::MAX, 9, None), (1, 2, Some(3))];
         let rings = vec![Lent {
             way: Way::PinnedRing,

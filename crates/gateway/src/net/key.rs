@@ -1,26 +1,23 @@
-//! What gateways announce, as keys of Zenoh: a token that is there while its gateway is suspected
-//! to live.
+//! Keys of Zenoh.
 //!
 //! | key | what it says |
 //! |---|---|
-//! | `gpu-ipc/1/HOST/INCARNATION/ask` | questions to this gateway go here |
-//! | `gpu-ipc/1/HOST/INCARNATION/live` | a token: this gateway is there |
-//! | `gpu-ipc/1/HOST/INCARNATION/has/IDENTITY/EPOCH/BYTES/LAYOUT/READS/LIMIT/HOME/NAME` | a token: its broker has this object, and it serves READS reads of it, of at most LIMIT at a time |
+//! | `gpu-ipc/2/HOST/INCARNATION/ask` | questions to this gateway go here |
+//! | `gpu-ipc/2/HOST/INCARNATION/live` | a token: this gateway is there, which is a suspicion |
 //!
-//! What a token says is a hint: the answer to a question decides. HOST, HOME and NAME are texts, in
-//! which every byte but `A-Z a-z 0-9 . _ -` is `=` and two hexadecimal digits. HOME is the host
-//! itself for an object that was committed there.
+//! HOST is a text, in which every byte but `A-Z a-z 0-9 . _ -` is `=` and two hexadecimal digits.
+//! No key is of an object: objects are asked for.
 
 use gpu_ipc::broker::Identity;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::message::Incarnation;
 
 /// The beginning of all keys.
-pub const ROOT: &str = "gpu-ipc/1";
+pub const ROOT: &str = "gpu-ipc/2";
 
 /// A gateway.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Gateway {
     /// The name of its host.
     pub host: String,
@@ -33,87 +30,17 @@ impl Gateway {
     pub fn key(&self) -> String {
         format!("{ROOT}/{}/{}", escape(&self.host), self.incarnation)
     }
-}
 
-/// An object that a gateway announces.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
-pub struct Announced {
-    /// Its name.
-    pub name: String,
-    /// Its epoch.
-    pub epoch: u64,
-    /// Its identity, as hexadecimal digits.
-    pub identity: String,
-    /// Bytes of memory.
-    pub bytes: u64,
-    /// A number of its layout: equal layouts have equal ones.
-    pub layout: u64,
-    /// Reads of it that this gateway says it serves.
-    pub reads: u32,
-    /// How many it says it serves at most at a time.
-    pub limit: u32,
-    /// The host that committed it first.
-    pub home: String,
-}
-
-impl Announced {
-    /// Returns the key behind that of its gateway.
-    pub fn key(&self, gateway: &Gateway) -> String {
-        let Announced {
-            name,
-            epoch,
-            identity,
-            bytes,
-            layout,
-            reads,
-            limit,
-            home,
-        } = self;
-        let (home, name) = (escape(home), escape(name));
-        format!(
-            "{}/has/{identity}/{epoch}/{bytes}/{layout:016x}/{reads}/{limit}/{home}/{name}",
-            gateway.key()
-        )
-    }
-
-    /// Reads a key; nothing for one that no gateway gives.
-    pub fn parse(key: &str) -> Option<(Gateway, Announced)> {
+    /// Reads the key of its token; nothing for one that no gateway gives.
+    pub fn of_token(key: &str) -> Option<Gateway> {
         let rest = key.strip_prefix(ROOT)?.strip_prefix('/')?;
         let chunks: Vec<&str> = rest.split('/').collect();
-        let [
-            host,
-            incarnation,
-            "has",
-            identity,
-            epoch,
-            bytes,
-            layout,
-            reads,
-            limit,
-            home,
-            name,
-        ] = chunks[..]
-        else {
+        let [host, incarnation, "live"] = chunks[..] else {
             return None;
         };
         let incarnation = Incarnation(incarnation.parse::<Identity>().ok()?.0);
-        let announced = Announced {
-            name: unescape(name)?,
-            epoch: epoch.parse().ok()?,
-            identity: identity.parse::<Identity>().ok()?.to_string(),
-            bytes: bytes.parse().ok()?,
-            layout: u64::from_str_radix(layout, 16).ok()?,
-            reads: reads.parse().ok()?,
-            limit: limit.parse().ok()?,
-            home: unescape(home)?,
-        };
-        Some((
-            Gateway {
-                host: unescape(host)?,
-                incarnation,
-            },
-            announced,
-        ))
+        let host = unescape(host)?;
+        Some(Gateway { host, incarnation })
     }
 }
 
@@ -153,21 +80,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_announcement_survives_its_key(
-            name in "\\PC{1,40}", home in "[a-zé/*$#?@ ]{1,9}", numbers: (u64, u64, u64), load: (u32, u32),
-        ) {
-            let ((epoch, bytes, layout), (reads, limit)) = (numbers, load);
-            let gateway = Gateway { host: home.clone(), incarnation: Incarnation([7; 16]) };
-            let identity = Identity([9; 16]).to_string();
-            let announced = Announced { name, epoch, identity, bytes, layout, reads, limit, home };
-            let key = announced.key(&gateway);
+        fn a_gateway_survives_its_key(host in "[a-zA-Zé/*$#?@ ._-]{1,40}") {
+            let gateway = Gateway { host, incarnation: Incarnation([7; 16]) };
+            let key = format!("{}/live", gateway.key());
             prop_assert!(zenoh::key_expr::KeyExpr::new(key.clone()).is_ok_and(|key| !key.is_wild()), "{}", key);
-            prop_assert_eq!(Announced::parse(&key), Some((gateway, announced)));
+            prop_assert_eq!(Gateway::of_token(&key), Some(gateway));
         }
 
         #[test]
-        fn no_key_panics(key in "gpu-ipc/1(/[a-z0-9=]{0,33}){0,12}") {
-            let _ = Announced::parse(&key);
+        fn no_key_panics(key in "gpu-ipc/2(/[a-z0-9=]{0,33}){0,4}") {
+            let _ = Gateway::of_token(&key);
         }
     }
 }

@@ -8,6 +8,22 @@ use std::str::FromStr;
 use zenoh::Wait;
 
 use crate::error::{Error, Result};
+use crate::message::MOST_ANSWER;
+
+/// Hosts of one network that are promised: `docs/HOSTS.md`.
+pub const HOSTS: usize = 128;
+/// Sessions of one gateway: with that of every host, and with seven commands of each that look.
+const MOST_SESSIONS: usize = 8 * HOSTS;
+/// Connections that have not said who they are: all hosts at once when they start, four times over.
+/// Those that stay silent beyond [`ACCEPT_MS`] make room.
+const MOST_PENDING: usize = 4 * HOSTS;
+/// Milliseconds that a connection may take to say who it is. Zenoh waits for 10 s.
+const ACCEPT_MS: u64 = 2_000;
+/// Milliseconds that a gateway waits for another to take its connection.
+const OPEN_MS: u64 = 5_000;
+/// The most bytes that Zenoh puts together of one message: an answer and its envelope. By itself it
+/// takes 1 GiB.
+const MOST_MESSAGE: usize = MOST_ANSWER + (64 << 10);
 
 /// Where a gateway listens or connects: `tcp/IP:PORT`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -91,13 +107,20 @@ impl Network {
             "tls"
         };
         let endpoint = |address: &Address| format!("{scheme}/{}", address.0);
+        // A connection that says nothing within the handshake of TLS has no Zenoh yet to end it.
+        let listening = |address: &Address| match self.trust {
+            Trust::Everybody => endpoint(address),
+            Trust::Certificates { .. } => {
+                format!("{}#tls_handshake_timeout_ms={ACCEPT_MS}", endpoint(address))
+            }
+        };
         let json = |value: serde_json::Value| value.to_string();
         let mut settings = vec![
             ("mode", json("peer".into())),
             ("scouting/multicast/enabled", json(false.into())),
             (
                 "listen/endpoints",
-                json(self.listen.iter().map(endpoint).collect::<Vec<_>>().into()),
+                json(self.listen.iter().map(listening).collect::<Vec<_>>().into()),
             ),
             (
                 "connect/endpoints",
@@ -106,6 +129,18 @@ impl Network {
             // A peer that is not there yet is tried again.
             ("connect/exit_on_failure", json(false.into())),
             ("listen/exit_on_failure", json(true.into())),
+            ("transport/unicast/max_sessions", json(MOST_SESSIONS.into())),
+            ("transport/unicast/max_links", json(1.into())),
+            (
+                "transport/unicast/accept_pending",
+                json(MOST_PENDING.into()),
+            ),
+            ("transport/unicast/accept_timeout", json(ACCEPT_MS.into())),
+            ("transport/unicast/open_timeout", json(OPEN_MS.into())),
+            (
+                "transport/link/rx/max_message_size",
+                json(MOST_MESSAGE.into()),
+            ),
         ];
         if let Trust::Certificates {
             certificate,

@@ -9,10 +9,10 @@
 //!
 //! | step | who | what |
 //! |---|---|---|
-//! | ask | replica | a number of its own. The origin opens the object at its broker (an ordinary lease, which keeps the bytes as they are), registers it, and answers (incarnation, lease, identity, epoch) |
+//! | ask | replica | a number of its own. The origin opens the object at its broker (an ordinary lease, which keeps the bytes as they are), registers it, and answers (incarnation, lease, asker, identity, epoch). The lease's number is 128 random bits, which the asker alone is told |
 //! | read | replica | as long as it likes; renews meanwhile |
 //! | fill | replica, where it reads through a ring | the origin copies pieces to the lease's slots, if the lease is `Live` and its time is not over: see [`rings`] |
-//! | confirm | replica, after its last byte | the origin says yes if (incarnation, lease, identity) is `Live` and its time is not over |
+//! | confirm | replica, after its last byte | the origin says yes if (incarnation, lease, asker, identity) is `Live` and its time is not over |
 //! | end | origin | **first** the row goes, so that no confirmation can say yes any more, **then** the registration is taken back, **then** the object is closed |
 //!
 //! Why a confirmed copy is right: objects never change, and a `Live` lease holds one open. The
@@ -30,19 +30,24 @@
 //! its lease lives gets the same lease, and later one that nobody uses, until the timer ends it. A
 //! timer ends remote leases only: local ones end by proof of death.
 //!
-//! What it does not cover: a gateway that lies, or a certificate in wrong hands. Gateways that may
-//! connect are trusted, and so is the fabric under the transport. The object's bytes have no
+//! What is forged names a lease by a number that cannot be guessed, and by the process that asked
+//! for it: so no gateway renews, fills, confirms or ends the lease of another.
+//!
+//! What it does not cover: a gateway that lies about its own objects, or a certificate in wrong
+//! hands. Gateways that may connect are trusted, and so is the fabric under the transport. The object's bytes have no
 //! checksum: a link that changes bytes is the transport's affair.
 //!
 //! Checked by `tests/protocol.rs`: every order of deliveries, losses, delays, repetitions, deaths,
 //! timers and reuse of memory up to a bound, on these machines; the control there commits without a
 //! confirmation, and publishes a mixture.
 //!
-//! `table`: the leases. `admit`: whether to serve one more, by the plan. [`rings`]: staging memory
+//! `table`: the leases. `index`: what this host has, for those that ask. `admit`: whether to serve
+//! one more, by the plan. [`rings`]: staging memory
 //! for those that read. `register`: objects are registered beside the thread of [`serve`], which
 //! answers questions.
 
 pub mod admit;
+pub mod index;
 mod register;
 pub mod rings;
 pub mod serve;

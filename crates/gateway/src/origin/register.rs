@@ -18,11 +18,13 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use gpu_ipc::backend::thread;
+use gpu_ipc::broker::server::listing::Listing;
 use gpu_ipc::broker::{Identity, Reader};
 use zenoh::query::Query;
 
-use crate::origin::rings::{Lent, Rings};
 use crate::error::{Error, Result};
+use crate::message::{LeaseNumber, MOST_MANIFEST};
+use crate::origin::rings::{Lent, Rings};
 use crate::transport::choice::Way;
 use crate::transport::{Registration, Span, Transport};
 
@@ -39,6 +41,8 @@ pub enum Event {
     Asked(Query),
     /// An object is registered, or is not.
     Registered(Box<Done>),
+    /// A list of what the broker has was taken, or could not be.
+    Listed(Option<Box<Listing>>),
 }
 
 /// What a lease holds: dropped in this order.
@@ -48,6 +52,8 @@ pub struct Held {
     pub registration: Option<Box<dyn Registration>>,
     /// The rings that the lease has.
     pub rings: Vec<Lent>,
+    /// The object's manifest, as bytes.
+    pub manifest: Vec<u8>,
     /// The object.
     pub reader: Reader,
     /// Where who asked is.
@@ -61,7 +67,7 @@ pub struct Held {
 /// An object that is to be registered for a lease.
 pub struct Wanted {
     /// The lease's number.
-    pub lease: u64,
+    pub lease: LeaseNumber,
     /// When it was asked for.
     pub since: Duration,
     /// The host that asked.
@@ -77,7 +83,7 @@ pub struct Wanted {
 /// What became of a registration.
 pub struct Done {
     /// The lease's number.
-    pub lease: u64,
+    pub lease: LeaseNumber,
     /// Bytes of the object.
     pub bytes: u64,
     /// What the lease is to hold.
@@ -89,7 +95,7 @@ pub struct Registering {
     transport: Arc<dyn Transport>,
     rings: Arc<Rings>,
     /// By lease.
-    entries: BTreeMap<u64, Entry>,
+    entries: BTreeMap<LeaseNumber, Entry>,
 }
 
 struct Entry {
@@ -160,7 +166,7 @@ impl Registering {
     }
 
     /// Takes the question of a lease again. Gives it back with what became of it, if that is known.
-    pub fn asked(&mut self, lease: u64, query: Query) -> Option<(Query, Done)> {
+    pub fn asked(&mut self, lease: LeaseNumber, query: Query) -> Option<(Query, Done)> {
         let entry = self.entries.get_mut(&lease)?;
         entry.heard = Instant::now();
         // The former one has an answer, or its asker waits no more.
@@ -175,7 +181,7 @@ impl Registering {
         self.finished(lease)
     }
 
-    fn finished(&mut self, lease: u64) -> Option<(Query, Done)> {
+    fn finished(&mut self, lease: LeaseNumber) -> Option<(Query, Done)> {
         let entry = self.entries.get(&lease)?;
         if entry.done.is_none() || entry.waits.is_none() {
             return None;
@@ -201,11 +207,11 @@ impl Registering {
     }
 
     /// Gives back what is done and was not asked for any more, and names the leases.
-    pub fn forget(&mut self) -> Vec<u64> {
+    pub fn forget(&mut self) -> Vec<LeaseNumber> {
         let gone = |entry: &Entry| {
             entry.done.is_some() && entry.waits.is_none() && entry.heard.elapsed() >= FORGOTTEN
         };
-        let leases: Vec<u64> = self
+        let leases: Vec<LeaseNumber> = self
             .entries
             .iter()
             .filter(|(_, entry)| gone(entry))
@@ -235,6 +241,25 @@ fn register(transport: &dyn Transport, rings: &Rings, wanted: Wanted) -> Done {
         ways,
     } = wanted;
     let bytes = spans.iter().map(|span| span.bytes).sum();
+    let encoded = reader.manifest().encode();
+    let manifest = match encoded {
+        Ok(manifest) if manifest.len() <= MOST_MANIFEST => manifest,
+        other => {
+            let why = other.map_or_else(
+                |error| error.to_string(),
+                |manifest| format!("it has {} bytes", manifest.len()),
+            );
+            return Done {
+                lease,
+                bytes,
+                held: Err(Error::Unavailable {
+                    what: "the manifest".into(),
+                    why,
+                    remedy: "commit the object again, with fewer parts",
+                }),
+            };
+        }
+    };
     // SAFETY: `register` asks for memory that is mapped and readable until the registration is
     // dropped: `Held` keeps the reader, whose mapping it is, and drops it after the registration.
     let registered = unsafe { transport.register(&spans) };
@@ -261,6 +286,7 @@ fn register(transport: &dyn Transport, rings: &Rings, wanted: Wanted) -> Done {
         held: Ok(Held {
             registration,
             rings,
+            manifest,
             reader,
             host,
             since,

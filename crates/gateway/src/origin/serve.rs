@@ -4,40 +4,46 @@
 //! One thread owns the table of leases, so that *ended, then taken back* is the order of its
 //! statements. Questions wait in a queue of [`MOST_WAITING`]; one more is dropped, and its asker
 //! asks again. An object is registered beside this thread (`register`), whose result comes by the
-//! same queue; the lease begins then.
+//! same queue; the lease begins then. What the broker has is listed beside it too (`index`).
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use gpu_ipc::backend::thread;
 use gpu_ipc::broker::{Epoch, Identity, Reader, Selector};
+use gpu_ipc_gateway_plan::READS_AT_ONCE;
 use serde::Serialize;
 use zenoh::Wait;
 use zenoh::liveliness::LivelinessToken;
 use zenoh::query::{Query, Queryable};
 
-use crate::origin::admit::Service;
+use crate::error::{Error, Result};
 use crate::local::Local;
-use crate::pace::Pace;
+use crate::message::{
+    Again, Ask, Confirm, Fill, Find, Grant, Has, Home, Incarnation, LeaseNumber, List, Listed,
+    MANIFEST_PIECE, MOST_BYTES, Manifest, Release,
+};
+use crate::net::call::{Answer, Answered, Granted, Question, read_question};
+use crate::net::key::Gateway;
+use crate::net::live::Live;
+use crate::origin::admit::Service;
+use crate::origin::index::Index;
 use crate::origin::register::{Done, Event, Held, Registering, Wanted};
 use crate::origin::rings::{Lent, Rings, Slots};
-use crate::step::pass;
-use crate::error::{Error, Result};
 use crate::origin::{Asked, Ended, Limits, Table};
-use crate::message::{Again, Ask, Confirm, Fill, Grant, Incarnation, Release};
-use crate::net::call::{Answer, Answered, Granted, Question, read_question};
-use crate::net::key::{Announced, Gateway};
+use crate::step::pass;
 use crate::transport::choice::candidates;
 use crate::transport::{Place, Transport};
+use gpu_ipc_gateway_plan::Pace;
 
 /// Questions that wait to be answered.
 pub const MOST_WAITING: usize = 256;
-/// Objects that are announced; the others are found by asking this host.
-pub const MOST_ANNOUNCED: usize = 4_096;
 /// How often leases are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// How long a question waits for a list.
+const SOUGHT: Duration = Duration::from_secs(60);
 /// How often a lease's time an object stays mapped after a timer has ended its lease.
 ///
 /// UCX answers a read over TCP piece by piece from the origin's memory, as the connection takes it,
@@ -45,8 +51,6 @@ const TICK: Duration = Duration::from_millis(100);
 /// on later would make it read what is not mapped (seen as `SIGSEGV`). UCX does not tell when it is
 /// done.
 const LINGERS: u32 = 4;
-/// How often the broker is asked what it has.
-const LOOK: Duration = Duration::from_millis(500);
 
 /// What a gateway has done, as data.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -75,18 +79,27 @@ pub struct Server {
     local: Local,
     transport: Arc<dyn Transport>,
     session: zenoh::Session,
+    live: Live,
     table: Table<Held>,
     started: Instant,
     figures: Figures,
-    announced: BTreeMap<String, (Announced, LivelinessToken)>,
+    index: Index,
+    /// Questions that wait for a list, and when each came.
+    seeking: Vec<(Query, Sought, Duration)>,
     /// Of the objects that were asked for.
     services: BTreeMap<[u8; 16], Service>,
     pace: Pace,
     registering: Registering,
-    looked: Option<Instant>,
     /// Objects of leases that a timer has ended, and until when they stay mapped.
     lingering: Vec<(Duration, Reader)>,
     lingers: Duration,
+}
+
+/// What a list is wanted for.
+enum Sought {
+    Name(Find),
+    Page(List),
+    Removed(Vec<String>),
 }
 
 impl std::fmt::Debug for Server {
@@ -99,6 +112,10 @@ impl std::fmt::Debug for Server {
 
 impl Server {
     /// Makes one; it serves from [`run`](Server::run) on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] when the session has ended.
     pub fn new(
         gateway: Gateway,
         local: Local,
@@ -107,24 +124,25 @@ impl Server {
         limits: Limits,
         pace: Pace,
         slots: Slots,
-    ) -> Server {
+    ) -> Result<Server> {
         let rings = Rings::new(local.client.gpu().clone(), Arc::clone(&transport), slots);
-        Server {
+        Ok(Server {
             lingering: Vec::new(),
             lingers: limits.time * LINGERS,
             registering: Registering::new(Arc::clone(&transport), Arc::new(rings)),
             table: Table::new(gateway.incarnation, limits),
+            live: Live::listen(&session)?,
+            index: Index::new(local.home.clone()),
+            seeking: Vec::new(),
             gateway,
             local,
             transport,
             session,
             started: Instant::now(),
             figures: Figures::default(),
-            announced: BTreeMap::new(),
             services: BTreeMap::new(),
             pace,
-            looked: None,
-        }
+        })
     }
 
     /// Serves until `each_tick`, which is given the figures and live leases, says that it is over.
@@ -137,7 +155,6 @@ impl Server {
         let _queryable = self.listen(sender.clone())?;
         let _live = self.token(&format!("{}/live", self.gateway.key()))?;
         while each_tick(&self.figures, self.leases()) {
-            self.look();
             self.hear(&events, &sender);
             for query in self.registering.take_impatient() {
                 self.figures.told += 1;
@@ -154,13 +171,19 @@ impl Server {
             ended
                 .into_iter()
                 .for_each(|ended| self.take_back_expired(ended));
-            self.announce_loads();
+            self.services.retain(|_, service| !service.is_over(now));
         }
         Ok(())
     }
 
     fn listen(&self, sender: SyncSender<Event>) -> Result<Queryable<()>> {
         let queue = move |query: Query| {
+            let bytes = query.payload().map_or(0, |payload| payload.len());
+            if bytes > MOST_BYTES {
+                // Not kept while others wait.
+                let why = format!("a question has {bytes} bytes, and may have {MOST_BYTES}");
+                return reply(&query, &declined(why, Again::Never));
+            }
             if sender.try_send(Event::Asked(query)).is_err() {
                 tracing::warn!("{MOST_WAITING} questions wait already; one more was dropped");
             }
@@ -183,20 +206,27 @@ impl Server {
 
     /// Answers what has come, for a tick.
     fn hear(&mut self, events: &Receiver<Event>, sender: &SyncSender<Event>) {
-        let until = Instant::now() + TICK;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
+        let until = self.started.elapsed() + TICK;
+        // Leases are looked at in between, however many questions come.
+        while self.started.elapsed() < until {
+            self.seek(sender);
+            let next = self.index.next().filter(|_| !self.seeking.is_empty());
+            let wakes = next.map_or(until, |next| next.min(until));
+            let left = wakes.saturating_sub(self.started.elapsed());
             let answered = match events.recv_timeout(left) {
                 Ok(Event::Asked(query)) => self.heard(query, sender),
+                Ok(Event::Listed(listing)) => {
+                    let now = self.started.elapsed();
+                    self.index.listed(now, listing.map(|listing| *listing));
+                    None
+                }
                 Ok(Event::Registered(done)) => {
                     let done = self.registering.done(*done);
                     done.map(|(query, done)| (query, self.registered(done)))
                 }
-                Err(RecvTimeoutError::Timeout) => return,
+                Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return std::thread::sleep(left),
             };
-            // Before the answer, so that a gateway that hears of the lease has heard of the load.
-            self.announce_loads();
             let Some((query, answered)) = answered else {
                 continue;
             };
@@ -205,6 +235,81 @@ impl Server {
                 pass("lease.granted");
             }
         }
+    }
+
+    /// Answers the questions for which the list is new enough, and has another taken for the rest.
+    fn seek(&mut self, sender: &SyncSender<Event>) {
+        let now = self.started.elapsed();
+        for (query, sought, came) in std::mem::take(&mut self.seeking) {
+            match self.sought(&sought, came) {
+                Some(answer) => reply(&query, &Answered::plain(answer)),
+                None if now.saturating_sub(came) < SOUGHT => {
+                    self.seeking.push((query, sought, came));
+                }
+                // There is no list, and its asker waits no more.
+                None => {}
+            }
+        }
+        if self.seeking.is_empty() || !self.index.begins(now) {
+            return;
+        }
+        let (local, sender) = (self.local.clone(), sender.clone());
+        let list = move || {
+            let listed = local.list();
+            let listed = listed.inspect_err(|error| tracing::warn!(%error, "no list"));
+            // A gateway that has ended wants it no more.
+            drop(sender.send(Event::Listed(listed.ok().map(Box::new))));
+        };
+        if let Err(error) = thread::start("gateway-lists", list) {
+            tracing::warn!(%error, "no list");
+            self.index.listed(now, None);
+        }
+    }
+
+    fn sought(&mut self, sought: &Sought, came: Duration) -> Option<Answer> {
+        match sought {
+            Sought::Page(list) => {
+                let (page, more) = self.index.page(list, came)?;
+                Some(Answer::Listed(page, more))
+            }
+            Sought::Removed(names) => self.index.removed(names, came).map(Answer::Removed),
+            Sought::Name(find) => {
+                let found = self.index.find(find, came)?;
+                let has = found.into_iter().filter_map(|listed| self.has(listed));
+                Some(Answer::Found(has.collect()))
+            }
+        }
+    }
+
+    /// Says how busy this host is with an object; nothing for one of another device, which is
+    /// another gateway's.
+    fn has(&mut self, listed: Listed) -> Option<Has> {
+        let identity: Identity = listed.identity.parse().ok()?;
+        let now = self.started.elapsed();
+        let reads = self.reads(now, identity);
+        if !self.services.contains_key(&identity.0) {
+            let reader = self.local.client.open_one(&Selector::Identity(identity));
+            self.serve(now, &reader.ok()?);
+        }
+        let (reads, admitted) = self.services.get(&identity.0)?.load(&reads);
+        let Listed {
+            epoch,
+            identity,
+            bytes,
+            origin,
+            home,
+            ..
+        } = listed;
+        Some(Has {
+            epoch,
+            identity,
+            bytes,
+            origin,
+            home,
+            reads,
+            limit: READS_AT_ONCE,
+            admitted,
+        })
     }
 
     /// Answers a question, unless a registration comes first.
@@ -234,13 +339,34 @@ impl Server {
                 ended.into_iter().for_each(|ended| self.take_back(ended));
                 is(was)
             }
-            Ok(Question::Removed(names)) => self.removed(&names),
+            Ok(Question::Manifest(manifest)) => self.manifest(now, &manifest),
+            Ok(Question::Find(find)) => return self.seeks(now, query, Sought::Name(find)),
+            Ok(Question::List(list)) => return self.seeks(now, query, Sought::Page(list)),
+            Ok(Question::Gateways) => Answered::plain(Answer::Gateways(self.live.gateways(None))),
+            Ok(Question::Removed(removed)) if removed.broker == self.local.home.broker => {
+                return self.seeks(now, query, Sought::Removed(removed.names));
+            }
+            Ok(Question::Removed(_)) => {
+                let host = &self.gateway.host;
+                let why = format!("this {host} is not that home: its broker has another number");
+                declined(why, Again::Never)
+            }
             Err(error) => {
                 self.figures.garbage += 1;
                 declined(error.to_string(), Again::Never)
             }
         };
         Some((query, answered))
+    }
+
+    /// Keeps a question until there is a list for it.
+    fn seeks(&mut self, now: Duration, query: Query, sought: Sought) -> Option<(Query, Answered)> {
+        if self.seeking.len() >= MOST_WAITING {
+            let why = format!("{MOST_WAITING} questions wait for a list already");
+            return Some((query, declined(why, Again::Busy)));
+        }
+        self.seeking.push((query, sought, now));
+        None
     }
 
     fn confirm(&mut self, confirm: &Confirm) -> bool {
@@ -267,7 +393,11 @@ impl Server {
         sender: &SyncSender<Event>,
     ) -> Option<(Query, Answered)> {
         pass("ask.heard");
-        let lease = match self.table.ask(now, ask) {
+        let number = match LeaseNumber::random() {
+            Ok(number) => number,
+            Err(error) => return Some((query, self.decline(error.to_string(), Again::Later))),
+        };
+        let lease = match self.table.ask(now, ask, number) {
             Asked::Open(lease) => lease,
             Asked::Again(grant) => {
                 let held = self.table.of(grant.lease.lease)?;
@@ -340,7 +470,12 @@ impl Server {
 
     /// Opens an object, if the plan admits the asker; else says why not, and whether it may work
     /// later.
-    fn open(&mut self, now: Duration, lease: u64, ask: &Ask) -> Result<Wanted, (String, Again)> {
+    fn open(
+        &mut self,
+        now: Duration,
+        lease: LeaseNumber,
+        ask: &Ask,
+    ) -> Result<Wanted, (String, Again)> {
         if !self.registering.has_room() {
             return Err(("too many objects are being registered".into(), Again::Busy));
         }
@@ -365,13 +500,9 @@ impl Server {
             return Err((why, Again::Never));
         }
         let spans = self.local.spans(reader.regions());
-        let bytes = spans.iter().map(|span| span.bytes).sum();
         let reads = self.reads(now, reader.identity());
-        let service = self
-            .service(&reader, bytes)
-            .map_err(|e| (e.to_string(), Again::Later))?;
-        service
-            .admit(now, &reads, ask.last_resort)
+        self.serve(now, &reader)
+            .admit(now, &reads, ask.others, ask.last_resort)
             .map_err(|why| (why, Again::Busy))?;
         let ways = candidates(self.local.place());
         Ok(Wanted {
@@ -411,52 +542,16 @@ impl Server {
         of_it.map(|(_, since)| now.saturating_sub(since)).collect()
     }
 
-    fn service(&mut self, reader: &Reader, bytes: u64) -> Result<&mut Service> {
-        let identity = reader.identity();
-        let service = match self.services.entry(identity.0) {
-            Entry::Occupied(known) => return Ok(known.into_mut()),
-            Entry::Vacant(place) => place,
+    /// Finds the service of an object, or begins it.
+    fn serve(&mut self, now: Duration, reader: &Reader) -> &mut Service {
+        let manifest = reader.manifest();
+        let (host, pace) = (&self.gateway.host, self.pace);
+        let begin = || {
+            let bytes = manifest.layout.regions().iter().sum();
+            Service::new(host, manifest.home.is_none(), now, pace.expected(bytes))
         };
-        let origin = reader.manifest().home.is_none();
-        let (host, pace, started) = (&self.gateway.host, self.pace, self.started);
-        Ok(service.insert(Service::begin(
-            &self.session,
-            host,
-            identity,
-            origin,
-            bytes,
-            pace,
-            started,
-        )?))
-    }
-
-    /// Announces how many read each object, where that has changed.
-    fn announce_loads(&mut self) {
-        let now = self.started.elapsed();
-        for (&number, service) in &self.services {
-            let identity = Identity(number);
-            let Some((announced, _)) = self.announced.get(&identity.to_string()) else {
-                continue;
-            };
-            let reads = service.announced(now, &self.reads(now, identity));
-            if reads == announced.reads {
-                continue;
-            }
-            let announced = Announced {
-                reads,
-                ..announced.clone()
-            };
-            match self.token(&announced.key(&self.gateway)) {
-                // The former token goes when the other is there.
-                Ok(token) => drop(
-                    self.announced
-                        .insert(identity.to_string(), (announced, token)),
-                ),
-                Err(error) => {
-                    return tracing::warn!(%error, "the load of an object is not announced");
-                }
-            }
-        }
+        let identity = reader.identity();
+        self.services.entry(identity.0).or_insert_with(begin)
     }
 
     /// Takes back what a lease held whose reader is done.
@@ -495,22 +590,16 @@ impl Server {
 
     fn granted(&self, grant: Grant, held: &Held) -> Result<Answered> {
         let reader = &held.reader;
-        let manifest = reader.manifest().encode().map_err(|e| Error::Unavailable {
-            what: "the manifest".into(),
-            why: e.to_string(),
-            remedy: "commit the object again",
-        })?;
         let device = match self.local.place() {
             Place::Host => None,
             Place::Device(ordinal) => Some(ordinal),
         };
         let granted = Granted {
             grant,
-            home: reader
-                .manifest()
-                .home
-                .clone()
-                .unwrap_or_else(|| self.gateway.host.clone()),
+            home: match &reader.manifest().home {
+                Some(home) => Home::read(home),
+                None => self.local.home.clone(),
+            },
             transport: self.transport.kind().into(),
             regions: reader
                 .regions()
@@ -519,66 +608,26 @@ impl Server {
                 .collect(),
             direct: held.registration.is_some(),
             rings: held.rings.iter().map(Lent::describe).collect(),
-            manifest: manifest.len(),
+            manifest: held.manifest.len(),
         };
-        let attached = [manifest, self.transport.metadata()?].concat();
+        let first = &held.manifest[..held.manifest.len().min(MANIFEST_PIECE)];
+        let attached = [first, &self.transport.metadata()?].concat();
         Ok(Answered {
             answer: Answer::Granted(Box::new(granted)),
             attached,
         })
     }
 
-    fn removed(&self, names: &[String]) -> Answered {
-        let list = match self.local.list() {
-            Ok(list) => list,
-            Err(error) => return declined(error.to_string(), Again::Later),
+    /// Gives a piece of the manifest of a live lease's object.
+    fn manifest(&self, now: Duration, asked: &Manifest) -> Answered {
+        let held = self.table.alive(now, asked.lease);
+        let Some(rest) = held.and_then(|held| held.manifest.get(asked.from..)) else {
+            return declined("no lease lives that has this piece".into(), Again::Never);
         };
-        let ours = list
-            .removed
-            .into_iter()
-            .filter(|row| row.home.is_none() && names.contains(&row.name));
-        Answered::plain(Answer::Removed(
-            ours.map(|row| (row.name, row.up_to)).collect(),
-        ))
-    }
-
-    /// Announces what the broker has got, and takes back what it has not any more.
-    fn look(&mut self) {
-        if self.looked.is_some_and(|at| at.elapsed() < LOOK) {
-            return;
-        }
-        self.looked = Some(Instant::now());
-        let list = match self.local.list() {
-            Ok(list) => list,
-            Err(error) => return tracing::warn!(%error, "what is announced stays"),
-        };
-        let visible: BTreeMap<String, _> = list
-            .objects
-            .into_iter()
-            .filter(|row| row.state == "visible")
-            .map(|row| (row.identity.clone(), row))
-            .take(MOST_ANNOUNCED)
-            .collect();
-        self.announced
-            .retain(|identity, _| visible.contains_key(identity));
-        self.services
-            .retain(|&number, _| visible.contains_key(&Identity(number).to_string()));
-        for identity in visible.into_keys() {
-            if self.announced.contains_key(&identity) {
-                continue;
-            }
-            let Ok(number) = identity.parse::<Identity>() else {
-                continue;
-            };
-            // An object of another device is another gateway's.
-            let Ok(reader) = self.local.client.open_one(&Selector::Identity(number)) else {
-                continue;
-            };
-            let announced = self.local.announced(&reader);
-            match self.token(&announced.key(&self.gateway)) {
-                Ok(token) => drop(self.announced.insert(identity, (announced, token))),
-                Err(error) => return tracing::warn!(%error, "an object is not announced"),
-            }
+        let piece = rest[..rest.len().min(MANIFEST_PIECE)].to_vec();
+        Answered {
+            answer: Answer::Manifest(piece.len()),
+            attached: piece,
         }
     }
 
@@ -599,7 +648,7 @@ impl Server {
 #[derive(Clone, Debug, Serialize)]
 pub struct Lease {
     /// Its number.
-    pub lease: u64,
+    pub lease: LeaseNumber,
     /// The object.
     pub identity: String,
     /// Its epoch.

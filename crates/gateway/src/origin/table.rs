@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::message::{Again, Ask, Confirm, Grant, Incarnation, LeaseId, Release, Renew};
+use crate::message::{
+    Again, Ask, Confirm, Grant, Incarnation, LeaseId, LeaseNumber, Release, Renew,
+};
 
 /// What other gateways may have at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -52,11 +54,11 @@ impl<M> Ended<M> {
 pub enum Asked {
     /// Open the object and register it, then call [`Table::registered`] with this number, or
     /// [`Table::failed`].
-    Open(u64),
+    Open(LeaseNumber),
     /// The lease is there.
     Again(Grant),
     /// The same question is being answered: the object of this lease is not registered yet.
-    Wait(u64),
+    Wait(LeaseNumber),
     /// There is no room at this moment: somebody else may serve it, or this gateway later.
     Busy(String),
 }
@@ -80,8 +82,7 @@ struct Row<M> {
 pub struct Table<M> {
     incarnation: Incarnation,
     limits: Limits,
-    last: u64,
-    rows: BTreeMap<u64, Row<M>>,
+    rows: BTreeMap<LeaseNumber, Row<M>>,
 }
 
 impl<M> Table<M> {
@@ -90,13 +91,12 @@ impl<M> Table<M> {
         Table {
             incarnation,
             limits,
-            last: 0,
             rows: BTreeMap::new(),
         }
     }
 
-    /// Takes the question for a lease.
-    pub fn ask(&mut self, now: Duration, ask: &Ask) -> Asked {
+    /// Takes the question for a lease, which has this number if it is a new one.
+    pub fn ask(&mut self, now: Duration, ask: &Ask, number: LeaseNumber) -> Asked {
         let same = |row: &&Row<M>| row.asker == ask.asker && row.number == ask.number;
         if let Some((lease, row)) = self.rows.iter().find(|(_, row)| same(row)) {
             return match &row.live {
@@ -118,7 +118,9 @@ impl<M> Table<M> {
                 self.limits.leases
             ));
         }
-        self.last += 1;
+        if self.rows.contains_key(&number) {
+            return Asked::Busy("another lease has the number that was drawn".into());
+        }
         let until = now + self.limits.time;
         let host = ask.host.clone();
         let row = Row {
@@ -130,8 +132,8 @@ impl<M> Table<M> {
             renewed: 0,
             live: None,
         };
-        self.rows.insert(self.last, row);
-        Asked::Open(self.last)
+        self.rows.insert(number, row);
+        Asked::Open(number)
     }
 
     /// Makes a lease live, from this moment on, however long the registration took. Gives back what
@@ -143,7 +145,7 @@ impl<M> Table<M> {
     pub fn registered(
         &mut self,
         now: Duration,
-        lease: u64,
+        lease: LeaseNumber,
         identity: [u8; 16],
         epoch: u64,
         held: M,
@@ -163,6 +165,7 @@ impl<M> Table<M> {
                 let lease = LeaseId {
                     incarnation: self.incarnation,
                     lease,
+                    asker: row.asker,
                 };
                 let lives_ms = u64::try_from(self.limits.time.as_millis()).unwrap_or(u64::MAX);
                 let grant = Grant {
@@ -180,28 +183,34 @@ impl<M> Table<M> {
     }
 
     /// Forgets a lease whose object could not be opened or registered.
-    pub fn failed(&mut self, lease: u64) {
+    pub fn failed(&mut self, lease: LeaseNumber) {
         if self.rows.get(&lease).is_some_and(|row| row.live.is_none()) {
             self.rows.remove(&lease);
         }
     }
 
+    /// Finds the row of a lease, if it is of this process and of the asker that is named.
+    fn row(&self, lease: LeaseId) -> Option<&Row<M>> {
+        self.rows
+            .get(&lease.lease)
+            .filter(|row| lease.incarnation == self.incarnation && lease.asker == row.asker)
+    }
+
     /// Says whether a lease is live and holds this object.
     pub fn confirm(&self, now: Duration, confirm: &Confirm) -> bool {
-        confirm.lease.incarnation == self.incarnation
-            && self.rows.get(&confirm.lease.lease).is_some_and(|row| {
-                now < row.until
-                    && row
-                        .live
-                        .as_ref()
-                        .is_some_and(|(grant, _)| grant.identity == confirm.identity)
-            })
+        self.row(confirm.lease).is_some_and(|row| {
+            now < row.until
+                && row
+                    .live
+                    .as_ref()
+                    .is_some_and(|(grant, _)| grant.identity == confirm.identity)
+        })
     }
 
     /// Lets a live lease go on. Says no for one that is not, and for a renewal that is older than
     /// another.
     pub fn renew(&mut self, now: Duration, renew: &Renew) -> bool {
-        if renew.lease.incarnation != self.incarnation {
+        if self.row(renew.lease).is_none() {
             return false;
         }
         let Some(row) = self.rows.get_mut(&renew.lease.lease) else {
@@ -219,10 +228,7 @@ impl<M> Table<M> {
 
     /// Ends a lease because its holder says so, and returns what it held.
     pub fn release(&mut self, release: &Release) -> Option<Ended<M>> {
-        if release.lease.incarnation != self.incarnation {
-            return None;
-        }
-        self.rows.get(&release.lease.lease)?.live.as_ref()?;
+        self.row(release.lease)?.live.as_ref()?;
         let row = self.rows.remove(&release.lease.lease)?;
         row.live.map(|(_, held)| Ended(held))
     }
@@ -231,7 +237,7 @@ impl<M> Table<M> {
     /// is not registered has not begun.
     pub fn expire(&mut self, now: Duration) -> Vec<Ended<M>> {
         let is_over = |row: &Row<M>| row.live.is_some() && now >= row.until;
-        let over: Vec<u64> = self
+        let over: Vec<LeaseNumber> = self
             .rows
             .iter()
             .filter(|(_, row)| is_over(row))
@@ -262,15 +268,12 @@ impl<M> Table<M> {
 
     /// Looks at what a lease holds that is live and whose time is not over.
     pub fn alive(&self, now: Duration, lease: LeaseId) -> Option<&M> {
-        let row = self
-            .rows
-            .get(&lease.lease)
-            .filter(|row| lease.incarnation == self.incarnation && now < row.until)?;
+        let row = self.row(lease).filter(|row| now < row.until)?;
         row.live.as_ref().map(|(_, held)| held)
     }
 
     /// Looks at what a live lease holds.
-    pub fn of(&self, lease: u64) -> Option<&M> {
+    pub fn of(&self, lease: LeaseNumber) -> Option<&M> {
         self.rows.get(&lease)?.live.as_ref().map(|(_, held)| held)
     }
 
@@ -301,6 +304,7 @@ mod tests {
             host: format!("host-{asker}"),
             number,
             wanted,
+            others: 0,
             last_resort: false,
         }
     }
@@ -316,8 +320,15 @@ mod tests {
         Table::new(Incarnation([1; 16]), limits)
     }
 
+    /// Asks with a number of this asker's question.
+    fn asked(table: &mut Table<u32>, now: Duration, ask: &Ask) -> Asked {
+        let mut number = ask.asker.0;
+        number[15] = ask.number as u8;
+        table.ask(now, ask, LeaseNumber(number))
+    }
+
     fn granted(table: &mut Table<u32>, now: Duration, ask: &Ask) -> Grant {
-        let Asked::Open(lease) = table.ask(now, ask) else {
+        let Asked::Open(lease) = asked(table, now, ask) else {
             panic!("room for {ask:?}")
         };
         table.registered(now, lease, X, 3, 9).expect("in time")
@@ -328,7 +339,7 @@ mod tests {
         let mut table = table();
         let grant = granted(&mut table, SECOND, &ask(2, 1));
         assert_eq!(
-            table.ask(SECOND, &ask(2, 1)),
+            asked(&mut table, SECOND, &ask(2, 1)),
             Asked::Again(grant),
             "the same question"
         );
@@ -386,7 +397,7 @@ mod tests {
         let mut table = table();
         granted(&mut table, SECOND, &ask(2, 1));
         granted(&mut table, SECOND, &ask(2, 2));
-        let Asked::Busy(why) = table.ask(SECOND, &ask(2, 3)) else {
+        let Asked::Busy(why) = asked(&mut table, SECOND, &ask(2, 3)) else {
             panic!("a third of one host")
         };
         assert_eq!(why, "2 of 3 leases, 2 of 2 of host host-2");
@@ -395,13 +406,13 @@ mod tests {
             ..ask(2, 1)
         };
         assert!(
-            matches!(table.ask(SECOND, &another_process), Asked::Busy(_)),
+            matches!(asked(&mut table, SECOND, &another_process), Asked::Busy(_)),
             "a pull of the same host"
         );
-        let Asked::Open(lease) = table.ask(SECOND, &ask(3, 1)) else {
+        let Asked::Open(lease) = asked(&mut table, SECOND, &ask(3, 1)) else {
             panic!("a third in all")
         };
-        assert_eq!(table.ask(SECOND, &ask(3, 1)), Asked::Wait(lease));
+        assert_eq!(asked(&mut table, SECOND, &ask(3, 1)), Asked::Wait(lease));
         let (held, again, why) = table
             .registered(SECOND, lease, X, 3, 5)
             .expect_err("a third of one object");
@@ -410,21 +421,24 @@ mod tests {
             (5, Again::Busy, "2 gateways read the object already")
         );
         assert!(
-            matches!(table.ask(SECOND, &ask(3, 2)), Asked::Open(_)),
+            matches!(asked(&mut table, SECOND, &ask(3, 2)), Asked::Open(_)),
             "and it takes no place"
         );
-        assert!(matches!(table.ask(SECOND, &ask(4, 1)), Asked::Busy(_)));
+        assert!(matches!(
+            asked(&mut table, SECOND, &ask(4, 1)),
+            Asked::Busy(_)
+        ));
     }
 
     #[test]
     fn a_registration_takes_as_long_as_it_takes_and_a_release_ends_one_lease_once() {
         let mut table = table();
-        let Asked::Open(lease) = table.ask(SECOND, &ask(2, 1)) else {
+        let Asked::Open(lease) = asked(&mut table, SECOND, &ask(2, 1)) else {
             panic!("room")
         };
         assert_eq!(table.expire(SECOND * 300), []);
         assert_eq!(
-            table.ask(SECOND * 300, &ask(2, 1)),
+            asked(&mut table, SECOND * 300, &ask(2, 1)),
             Asked::Wait(lease),
             "it is not begun anew"
         );
@@ -446,6 +460,25 @@ mod tests {
             ..grant.lease
         };
         assert_eq!(table.release(&Release { lease: elsewhere }), None);
+        let another = LeaseId {
+            asker: Incarnation([8; 16]),
+            ..grant.lease
+        };
+        assert_eq!(
+            table.release(&Release { lease: another }),
+            None,
+            "another process' release of it"
+        );
+        let renewed = |lease| Renew { lease, number: 1 };
+        assert!(!table.renew(SECOND * 31, &renewed(another)));
+        assert!(table.alive(SECOND * 31, another).is_none());
+        let confirmed = |lease| Confirm {
+            lease,
+            identity: X,
+            number: 1,
+        };
+        assert!(!table.confirm(SECOND * 31, &confirmed(another)));
+        assert!(table.confirm(SECOND * 31, &confirmed(grant.lease)));
         assert_eq!(table.release(&release), Some(Ended(9)));
         assert_eq!(table.release(&release), None);
         table.failed(grant.lease.lease);

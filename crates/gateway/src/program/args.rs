@@ -5,20 +5,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
+use gpu_ipc::broker::Readers;
 
 use super::log::LogOptions;
 use crate::error::{Error, Result};
-use crate::pace::Pace;
-use crate::origin::rings::Slots;
 use crate::message::Incarnation;
 use crate::net::call::MOST_RING;
 use crate::net::session::{Address, Network, Trust};
+use crate::origin::rings::Slots;
 use crate::transport::Transport;
+use crate::transport::choice::{Land, Way};
 use crate::transport::nixl::Nixl;
 use crate::transport::staging::shape;
-use crate::transport::choice::{Land, Way};
 #[cfg(feature = "faults")]
 use crate::transport::tcp::{Faults, Tcp};
+use gpu_ipc_gateway_plan::Pace;
+
+/// Users besides its own that an object may be open to.
+const MOST_READERS: usize = 16;
 
 /// Replicas of gpu-ipc's objects on other hosts
 #[derive(Parser, Debug)]
@@ -164,6 +168,10 @@ pub struct PullOptions {
     /// Where the bytes of a ring land; else in the object, if it is memory of the ring's kind
     #[arg(long, value_enum)]
     pub land: Option<Land>,
+    /// Who else of this host may open the replica: everybody, or numbers of users, as 1000,1001;
+    /// else the user that pulls alone
+    #[arg(long, value_name = "WHO", value_parser = readers)]
+    pub readers: Option<Readers>,
     /// Print the figures as JSON
     #[arg(long)]
     pub json: bool,
@@ -362,6 +370,20 @@ impl Net {
     }
 }
 
+/// Reads who may open a replica.
+fn readers(text: &str) -> std::result::Result<Readers, String> {
+    if text == "everybody" {
+        return Ok(Readers::Everybody);
+    }
+    let uids: std::result::Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
+    match uids {
+        Ok(uids) if uids.len() <= MOST_READERS => Ok(Readers::Uids(uids)),
+        _ => Err(format!(
+            "{text:?} is neither everybody nor 1 to {MOST_READERS} numbers of users, as 1000,1001"
+        )),
+    }
+}
+
 /// Reads a rate.
 fn gbit(text: &str) -> std::result::Result<f64, String> {
     let rate = text.parse().ok().filter(|rate| (1e-6..=1e6).contains(rate));
@@ -371,6 +393,16 @@ fn gbit(text: &str) -> std::result::Result<f64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn readers_are_everybody_or_users() {
+        assert_eq!(readers("everybody"), Ok(Readers::Everybody));
+        assert_eq!(readers("1000,7"), Ok(Readers::Uids(vec![1000, 7])));
+        for text in ["", "root", "1,", "-1", &vec!["1"; 17].join(",")] {
+            let why = readers(text).expect_err("nobody");
+            assert!(why.contains("1000,1001"), "{why}");
+        }
+    }
 
     #[test]
     fn a_ring_that_no_reader_takes_is_refused() {

@@ -2,7 +2,8 @@
 //!
 //! 1. `args`: its arguments. `state`: the file by which commands find the gateway that runs on this
 //!    host.
-//! 2. `run`: serves, with a `log`, which is that of keeper and broker. `pull`: gets one object. `objects`, `status`: look.
+//! 2. `run`: serves, with a `log`, which is that of keeper and broker. `pull`: gets one object.
+//!    `objects`: looks.
 
 // Tests: `crates/gateway/tests/gateways`, `testing/hosts/src/cases`.
 
@@ -13,4 +14,3 @@ pub mod objects;
 pub mod pull;
 pub mod run;
 pub mod state;
-pub mod status;

@@ -1,5 +1,7 @@
-//! `gpu-ipc-gateway objects --all-hosts`: what all hosts announce.
+//! `gpu-ipc-gateway objects --all-hosts`: what all hosts have, page by page.
 
+use std::collections::BTreeSet;
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -8,79 +10,201 @@ use zenoh::Wait;
 use super::args::ObjectsOptions;
 use super::pull::network_of;
 use crate::error::{Error, Result};
-use crate::replica::driver::announced;
-use crate::replica::follow::gateways;
-use crate::net::key::{Announced, Gateway};
+use crate::message::{List, Listed};
+use crate::net::call::{Answer, Question, ask};
+use crate::net::key::Gateway;
+use crate::net::live::Live;
 
-/// How long the first gateway may take to be reached.
+/// How long the first gateway may take to be reached, and those that it knows of.
 const REACHED: Duration = Duration::from_secs(10);
-/// How often it is looked for.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often they are looked for.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long a gateway may take for one page.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The most pages of one gateway: a broker has 65,536 names.
+const MOST_PAGES: usize = 4_096;
 
 #[derive(Serialize)]
-struct Row {
+struct Row<'a> {
     #[serde(flatten)]
-    gateway: Gateway,
-    #[serde(flatten)]
-    object: Announced,
+    gateway: &'a Gateway,
+    name: &'a str,
+    epoch: u64,
+    identity: &'a str,
+    bytes: u64,
+    home: &'a str,
 }
 
-/// Lists them.
+/// Lists them: what was printed stays, also when a gateway does not answer.
 ///
 /// # Errors
 ///
-/// What keeps it from asking, and [`Error::Unavailable`] where no gateway was reached: an empty list
-/// would say that the hosts have no objects.
+/// What keeps it from asking, and [`Error::Unavailable`] where no gateway was reached, or one did
+/// not give its whole list: a list that is short would say that the rest is not there.
 pub fn run(options: &ObjectsOptions) -> Result<()> {
     let (network, _) = network_of(&options.place, &options.net)?;
     let session = network.open()?;
-    // Opening returns before a slow connection stands. A gateway announces itself with its objects.
-    let until = Instant::now() + REACHED;
-    let (reached, all) = loop {
-        let reached = !gateways(&session, None).is_empty();
-        let all = announced(&session, Duration::from_secs(5));
-        if reached || !all.is_empty() || Instant::now() > until {
-            break (reached, all);
-        }
-        std::thread::sleep(LOOK);
-    };
-    let _ = session.close().wait();
-    if !reached && all.is_empty() {
+    let live = Live::listen(&session)?;
+    let (gateways, mut silent) = all(&session, &live);
+    if gateways.is_empty() {
+        let _ = session.close().wait();
         return Err(Error::Unavailable {
             what: "the list of objects".into(),
             why: format!("no gateway was reached within {} s", REACHED.as_secs()),
             remedy: "check `--peer` and `--tls`, and that a gateway runs there",
         });
     }
-    if options.json {
-        let rows: Vec<Row> = all
-            .into_iter()
-            .map(|(gateway, object)| Row { gateway, object })
-            .collect();
-        println!("{}", serde_json::to_string(&rows).unwrap_or_default());
-        return Ok(());
+    let mut out = Out::begin(options.json);
+    for gateway in &gateways {
+        if !list(&session, gateway, &mut out) {
+            silent.insert(gateway.host.clone());
+        }
     }
-    for (gateway, object) in &all {
-        let Announced {
+    let _ = session.close().wait();
+    let printed = out.end();
+    if silent.is_empty() {
+        return printed;
+    }
+    let silent: Vec<String> = silent.into_iter().collect();
+    Err(Error::Unavailable {
+        what: "the whole list".into(),
+        why: format!("the gateways of {} did not answer", silent.join(", ")),
+        remedy: "see that they run, and ask again",
+    })
+}
+
+/// Finds all gateways: those that are heard, and those that they know of. Returns those that were
+/// reached, and the hosts of the others.
+fn all(session: &zenoh::Session, live: &Live) -> (Vec<Gateway>, BTreeSet<String>) {
+    let until = Instant::now() + REACHED;
+    let mut known: BTreeSet<Gateway> = BTreeSet::new();
+    let mut asked: BTreeSet<Gateway> = BTreeSet::new();
+    loop {
+        let there = live.gateways(None);
+        for gateway in &there {
+            if !asked.insert(gateway.clone()) {
+                continue;
+            }
+            let left = until.saturating_duration_since(Instant::now()).max(LOOK);
+            let answer = ask(session, gateway, &Question::Gateways, left);
+            let answer = answer.ok().and_then(|asked| asked.wait());
+            if let Some(Answer::Gateways(others)) = answer.map(|answered| answered.answer) {
+                known.extend(others);
+            }
+        }
+        let missing = known.iter().filter(|known| !there.contains(known));
+        let missing: BTreeSet<String> = missing.map(|gateway| gateway.host.clone()).collect();
+        let reached = !there.is_empty() && missing.is_empty();
+        if reached || Instant::now() > until {
+            return (there, missing);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Prints all objects of a gateway, and says whether it gave them all.
+fn list(session: &zenoh::Session, gateway: &Gateway, out: &mut Out) -> bool {
+    let (mut after, mut pages) = (None, 0);
+    loop {
+        let question = Question::List(List {
+            after: after.clone(),
+        });
+        let answer = ask(session, gateway, &question, PATIENCE);
+        let answer = answer.ok().and_then(|asked| asked.wait());
+        let Some(Answer::Listed(page, more)) = answer.map(|answered| answered.answer) else {
+            return false;
+        };
+        for listed in &page {
+            out.row(gateway, listed);
+        }
+        pages += 1;
+        let last = page.last().map(|last| (last.name.clone(), last.epoch));
+        // A gateway that lies would be asked without end.
+        let goes_on = last > after && pages < MOST_PAGES;
+        match (more, goes_on) {
+            (false, _) => return true,
+            (true, false) => return false,
+            (true, true) => after = last,
+        }
+    }
+}
+
+/// What is printed: a page in memory at a time.
+struct Out {
+    to: io::BufWriter<io::Stdout>,
+    json: bool,
+    rows: u64,
+    failed: Option<io::Error>,
+}
+
+impl Out {
+    fn begin(json: bool) -> Out {
+        let mut out = Out {
+            to: io::BufWriter::new(io::stdout()),
+            json,
+            rows: 0,
+            failed: None,
+        };
+        out.write(if json { "[" } else { "" });
+        out
+    }
+
+    fn write(&mut self, text: &str) {
+        if self.failed.is_none() {
+            self.failed = self.to.write_all(text.as_bytes()).err();
+        }
+    }
+
+    fn row(&mut self, gateway: &Gateway, listed: &Listed) {
+        let Listed {
             name,
             epoch,
             identity,
             bytes,
+            origin,
             home,
-            ..
-        } = object;
-        let what = if *home == gateway.host {
-            "home".to_owned()
+        } = listed;
+        let host = &gateway.host;
+        let line = if self.json {
+            let row = Row {
+                gateway,
+                name,
+                epoch: *epoch,
+                identity,
+                bytes: *bytes,
+                home: &home.host,
+            };
+            let comma = if self.rows > 0 { "," } else { "" };
+            let row = serde_json::to_string(&row).expect("texts and numbers have a JSON");
+            format!("{comma}{row}")
         } else {
-            format!("replica from {home}")
+            let what = if *origin {
+                "home".to_owned()
+            } else {
+                format!("replica from {}", home.host)
+            };
+            format!("{host}  {name}  epoch {epoch}  {bytes} bytes  {identity}  {what}\n")
         };
-        println!(
-            "{}  {name}  epoch {epoch}  {bytes} bytes  {identity}  {what}",
-            gateway.host
-        );
+        self.rows += 1;
+        self.write(&line);
     }
-    if all.is_empty() {
-        println!("no gateway announces an object");
+
+    fn end(mut self) -> Result<()> {
+        let none = if self.rows == 0 {
+            "no host has an object\n"
+        } else {
+            ""
+        };
+        self.write(if self.json { "]\n" } else { none });
+        let failed = self.failed.take().or_else(|| self.to.flush().err());
+        match failed {
+            None => Ok(()),
+            Some(error) => Err(Error::Unavailable {
+                what: "the list of objects".into(),
+                why: error.to_string(),
+                remedy: "see that what reads it goes on",
+            }),
+        }
     }
-    Ok(())
 }

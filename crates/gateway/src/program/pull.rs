@@ -1,8 +1,10 @@
 //! `gpu-ipc-gateway pull`: gets one object, in a process of its own.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
+use gpu_ipc::broker::Readers;
 use indicatif::{ProgressBar, ProgressStyle};
 use zenoh::Wait;
 
@@ -11,11 +13,12 @@ use super::args::Carrier;
 use super::args::{Net, Place, PullOptions};
 use super::state;
 use crate::error::{Error, Result};
-use crate::replica::driver::Fetch;
 use crate::local::Local;
+use crate::net::live::Live;
+use crate::net::session::Network;
+use crate::replica::driver::Fetch;
 use crate::replica::report::{Failure, Kind, Report};
 use crate::replica::sources::Order;
-use crate::net::session::Network;
 use crate::replica::{Patience, Rules};
 
 /// How this process ends when a transfer may be writing yet; its death frees the memory.
@@ -95,6 +98,7 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
     )?;
     let transport = net.carrier(network.own_address(), true)?;
     let session = network.open()?;
+    let live = Arc::new(Live::listen(&session)?);
     let patience = Patience {
         attempts: options.attempts,
         stall: Duration::from_secs(options.stall_s),
@@ -120,11 +124,13 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
     let fetch = Fetch {
         local: &local,
         session: &session,
+        live,
         transport,
         patience,
         pace,
         way,
         land,
+        readers: options.readers.clone().unwrap_or(Readers::Owner),
         rules,
     };
     let ended = fetch.run(&order, |bytes, all| {

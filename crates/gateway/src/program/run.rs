@@ -9,12 +9,13 @@ use gpu_ipc::backend::thread;
 use super::args::RunOptions;
 use super::state::{Held, State};
 use crate::error::{Error, Result};
-use crate::replica::follow;
 use crate::local::Local;
-use crate::origin::serve::Server;
-use crate::origin::Limits;
 use crate::message::Incarnation;
 use crate::net::key::Gateway;
+use crate::net::live::Live;
+use crate::origin::Limits;
+use crate::origin::serve::Server;
+use crate::replica::follow;
 
 /// How often removals are looked for.
 const FOLLOW: Duration = Duration::from_secs(2);
@@ -54,6 +55,7 @@ pub fn run(options: &RunOptions) -> Result<()> {
         ..Limits::default()
     };
     let (followed, over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+    let live = Live::listen(&session)?;
     let follower = {
         let (local, session, followed, over) = (
             local.clone(),
@@ -63,7 +65,7 @@ pub fn run(options: &RunOptions) -> Result<()> {
         );
         let follow = move || {
             while !over.load(Ordering::Relaxed) {
-                match follow::look(&local, &session) {
+                match follow::look(&local, &session, &live) {
                     Ok(gone) => drop(followed.fetch_add(gone, Ordering::Relaxed)),
                     Err(error) => tracing::warn!(%error, "removals were not followed"),
                 }
@@ -114,7 +116,7 @@ pub fn run(options: &RunOptions) -> Result<()> {
         limits,
         options.net.pace(),
         slots,
-    );
+    )?;
     let served = server.run(|figures, leases| {
         if written.is_none_or(|at| at.elapsed() >= WRITE) {
             written = Some(Instant::now());

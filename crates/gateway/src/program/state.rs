@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+use super::args::StatusOptions;
 use crate::error::{Error, Result};
 use crate::net::key::escape;
-use crate::transport::choice::Way;
 use crate::transport::choice::Tried;
+use crate::transport::choice::Way;
 
 /// What a gateway says of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -185,4 +186,50 @@ pub fn all(dir: &Folder) -> Vec<State> {
     }
     found.sort_by(|a: &State, b| a.incarnation.cmp(&b.incarnation));
     found
+}
+
+/// `gpu-ipc-gateway status`: prints what the gateways of this host do.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for a directory that cannot be used.
+pub fn status(options: &StatusOptions) -> Result<()> {
+    let dir = options.place.dir()?;
+    let (mut all, paths) = (all(&dir), paths(&dir));
+    all.iter_mut()
+        .for_each(|state| state.paths.clone_from(&paths));
+    if options.json {
+        println!("{}", serde_json::to_string(&all).unwrap_or_default());
+        return Ok(());
+    }
+    for state in &all {
+        let State {
+            host,
+            pid,
+            listen,
+            transport,
+            figures,
+            ..
+        } = state;
+        println!("{host}  process {pid} at {listen}, carried by {transport}: {figures}");
+    }
+    for Path {
+        from,
+        transport,
+        way,
+        gb_s,
+        ways,
+        ..
+    } in &paths
+    {
+        let tried: Vec<String> = ways.iter().map(ToString::to_string).collect();
+        println!(
+            "from {from} by {transport}: {way}, {gb_s:.2} GB/s (tried: {})",
+            tried.join("; ")
+        );
+    }
+    if all.is_empty() {
+        println!("no gateway runs for this broker");
+    }
+    Ok(())
 }

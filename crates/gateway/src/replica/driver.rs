@@ -1,31 +1,36 @@
-//! Pulls one object: carries out what the machine of [`pull`](crate::replica) says.
+//! Pulls one object: carries out what the machine of [`replica`](crate::replica) says.
 //!
 //! One process does one pull. Where a transfer neither ends nor fails, the process ends with its
 //! destination mapped, and its death frees the memory.
+//!
+//! The thread of a pull asks, polls and renews. What may take long has a thread of its own: the
+//! object is made at this host's broker, and its memory registered, by
+//! [`create`](crate::replica::create).
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu_ipc::broker::{CreateOptions, Epoch, Manifest, ObjectError, Readers, Writer};
+use gpu_ipc::broker::{Readers, Writer};
 use gpu_ipc_gateway_plan::TroubleKind;
-use zenoh::Wait;
 
 use crate::local::Local;
-use crate::pace::Pace;
+use crate::message::{Again, Ask, Has, LeaseId, Release, Wanted};
+use crate::net::call::{Answer, Answered, Asked, Heard, Question, ask};
+use crate::net::key::Gateway;
+use crate::net::live::Live;
+use crate::replica::create::{Created, Leased, Made, Means, begin};
 use crate::replica::report::{Failure, Kind, Report, Steps};
 use crate::replica::sources::{Next, Order, Sources, puller};
-use crate::step::pass;
 use crate::replica::ways::Ways;
-use crate::error::Result;
-use crate::message::{Again, Ask, Release};
-use crate::net::call::{Answer, Answered, Asked, Granted, Heard, Question, ask};
-use crate::net::key::{Announced, Gateway, ROOT};
 use crate::replica::{Action, Event, Outcome, Patience, Pull, Rules};
-use crate::transport::choice::Tried;
+use crate::step::pass;
+use crate::transport::choice::{Land, Tried, Way};
 use crate::transport::route::Found;
-use crate::transport::choice::{Land, Way};
-use crate::transport::{Peer, Progress, Registration, Transfer, Transport};
+use crate::transport::{Progress, Transfer, Transport};
+use gpu_ipc_gateway_plan::Pace;
 
 /// How often what is awaited is looked at, at least. Soon after something has happened it is looked
 /// at more often: after an eighth of the time since.
@@ -40,12 +45,14 @@ const SPIN: Duration = Duration::from_micros(50);
 /// How long the origin may take to hear that a lease has ended.
 const RELEASE: Duration = Duration::from_secs(1);
 
-/// A pull and its means.
+/// What pulls of one process have in common.
 pub struct Fetch<'a> {
     /// This host.
     pub local: &'a Local,
     /// The network.
     pub session: &'a zenoh::Session,
+    /// The gateways that are there.
+    pub live: Arc<Live>,
     /// What carries the bytes.
     pub transport: Arc<dyn Transport>,
     /// How long each step may take.
@@ -56,6 +63,8 @@ pub struct Fetch<'a> {
     pub way: Option<Way>,
     /// Where the bytes of a ring land; else as [`Land::of`] has it.
     pub land: Option<Land>,
+    /// Who may open the replica here, besides the user that pulls.
+    pub readers: Readers,
     /// Tests alone have others.
     pub rules: Rules,
 }
@@ -66,19 +75,6 @@ impl std::fmt::Debug for Fetch<'_> {
             .field("local", self.local)
             .finish_non_exhaustive()
     }
-}
-
-/// One attempt's own: dropped in this order. A transfer that has not ended may write to the object:
-/// before it is dropped, as a panic would do it, the process ends, and its memory with it.
-#[derive(Default)]
-struct Attempt {
-    /// What kind of failure the next one is.
-    kind: Kind,
-    transfer: Option<Box<dyn Transfer>>,
-    peer: Option<Box<dyn Peer>>,
-    registration: Option<Box<dyn Registration>>,
-    writer: Option<Writer>,
-    granted: Option<(Gateway, Granted, Manifest, Vec<u8>)>,
 }
 
 impl Fetch<'_> {
@@ -92,295 +88,229 @@ impl Fetch<'_> {
         order: &Order,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Report, Failure> {
-        let started = Instant::now();
         let failed = |error: crate::Error| Failure {
             kind: Kind::Failed,
             why: error.to_string(),
         };
-        let me = puller(&self.local.host).map_err(failed)?;
-        let mut sources =
-            Sources::listen(self.session, order, me.clone(), self.pace, started).map_err(failed)?;
-        let mut report = Report {
+        Driver::begin(self, order, &mut progress)
+            .map_err(failed)?
+            .run()
+    }
+}
+
+/// One attempt's own: dropped in this order. A transfer that has not ended may write to the object:
+/// before it is dropped, as a panic would do it, the process ends, and its memory with it.
+#[derive(Default)]
+struct Attempt {
+    /// What kind of failure the next one is.
+    kind: Kind,
+    transfer: Option<Box<dyn Transfer>>,
+    creating: Option<Receiver<Created>>,
+    made: Option<Made>,
+    leased: Option<Arc<Leased>>,
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if self.transfer.is_some() {
+            std::process::abort();
+        }
+    }
+}
+
+impl Attempt {
+    fn bytes(&self) -> u64 {
+        self.leased.as_ref().map_or(0, |leased| leased.bytes())
+    }
+}
+
+/// A pull on its way.
+struct Driver<'a> {
+    fetch: &'a Fetch<'a>,
+    order: &'a Order,
+    progress: &'a mut dyn FnMut(u64, u64),
+    me: Gateway,
+    sources: Sources,
+    ways: Ways<'a>,
+    pull: Pull,
+    todo: VecDeque<Action>,
+    attempt: Attempt,
+    /// Questions of this attempt without an answer.
+    waits: Vec<(Question, Asked)>,
+    found: Arc<Mutex<Found>>,
+    arrived: u64,
+    report: Report,
+    started: Instant,
+    /// When something last happened.
+    quiet: Instant,
+    /// When the object's creation, its read and the confirmation began.
+    creating: Instant,
+    reading: Instant,
+    confirming: Instant,
+}
+
+/// How a pull ends.
+type End = Result<Report, Failure>;
+
+impl<'a> Driver<'a> {
+    fn begin(
+        fetch: &'a Fetch<'a>,
+        order: &'a Order,
+        progress: &'a mut dyn FnMut(u64, u64),
+    ) -> crate::Result<Driver<'a>> {
+        let started = Instant::now();
+        let me = puller(&fetch.local.home.host)?;
+        let net = (fetch.session, &fetch.live);
+        let sources = Sources::new(net, order, me.clone(), fetch.pace, started);
+        let mut ways = Ways::new(
+            fetch.session,
+            Arc::clone(&fetch.transport),
+            fetch.local.client.gpu(),
+            fetch.patience.answer,
+        );
+        (ways.way, ways.land) = (fetch.way, fetch.land);
+        let (pull, actions) = Pull::begin(Duration::ZERO, fetch.patience, fetch.rules);
+        let report = Report {
             name: order.name.clone(),
-            transport: self.transport.kind().into(),
+            transport: fetch.transport.kind().into(),
             ..Report::default()
         };
-        let mut attempt = Attempt::default();
-        let mut ways = Ways::new(
-            self.session,
-            Arc::clone(&self.transport),
-            self.local.client.gpu(),
-            self.patience.answer,
-        );
-        (ways.way, ways.land) = (self.way, self.land);
-        let found = Arc::<Mutex<Found>>::default();
-        let (mut arrived, mut quiet) = (0, Instant::now());
-        let begun = || found.lock().unwrap_or_else(PoisonError::into_inner).begun;
-        let mut waits: Vec<(Question, Asked)> = Vec::new();
-        let (mut began, mut confirming) = (Instant::now(), Instant::now());
-        let (mut pull, actions) = Pull::begin(Duration::ZERO, self.patience, self.rules);
-        let mut todo: std::collections::VecDeque<Action> = actions.into();
+        Ok(Driver {
+            fetch,
+            order,
+            progress,
+            me,
+            sources,
+            ways,
+            pull,
+            todo: actions.into(),
+            attempt: Attempt::default(),
+            waits: Vec::new(),
+            found: Arc::default(),
+            arrived: 0,
+            report,
+            started,
+            quiet: started,
+            creating: started,
+            reading: started,
+            confirming: started,
+        })
+    }
+
+    fn run(mut self) -> End {
         loop {
-            while let Some(action) = todo.pop_front() {
-                let begins = Instant::now();
-                let event = match action {
-                    Action::Ask(number) => {
-                        attempt = Attempt::default();
-                        match sources.next(&self.local.client, self.patience.answer) {
-                            Next::Here(here) => {
-                                let seconds = started.elapsed().as_secs_f64();
-                                let Announced {
-                                    epoch,
-                                    identity,
-                                    bytes,
-                                    home,
-                                    ..
-                                } = here;
-                                return Ok(Report {
-                                    epoch,
-                                    identity,
-                                    bytes,
-                                    home,
-                                    seconds,
-                                    was_here: true,
-                                    ..report
-                                });
-                            }
-                            Next::Nobody => {
-                                attempt.kind = Kind::NotFound;
-                                let from = order
-                                    .from
-                                    .as_ref()
-                                    .map_or(String::new(), |host| format!(" of host {host}"));
-                                let why = format!("no gateway{from} announces {}", order.name);
-                                Some(Event::Declined(number, why, Again::Later))
-                            }
-                            Next::Wait(pause) => {
-                                attempt.kind = Kind::Busy;
-                                let why =
-                                    format!("all gateways that announce {} are busy", order.name);
-                                Some(Event::Busy(number, why, pause))
-                            }
-                            Next::PulledHere(pause) => {
-                                attempt.kind = Kind::Busy;
-                                let why = format!(
-                                    "another process of this host is pulling {}",
-                                    order.name
-                                );
-                                Some(Event::Busy(number, why, pause))
-                            }
-                            Next::Ask {
-                                gateway,
-                                wanted,
-                                last_resort,
-                            } => {
-                                let (asker, host) = (me.incarnation, me.host.clone());
-                                let question = Question::Ask(Ask {
-                                    asker,
-                                    host,
-                                    number,
-                                    wanted,
-                                    last_resort,
-                                });
-                                let event = self.lease(number, &gateway, &question, &mut attempt);
-                                report.steps = Steps {
-                                    lease: begins.elapsed().as_secs_f64(),
-                                    ..Steps::default()
-                                };
-                                Some(judge(event, &gateway, &mut sources))
-                            }
-                        }
-                    }
-                    Action::Create(_) => {
-                        pass("pull.granted");
-                        let made = self.create(&mut attempt);
-                        report.steps.create = begins.elapsed().as_secs_f64();
-                        pass("pull.created");
-                        Some(made)
-                    }
-                    Action::Read(_) => {
-                        arrived = 0;
-                        *found.lock().unwrap_or_else(PoisonError::into_inner) = Found::default();
-                        let begun = self.read(&mut attempt, &mut ways, &found);
-                        report.steps.stage = begins.elapsed().as_secs_f64();
-                        began = Instant::now();
-                        pass("pull.reading");
-                        begun.err().map(Event::ReadFailed)
-                    }
-                    Action::Flush => {
-                        pass("pull.read");
-                        let bytes = attempt.bytes();
-                        let Found {
-                            measured,
-                            taken,
-                            ring,
-                            ..
-                        } = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                        let read = taken.map_or(began, |(_, at)| at);
-                        report.steps.trials = (read - began).as_secs_f64();
-                        report.steps.read = read.elapsed().as_secs_f64();
-                        report.gb_s = bytes as f64 / report.steps.read.max(1e-9) / 1e9;
-                        if let Some((land, times)) = ring {
-                            report.land = Some(land);
-                            let seconds = |of: &AtomicU64| of.load(Ordering::Relaxed) as f64 / 1e9;
-                            report.steps.ring_reading = seconds(&times.reading);
-                            report.steps.ring_filling = seconds(&times.filling);
-                            report.steps.ring_copying = seconds(&times.copying);
-                            report.steps.fills = times.answers.load(Ordering::Relaxed);
-                            report.steps.fill =
-                                seconds(&times.answering) / report.steps.fills.max(1) as f64;
-                        }
-                        report.way = taken.map(|(way, _)| way);
-                        report.ways = measured.iter().map(Tried::from).collect();
-                        progress(bytes, bytes);
-                        let begins = Instant::now();
-                        let flushed = self.transport.flush();
-                        report.steps.flush = begins.elapsed().as_secs_f64();
-                        Some(match flushed {
-                            Ok(()) => Event::Flushed,
-                            Err(error) => Event::ReadFailed(error.to_string()),
-                        })
-                    }
-                    Action::Confirm(confirm) => {
-                        pass("pull.confirming");
-                        confirming = begins;
-                        self.send(&attempt, Question::Confirm(confirm), &mut waits);
-                        None
-                    }
-                    Action::Renew(renew) => {
-                        self.send(&attempt, Question::Renew(renew), &mut waits);
-                        None
-                    }
-                    Action::Commit => {
-                        pass("pull.confirmed");
-                        report.steps.confirm = (begins - confirming).as_secs_f64();
-                        let committed = commit(&mut attempt);
-                        report.steps.commit = begins.elapsed().as_secs_f64();
-                        Some(committed)
-                    }
-                    Action::Drop => {
-                        if let Some((gateway, ..)) = &attempt.granted {
-                            sources.trouble(gateway, TroubleKind::Failed);
-                        }
-                        attempt.transfer = None;
-                        attempt.registration = None;
-                        attempt.writer = None;
-                        None
-                    }
-                    Action::Release(lease) => {
-                        // Others wait for it; else the timer ends it.
-                        if let Some((gateway, ..)) = &attempt.granted {
-                            let question = Question::Release(Release { lease });
-                            let _ = ask(self.session, gateway, &question, RELEASE)
-                                .map(|asked| asked.wait());
-                        }
-                        None
-                    }
-                    Action::End(Outcome::Done) => {
-                        pass("pull.committed");
-                        if let Some((gateway, granted, _, _)) = &attempt.granted {
-                            report.epoch = granted.grant.epoch;
-                            report.identity = granted.grant.identity().to_string();
-                            report.from.clone_from(&gateway.host);
-                            report.home.clone_from(&granted.home);
-                        }
-                        report.bytes = attempt.bytes();
-                        report.retries = pull.attempt() - 1;
-                        report.seconds = started.elapsed().as_secs_f64();
-                        return Ok(report);
-                    }
-                    Action::End(Outcome::Failed(why)) => {
-                        return Err(Failure {
-                            kind: attempt.kind,
-                            why,
-                        });
-                    }
-                    Action::End(Outcome::Stuck(why)) => {
-                        // The transfer may write yet: mapped until this process ends.
-                        std::mem::forget(attempt);
-                        return Err(Failure {
-                            kind: Kind::Stuck,
-                            why,
-                        });
-                    }
-                };
-                quiet = Instant::now();
-                if let Some(event) = event {
-                    todo.extend(pull.happened(started.elapsed(), event));
+            while let Some(action) = self.todo.pop_front() {
+                if let Some(end) = self.act(action) {
+                    return end;
                 }
+                self.quiet = Instant::now();
             }
-            quiet = begun().map_or(quiet, |begun| begun.max(quiet));
-            let most = if attempt.transfer.is_some() && quiet.elapsed() < QUIET {
-                READING
-            } else {
-                LOOK
-            };
-            let pause = most.min(quiet.elapsed() / 8);
-            if pause < SPIN {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(pause);
-            }
-            let now = started.elapsed();
-            if let Some(transfer) = &mut attempt.transfer {
-                let event = match transfer.poll() {
-                    Ok(Progress::Running { bytes }) => {
-                        if bytes > arrived {
-                            (arrived, quiet) = (bytes, Instant::now());
-                            progress(bytes, attempt.bytes());
-                        }
-                        if bytes * 2 >= attempt.bytes() {
-                            pass("pull.half_read");
-                        }
-                        Event::Progress(bytes)
-                    }
-                    Ok(Progress::Done) => {
-                        attempt.transfer = None;
-                        Event::Read
-                    }
-                    Err(error) => {
-                        attempt.transfer = None;
-                        Event::ReadFailed(error.to_string())
-                    }
-                };
-                todo.extend(pull.happened(now, event));
-            }
-            let mut open = Vec::new();
-            for (question, asked) in waits.drain(..) {
-                match asked.hear() {
-                    Heard::Answer(answered) => {
-                        if let Some(event) = heard(&question, &answered) {
-                            todo.extend(pull.happened(now, event));
-                        }
-                    }
-                    Heard::NotYet => open.push((question, asked)),
-                    Heard::Nothing => {}
-                }
-            }
-            waits = open;
-            todo.extend(pull.happened(now, Event::Tick));
+            self.rest();
+            self.look_at_the_object();
+            self.look_at_the_transfer();
+            self.hear();
+            self.happened(Event::Tick);
         }
     }
 
+    /// Does one thing, and says how the pull ended if that was the last.
+    fn act(&mut self, action: Action) -> Option<End> {
+        match action {
+            Action::Ask(number) => return self.ask(number),
+            Action::Create(_) => self.create(),
+            Action::Read(_) => self.read(),
+            Action::Flush => self.flush(),
+            Action::Confirm(confirm) => {
+                pass("pull.confirming");
+                self.confirming = Instant::now();
+                self.send(Question::Confirm(confirm));
+            }
+            Action::Renew(renew) => self.send(Question::Renew(renew)),
+            Action::Commit => self.commit(),
+            Action::Drop => self.throw_away(),
+            Action::Release(lease) => self.release(lease),
+            Action::End(outcome) => return Some(self.end(outcome)),
+        }
+        None
+    }
+
+    fn happened(&mut self, event: Event) {
+        let now = self.started.elapsed();
+        self.todo.extend(self.pull.happened(now, event));
+    }
+
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Chooses a host and asks it for a lease.
+    fn ask(&mut self, number: u64) -> Option<End> {
+        self.attempt = Attempt::default();
+        self.waits.clear();
+        let (local, patience) = (self.fetch.local, self.fetch.patience.answer);
+        let event = match self.sources.next(&local.client, patience) {
+            Next::Here(here) => return Some(Ok(self.was_here(here))),
+            Next::Nobody => {
+                self.attempt.kind = Kind::NotFound;
+                let from = self.order.from.as_ref();
+                let from = from.map_or(String::new(), |host| format!(" of host {host}"));
+                let why = format!("no gateway{from} has {}", self.order.name);
+                Event::Declined(number, why, Again::Later)
+            }
+            Next::Unheard(why) => {
+                self.attempt.kind = Kind::Unreached;
+                let why = format!("{} was not found: {why}", self.order.name);
+                Event::Declined(number, why, Again::Later)
+            }
+            Next::Wait(pause, why) => {
+                self.attempt.kind = Kind::Busy;
+                Event::Busy(number, why, pause)
+            }
+            Next::Ask {
+                gateway,
+                wanted,
+                others,
+                last_resort,
+            } => {
+                let begun = Instant::now();
+                let question = Question::Ask(Ask {
+                    asker: self.me.incarnation,
+                    host: self.me.host.clone(),
+                    number,
+                    wanted: wanted.clone(),
+                    others,
+                    last_resort,
+                });
+                let event = self.lease(number, &gateway, &wanted, &question);
+                self.report.steps = Steps {
+                    lease: begun.elapsed().as_secs_f64(),
+                    ..Steps::default()
+                };
+                self.judge(event, &gateway)
+            }
+        };
+        self.happened(event);
+        None
+    }
+
+    /// Asks for a lease, for as long as the object is being registered.
     fn lease(
-        &self,
+        &mut self,
         number: u64,
         gateway: &Gateway,
+        wanted: &Wanted,
         question: &Question,
-        attempt: &mut Attempt,
     ) -> Event {
         let later = |why: String| Event::Declined(number, why, Again::Later);
-        let never = |why: String| Event::Declined(number, why, Again::Never);
         let asked = Instant::now();
+        let (session, patience) = (self.fetch.session, self.fetch.patience);
         let answered = loop {
-            match ask(self.session, gateway, question, self.patience.answer)
-                .map(|asked| asked.wait())
-            {
+            match ask(session, gateway, question, patience.answer).map(|asked| asked.wait()) {
                 // The same question: it is not registered once more.
                 Ok(Some(Answered {
                     answer: Answer::Registering,
                     ..
-                })) if asked.elapsed() < self.patience.busy => {}
+                })) if asked.elapsed() < patience.busy => {}
                 Ok(answered) => break answered,
                 Err(error) => return later(error.to_string()),
             }
@@ -394,184 +324,335 @@ impl Fetch<'_> {
                 why,
                 again: Again::Busy,
             } => {
-                attempt.kind = Kind::Busy;
+                self.attempt.kind = Kind::Busy;
                 return Event::Busy(number, why, Duration::ZERO);
             }
             Answer::Declined { why, again } => return Event::Declined(number, why, again),
             Answer::Registering => {
                 return later(format!("the gateway of {} registers it yet", gateway.host));
             }
-            _ => return never("the gateway answered another question".into()),
+            _ => {
+                let why = format!("the gateway of {} answered another question", gateway.host);
+                return Event::Declined(number, why, Again::Never);
+            }
         };
-        let (manifest, metadata) = attached.split_at(granted.manifest);
-        let manifest = match Manifest::decode(manifest) {
-            Ok(manifest) => manifest,
-            Err(error) => return never(error.to_string()),
+        let leased = Leased {
+            gateway: gateway.clone(),
+            asker: self.me.incarnation,
+            wanted: wanted.clone(),
+            granted,
+            attached,
         };
-        let bytes: Vec<u64> = manifest.layout.regions().to_vec();
-        let sound = manifest.identity == granted.grant.identity()
-            && manifest.epoch == granted.grant.epoch()
-            && granted.regions.iter().map(|(_, bytes, _)| *bytes).eq(bytes)
-            && granted.transport == self.transport.kind();
-        if !sound {
-            let why = format!(
-                "what {} granted is not what it describes, or it carries bytes by {}",
-                gateway.host, granted.transport
-            );
-            return never(why);
+        if let Err(why) = leased.check(self.fetch.transport.kind()) {
+            return Event::Declined(number, why, Again::Never);
         }
-        let grant = granted.grant;
-        let metadata = metadata.to_vec();
-        attempt.granted = Some((gateway.clone(), granted, manifest, metadata));
+        let grant = leased.granted.grant;
+        self.attempt.leased = Some(Arc::new(leased));
         Event::Granted(number, grant)
     }
 
-    fn create(&self, attempt: &mut Attempt) -> Event {
-        let Some((_, granted, manifest, metadata)) = &attempt.granted else {
-            return Event::NotCreated("nothing was granted".into(), Again::Never);
-        };
-        let uid = rustix::process::getuid().as_raw();
-        // Its owner there may read it here too.
-        let readers = match &manifest.readers {
-            Readers::Owner if manifest.owner == uid => Readers::Owner,
-            Readers::Owner => Readers::Uids(vec![manifest.owner]),
-            Readers::Everybody => Readers::Everybody,
-            Readers::Uids(uids) => {
-                let all = uids
-                    .iter()
-                    .copied()
-                    .chain([manifest.owner])
-                    .filter(|other| *other != uid);
-                Readers::Uids(all.take(16).collect())
-            }
-        };
-        let replica_of = Some((Epoch(granted.grant.epoch), granted.home.clone()));
-        let identity = Some(granted.grant.identity());
-        let options = CreateOptions {
-            readers,
-            identity,
-            replica_of,
-            ..CreateOptions::default()
-        };
-        let writer =
-            match self
-                .local
-                .client
-                .create_with(&manifest.name, manifest.layout.clone(), &options)
-            {
-                Ok(writer) => writer,
-                Err(error) => {
-                    let again = match &error {
-                        // Another process of this host began in the same moment: it is waited for
-                        // from here on.
-                        ObjectError::Refused {
-                            refusal: gpu_ipc::broker::wire::RefusalCode::Exists,
-                            ..
-                        } => Again::Later,
-                        ObjectError::Gpu(_)
-                        | ObjectError::WriterLost { .. }
-                        | ObjectError::Aborted { .. } => Again::Later,
-                        _ => Again::Never,
-                    };
-                    if matches!(
-                        error,
-                        ObjectError::Refused { .. } | ObjectError::Conflict { .. }
-                    ) {
-                        attempt.kind = Kind::Refused;
-                    }
-                    return Event::NotCreated(error.to_string(), again);
-                }
-            };
-        let spans = self.local.spans(writer.regions());
-        // SAFETY: `register` asks for memory that is mapped and writable until the registration is
-        // dropped and transfers have ended: `Attempt` keeps the writer, whose mapping it is, drops
-        // it after the registration, and is never dropped while a transfer may write.
-        match unsafe { self.transport.register(&spans) } {
-            Ok(registration) => attempt.registration = Some(registration),
-            Err(error) if granted.rings.is_empty() => {
-                return Event::NotCreated(error.to_string(), Again::Never);
-            }
-            Err(error) => tracing::warn!(%error, "the object is read through a ring"),
+    /// Remembers what an answer says of its gateway. What one cannot serve for good, another may.
+    fn judge(&mut self, event: Event, gateway: &Gateway) -> Event {
+        match event {
+            Event::Busy(..) => self.sources.trouble(gateway, TroubleKind::Refused),
+            Event::Declined(..) => self.sources.trouble(gateway, TroubleKind::Failed),
+            _ => {}
         }
-        match self.transport.load_peer(metadata) {
-            Ok(peer) => attempt.peer = Some(peer),
-            Err(error) => {
-                attempt.registration = None;
-                return Event::NotCreated(error.to_string(), Again::Later);
+        match event {
+            Event::Declined(number, why, Again::Never) if self.sources.count() > 1 => {
+                Event::Declined(number, why, Again::Later)
             }
+            event => event,
         }
-        attempt.writer = Some(writer);
-        Event::Created
     }
 
-    fn read(
-        &self,
-        attempt: &mut Attempt,
-        ways: &mut Ways<'_>,
-        found: &Arc<Mutex<Found>>,
-    ) -> Result<(), String> {
-        let (Some((gateway, granted, _, _)), Some(writer), Some(peer)) =
-            (&attempt.granted, &attempt.writer, attempt.peer.take())
-        else {
+    /// Begins to make the object.
+    fn create(&mut self) {
+        pass("pull.granted");
+        self.creating = Instant::now();
+        let Some(leased) = &self.attempt.leased else {
+            let why = "nothing was granted".into();
+            return self.happened(Event::NotCreated(why, Again::Never));
+        };
+        let means = Means {
+            local: self.fetch.local.clone(),
+            session: self.fetch.session.clone(),
+            transport: Arc::clone(&self.fetch.transport),
+            patience: self.fetch.patience.answer,
+            readers: self.fetch.readers.clone(),
+        };
+        match begin(means, Arc::clone(leased)) {
+            Ok(creating) => self.attempt.creating = Some(creating),
+            Err(error) => self.happened(Event::NotCreated(error.to_string(), Again::Later)),
+        }
+    }
+
+    /// Looks whether the object is made.
+    fn look_at_the_object(&mut self) {
+        let Some(creating) = &self.attempt.creating else {
+            return;
+        };
+        let created = match creating.try_recv() {
+            Ok(created) => created,
+            Err(TryRecvError::Empty) => return,
+            Err(TryRecvError::Disconnected) => Err((
+                "the thread that makes the object panicked".into(),
+                Again::Never,
+                Kind::Failed,
+            )),
+        };
+        self.attempt.creating = None;
+        self.report.steps.create = self.creating.elapsed().as_secs_f64();
+        pass("pull.created");
+        let event = match created {
+            Ok(made) => {
+                self.attempt.made = Some(made);
+                Event::Created
+            }
+            Err((why, again, kind)) => {
+                self.attempt.kind = kind;
+                Event::NotCreated(why, again)
+            }
+        };
+        self.happened(event);
+    }
+
+    /// Begins to read.
+    fn read(&mut self) {
+        self.arrived = 0;
+        *self.found() = Found::default();
+        self.reading = Instant::now();
+        let begun = self.begin_to_read();
+        self.report.steps.stage = self.reading.elapsed().as_secs_f64();
+        pass("pull.reading");
+        if let Err(why) = begun {
+            self.happened(Event::ReadFailed(why));
+        }
+    }
+
+    fn begin_to_read(&mut self) -> Result<(), String> {
+        let (Some(leased), Some(made)) = (&self.attempt.leased, &mut self.attempt.made) else {
             return Err("nothing was created".into());
         };
-        let object = self.local.spans(writer.regions());
+        let peer = made.peer.take().ok_or("it was read already")?;
+        let object = self.fetch.local.spans(made.writer.regions());
         // SAFETY: `Ways::begin` asks that the object stays mapped, writable and to itself until the
         // transfer has ended: it is the writer's, which nobody else uses, and `Attempt` is not
         // dropped before the transfer's end: a transfer that does not end leads to
         // `Outcome::Stuck`, for which it is forgotten; a panic ends the process.
         let begun = unsafe {
-            ways.begin(
+            self.ways.begin(
                 peer,
-                (gateway, granted),
+                (&leased.gateway, &leased.granted),
                 &object,
-                attempt.registration.is_some(),
-                found,
+                made.registration.is_some(),
+                &self.found,
             )
         };
-        attempt.transfer = Some(begun.map_err(|error| error.to_string())?);
+        self.attempt.transfer = Some(begun.map_err(|error| error.to_string())?);
         Ok(())
     }
 
-    fn send(&self, attempt: &Attempt, question: Question, waits: &mut Vec<(Question, Asked)>) {
-        let Some((gateway, ..)) = &attempt.granted else {
+    /// Looks how far the transfer is.
+    fn look_at_the_transfer(&mut self) {
+        let Some(transfer) = &mut self.attempt.transfer else {
             return;
         };
-        match ask(self.session, gateway, &question, self.patience.answer) {
-            Ok(asked) => waits.push((question, asked)),
+        let event = match transfer.poll() {
+            Ok(Progress::Running { bytes }) => {
+                let all = self.attempt.bytes();
+                if bytes > self.arrived {
+                    (self.arrived, self.quiet) = (bytes, Instant::now());
+                    (self.progress)(bytes, all);
+                }
+                if bytes * 2 >= all {
+                    pass("pull.half_read");
+                }
+                Event::Progress(bytes)
+            }
+            Ok(Progress::Done) => {
+                self.attempt.transfer = None;
+                Event::Read
+            }
+            Err(error) => {
+                self.attempt.transfer = None;
+                Event::ReadFailed(error.to_string())
+            }
+        };
+        self.happened(event);
+    }
+
+    /// Makes the device see what was read.
+    fn flush(&mut self) {
+        pass("pull.read");
+        self.note_the_read();
+        let bytes = self.attempt.bytes();
+        (self.progress)(bytes, bytes);
+        let begun = Instant::now();
+        let flushed = self.fetch.transport.flush();
+        self.report.steps.flush = begun.elapsed().as_secs_f64();
+        self.happened(match flushed {
+            Ok(()) => Event::Flushed,
+            Err(error) => Event::ReadFailed(error.to_string()),
+        });
+    }
+
+    /// Notes what the read took, and by which way.
+    fn note_the_read(&mut self) {
+        let Found {
+            measured,
+            taken,
+            ring,
+            ..
+        } = self.found().clone();
+        // A transport may read while it is told to begin.
+        let read = taken.map_or(self.reading, |(_, at)| at);
+        let report = &mut self.report;
+        let steps = &mut report.steps;
+        steps.trials = taken.map_or(0.0, |(_, at)| (at - self.reading).as_secs_f64());
+        steps.read = read.elapsed().as_secs_f64();
+        report.gb_s = self.attempt.bytes() as f64 / steps.read.max(1e-9) / 1e9;
+        if let Some((land, times)) = ring {
+            report.land = Some(land);
+            let seconds = |of: &AtomicU64| of.load(Ordering::Relaxed) as f64 / 1e9;
+            steps.ring_reading = seconds(&times.reading);
+            steps.ring_filling = seconds(&times.filling);
+            steps.ring_copying = seconds(&times.copying);
+            steps.fills = times.answers.load(Ordering::Relaxed);
+            steps.fill = seconds(&times.answering) / steps.fills.max(1) as f64;
+        }
+        report.way = taken.map(|(way, _)| way);
+        report.ways = measured.iter().map(Tried::from).collect();
+    }
+
+    /// Makes the object visible.
+    fn commit(&mut self) {
+        pass("pull.confirmed");
+        let begun = Instant::now();
+        self.report.steps.confirm = (begun - self.confirming).as_secs_f64();
+        let made = self.attempt.made.take();
+        let event = match made.map(|made| made.into_writer()) {
+            Some(writer) => commit(writer),
+            None => Event::NotCommitted("nothing was read".into()),
+        };
+        self.report.steps.commit = begun.elapsed().as_secs_f64();
+        self.happened(event);
+    }
+
+    /// Gives the attempt's object up: nothing is written to it any more.
+    fn throw_away(&mut self) {
+        if let Some(leased) = &self.attempt.leased {
+            self.sources.trouble(&leased.gateway, TroubleKind::Failed);
+        }
+        self.attempt.transfer = None;
+        self.attempt.made = None;
+    }
+
+    /// Tells the origin that the lease has ended: others wait for it. Else the timer ends it.
+    fn release(&self, lease: LeaseId) {
+        if let Some(leased) = &self.attempt.leased {
+            let question = Question::Release(Release { lease });
+            let _ = ask(self.fetch.session, &leased.gateway, &question, RELEASE)
+                .map(|asked| asked.wait());
+        }
+    }
+
+    fn send(&mut self, question: Question) {
+        let Some(leased) = &self.attempt.leased else {
+            return;
+        };
+        let patience = self.fetch.patience.answer;
+        match ask(self.fetch.session, &leased.gateway, &question, patience) {
+            Ok(asked) => self.waits.push((question, asked)),
             Err(error) => tracing::warn!(%error, "a question could not be asked"),
         }
     }
-}
 
-impl Drop for Attempt {
-    fn drop(&mut self) {
-        if self.transfer.is_some() {
-            std::process::abort();
+    /// Hears what was answered, and what will not be.
+    fn hear(&mut self) {
+        for (question, asked) in std::mem::take(&mut self.waits) {
+            match asked.hear() {
+                Heard::Answer(answered) => {
+                    if let Some(event) = heard(&question, &answered) {
+                        self.happened(event);
+                    }
+                }
+                Heard::NotYet => self.waits.push((question, asked)),
+                Heard::Nothing => {
+                    if let Question::Confirm(confirm) = question {
+                        self.happened(Event::Unheard(confirm.number));
+                    }
+                }
+            }
         }
     }
-}
 
-impl Attempt {
-    fn bytes(&self) -> u64 {
-        self.granted.as_ref().map_or(0, |(_, granted, ..)| {
-            granted.regions.iter().map(|(_, bytes, _)| bytes).sum()
-        })
-    }
-}
-
-/// Remembers what an answer says of its gateway. What one cannot serve for good, another may.
-fn judge(event: Event, gateway: &Gateway, sources: &mut Sources) -> Event {
-    match event {
-        Event::Busy(..) => sources.trouble(gateway, TroubleKind::Refused),
-        Event::Declined(..) => sources.trouble(gateway, TroubleKind::Failed),
-        _ => {}
-    }
-    match event {
-        Event::Declined(number, why, Again::Never) if sources.count() > 1 => {
-            Event::Declined(number, why, Again::Later)
+    /// Sleeps for as long as nothing is missed.
+    fn rest(&mut self) {
+        let begun = self.found().begun;
+        self.quiet = begun.map_or(self.quiet, |begun| begun.max(self.quiet));
+        let most = if self.attempt.transfer.is_some() && self.quiet.elapsed() < QUIET {
+            READING
+        } else {
+            LOOK
+        };
+        let pause = most.min(self.quiet.elapsed() / 8);
+        if pause < SPIN {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(pause);
         }
-        event => event,
+    }
+
+    fn was_here(&mut self, here: Has) -> Report {
+        let Has {
+            epoch,
+            identity,
+            bytes,
+            home,
+            ..
+        } = here;
+        Report {
+            epoch,
+            identity,
+            bytes,
+            home: home.host,
+            seconds: self.started.elapsed().as_secs_f64(),
+            was_here: true,
+            ..std::mem::take(&mut self.report)
+        }
+    }
+
+    fn end(&mut self, outcome: Outcome) -> End {
+        let mut attempt = std::mem::take(&mut self.attempt);
+        match outcome {
+            Outcome::Done => {
+                pass("pull.committed");
+                let mut report = std::mem::take(&mut self.report);
+                if let Some(leased) = attempt.leased.take() {
+                    report.bytes = leased.bytes();
+                    report.epoch = leased.granted.grant.epoch;
+                    report.identity = leased.granted.grant.identity().to_string();
+                    report.from.clone_from(&leased.gateway.host);
+                    report.home.clone_from(&leased.granted.home.host);
+                }
+                report.retries = self.pull.attempt() - 1;
+                report.seconds = self.started.elapsed().as_secs_f64();
+                Ok(report)
+            }
+            Outcome::Failed(why) => Err(Failure {
+                kind: attempt.kind,
+                why,
+            }),
+            Outcome::Stuck(why) => {
+                // The transfer may write yet: mapped until this process ends.
+                std::mem::forget(attempt);
+                Err(Failure {
+                    kind: Kind::Stuck,
+                    why,
+                })
+            }
+        }
     }
 }
 
@@ -585,36 +666,10 @@ fn heard(question: &Question, answered: &Answered) -> Option<Event> {
     }
 }
 
-fn commit(attempt: &mut Attempt) -> Event {
-    attempt.registration = None;
-    let Some(writer) = attempt.writer.take() else {
-        return Event::NotCommitted("nothing was read".into());
-    };
+fn commit(writer: Writer) -> Event {
     // The bytes are there for all streams: the transport's flush was waited for.
     match writer.commit(&[]).and_then(|commit| commit.wait()) {
         Ok(_) => Event::Committed,
         Err(error) => Event::NotCommitted(error.to_string()),
     }
-}
-
-/// Names what a gateway of this network is for messages: used by `objects`.
-pub fn announced(session: &zenoh::Session, patience: Duration) -> Vec<(Gateway, Announced)> {
-    let Ok(replies) = session
-        .liveliness()
-        .get(format!("{ROOT}/*/*/has/**"))
-        .timeout(patience)
-        .wait()
-    else {
-        return Vec::new();
-    };
-    let mut all = Vec::new();
-    while let Ok(reply) = replies.recv() {
-        let key = reply
-            .result()
-            .ok()
-            .map(|sample| sample.key_expr().as_str().to_owned());
-        all.extend(key.and_then(|key| Announced::parse(&key)));
-    }
-    all.sort();
-    all
 }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use zenoh::Session;
 
-use crate::step::pass;
 use crate::error::{Error, Result};
 use crate::message::{Fill, LeaseId};
 use crate::net::call::{Answer, Asked, Heard, Lent, Question, ask};
 use crate::net::key::Gateway;
+use crate::step::pass;
 use crate::transport::choice::Way;
 use crate::transport::ring::{Source, Times};
 

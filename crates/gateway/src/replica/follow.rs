@@ -4,57 +4,28 @@
 //! away and a replica that was committed in the moment of the removal are all found at the next
 //! look.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gpu_ipc::broker::Epoch;
-use zenoh::Wait;
 
-use crate::local::Local;
 use crate::error::Result;
-use crate::message::Incarnation;
+use crate::local::Local;
+use crate::message::{Home, Removed};
 use crate::net::call::{Answer, Question, ask};
-use crate::net::key::{Gateway, ROOT, escape, unescape};
+use crate::net::live::Live;
 
 /// How long a home may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Names in one question.
-const MOST_NAMES: usize = 10;
-
-/// Finds the gateways of a host; of all hosts for none.
-pub fn gateways(session: &zenoh::Session, host: Option<&str>) -> Vec<Gateway> {
-    let host = host.map_or("*".to_owned(), escape);
-    let query = session
-        .liveliness()
-        .get(format!("{ROOT}/{host}/*/live"))
-        .timeout(PATIENCE);
-    let Ok(replies) = query.wait() else {
-        return Vec::new();
-    };
-    let mut found = BTreeSet::new();
-    while let Ok(reply) = replies.recv() {
-        let Ok(sample) = reply.result() else { continue };
-        let chunks: Vec<&str> = sample.key_expr().as_str().split('/').collect();
-        let ["gpu-ipc", "1", host, incarnation, "live"] = chunks[..] else {
-            continue;
-        };
-        let incarnation = incarnation
-            .parse::<gpu_ipc::broker::Identity>()
-            .ok()
-            .map(|number| Incarnation(number.0));
-        if let (Some(host), Some(incarnation)) = (unescape(host), incarnation) {
-            found.insert(Gateway { host, incarnation });
-        }
-    }
-    found.into_iter().collect()
-}
+/// Bytes of names in one question, which has 4,096: each byte may take six in JSON.
+const MOST_BYTES: usize = 600;
 
 /// Looks once, and returns how many objects were removed.
 ///
 /// # Errors
 ///
 /// What the broker gives.
-pub fn look(local: &Local, session: &zenoh::Session) -> Result<u64> {
+pub fn look(local: &Local, session: &zenoh::Session, live: &Live) -> Result<u64> {
     let mut replicas: BTreeMap<String, BTreeMap<String, Vec<u64>>> = BTreeMap::new();
     for row in local.list()?.objects {
         if let (Some(home), "visible") = (row.home, row.state.as_str()) {
@@ -68,18 +39,21 @@ pub fn look(local: &Local, session: &zenoh::Session) -> Result<u64> {
     }
     let mut gone = 0;
     for (home, names) in replicas {
-        let Some(gateway) = gateways(session, Some(&home)).into_iter().next() else {
-            continue;
-        };
-        let all: Vec<String> = names.keys().cloned().collect();
-        for some in all.chunks(MOST_NAMES) {
-            let question = Question::Removed(some.to_vec());
-            let Some(answered) = ask(session, &gateway, &question, PATIENCE)?.wait() else {
-                continue;
-            };
-            let Answer::Removed(removed) = answered.answer else {
-                continue;
-            };
+        let home = Home::read(&home);
+        for names_of_one in parts(names.keys()) {
+            let question = Question::Removed(Removed {
+                broker: home.broker,
+                names: names_of_one,
+            });
+            // Another machine of the same name declines: the number is not its broker's.
+            let removed = live.gateways(Some(&home.host)).iter().find_map(|gateway| {
+                let asked = ask(session, gateway, &question, PATIENCE).ok()?;
+                match asked.wait()?.answer {
+                    Answer::Removed(removed) => Some(removed),
+                    _ => None,
+                }
+            });
+            let Some(removed) = removed else { continue };
             for (name, up_to) in removed {
                 let Some(epochs) = names.get(&name) else {
                     continue;
@@ -89,6 +63,23 @@ pub fn look(local: &Local, session: &zenoh::Session) -> Result<u64> {
         }
     }
     Ok(gone)
+}
+
+/// Cuts names into parts of one question each.
+fn parts<'a>(names: impl Iterator<Item = &'a String>) -> Vec<Vec<String>> {
+    let mut parts: Vec<Vec<String>> = Vec::new();
+    let mut bytes = MOST_BYTES;
+    for name in names {
+        bytes += name.len() + 3;
+        match parts.last_mut() {
+            Some(part) if bytes <= MOST_BYTES => part.push(name.clone()),
+            _ => {
+                bytes = name.len();
+                parts.push(vec![name.clone()]);
+            }
+        }
+    }
+    parts
 }
 
 fn remove(local: &Local, name: &str, epochs: &[u64], up_to: u64) -> u64 {
@@ -113,4 +104,22 @@ fn remove(local: &Local, name: &str, epochs: &[u64], up_to: u64) -> u64 {
         }
     }
     over.len() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_in_one_question_that_a_gateway_reads() {
+        let names: Vec<String> = (0..99).map(|n| "\u{1}".repeat(255 - n) + "é").collect();
+        let parts = parts(names.iter());
+        assert_eq!(parts.concat(), names);
+        for names in parts {
+            let broker = [7; 16];
+            let question = Question::Removed(Removed { broker, names });
+            let bytes = serde_json::to_vec(&question).expect("a JSON");
+            crate::net::call::read_question(&bytes).expect("short enough");
+        }
+    }
 }

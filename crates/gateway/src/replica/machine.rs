@@ -72,6 +72,8 @@ pub enum Event {
     Renewed(LeaseId, bool),
     /// The origin answered the confirmation with this number.
     Confirmed(u64, bool),
+    /// The confirmation with this number will have no answer: nobody is there to give it.
+    Unheard(u64),
     /// The object is visible.
     Committed,
     /// The broker refused the commit.
@@ -124,6 +126,7 @@ enum Stage {
     },
     Creating {
         grant: Grant,
+        lost: bool,
     },
     Reading {
         grant: Grant,
@@ -138,6 +141,8 @@ enum Stage {
         grant: Grant,
         number: u64,
         asked: u32,
+        /// Until it is asked again.
+        patience: Duration,
     },
     Committing {
         grant: Grant,
@@ -167,7 +172,8 @@ pub struct Pull {
 
 /// How often a confirmation is asked for: an answer may be lost.
 const CONFIRMATIONS: u32 = 3;
-/// How long to wait before another attempt.
+/// How long to wait before another attempt, and before a confirmation is asked for again that
+/// nobody was there to answer.
 const PAUSE: Duration = Duration::from_millis(200);
 
 impl Pull {
@@ -199,7 +205,11 @@ impl Pull {
         match (stage, event) {
             (Stage::Asking { number }, Event::Granted(to, grant)) if to == number => {
                 (self.renewed, self.busy) = (now, None);
-                self.go(now, Stage::Creating { grant }, vec![Action::Create(grant)])
+                self.go(
+                    now,
+                    Stage::Creating { grant, lost: false },
+                    vec![Action::Create(grant)],
+                )
             }
             (Stage::Asking { number }, Event::Declined(to, why, again)) if to == number => {
                 self.again(now, why, again, Vec::new())
@@ -222,7 +232,11 @@ impl Pull {
             (Stage::Asking { .. }, Event::Tick) if self.is_over(now, self.patience.answer) => {
                 self.again(now, "no gateway answered".into(), Again::Later, Vec::new())
             }
-            (Stage::Creating { grant }, Event::Created) => self.go(
+            (Stage::Creating { grant, lost: true }, Event::Created) if self.rules.confirms => {
+                let why = "the origin ended the lease before the object was made here".into();
+                self.throw_away(now, grant, why)
+            }
+            (Stage::Creating { grant, .. }, Event::Created) => self.go(
                 now,
                 Stage::Reading {
                     grant,
@@ -231,7 +245,7 @@ impl Pull {
                 },
                 vec![Action::Read(grant)],
             ),
-            (Stage::Creating { grant }, Event::NotCreated(why, again)) => {
+            (Stage::Creating { grant, .. }, Event::NotCreated(why, again)) => {
                 self.again(now, why, again, vec![Action::Release(grant.lease)])
             }
             (Stage::Reading { grant, bytes, lost }, Event::Progress(more)) => {
@@ -243,6 +257,12 @@ impl Pull {
                 if more > bytes {
                     self.since = now;
                 }
+                Vec::new()
+            }
+            (Stage::Creating { grant, .. }, Event::Renewed(lease, false))
+                if lease == grant.lease =>
+            {
+                self.stage = Stage::Creating { grant, lost: true };
                 Vec::new()
             }
             (Stage::Reading { grant, bytes, .. }, Event::Renewed(lease, false))
@@ -275,9 +295,10 @@ impl Pull {
                 // The origin may be answering yet, so its timer ends the lease.
                 vec![Action::End(Outcome::Stuck(why))]
             }
-            (stage @ (Stage::Creating { grant } | Stage::Reading { grant, .. }), Event::Tick)
-                if now.saturating_sub(self.renewed) >= self.renews_after(grant) =>
-            {
+            (
+                stage @ (Stage::Creating { grant, .. } | Stage::Reading { grant, .. }),
+                Event::Tick,
+            ) if now.saturating_sub(self.renewed) >= self.renews_after(grant) => {
                 self.stage = stage;
                 self.renewed = now;
                 self.number += 1;
@@ -315,9 +336,33 @@ impl Pull {
                     )
                 }
             }
-            (Stage::Confirming { grant, asked, .. }, Event::Tick)
-                if self.is_over(now, self.patience.answer) =>
-            {
+            (
+                Stage::Confirming {
+                    grant,
+                    number,
+                    asked,
+                    ..
+                },
+                Event::Unheard(to),
+            ) if to == number => {
+                let patience = PAUSE * asked;
+                let stage = Stage::Confirming {
+                    grant,
+                    number,
+                    asked,
+                    patience,
+                };
+                self.go(now, stage, Vec::new())
+            }
+            (
+                Stage::Confirming {
+                    grant,
+                    asked,
+                    patience,
+                    ..
+                },
+                Event::Tick,
+            ) if self.is_over(now, patience) => {
                 if asked < CONFIRMATIONS {
                     self.confirm(now, grant, asked + 1)
                 } else {
@@ -371,15 +416,13 @@ impl Pull {
             identity: grant.identity,
             number,
         };
-        self.go(
-            now,
-            Stage::Confirming {
-                grant,
-                number,
-                asked,
-            },
-            vec![Action::Confirm(confirm)],
-        )
+        let stage = Stage::Confirming {
+            grant,
+            number,
+            asked,
+            patience: self.patience.answer,
+        };
+        self.go(now, stage, vec![Action::Confirm(confirm)])
     }
 
     fn throw_away(&mut self, now: Duration, grant: Grant, why: String) -> Vec<Action> {
@@ -418,7 +461,7 @@ impl Pull {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Incarnation;
+    use crate::message::{Incarnation, LeaseNumber};
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -436,7 +479,8 @@ mod tests {
     fn grant(lives_ms: u64) -> Grant {
         let lease = LeaseId {
             incarnation: Incarnation([1; 16]),
-            lease: 1,
+            lease: LeaseNumber([4; 16]),
+            asker: Incarnation([5; 16]),
         };
         Grant {
             lease,
@@ -493,6 +537,71 @@ mod tests {
             [Action::End(Outcome::Failed("gone".into()))],
             "the second attempt was the last"
         );
+    }
+
+    /// A pull of one attempt whose bytes have arrived, at `now`.
+    fn confirming(now: Duration) -> (Pull, u64) {
+        let mut pull = begun(1);
+        pull.happened(now, Event::Granted(1, grant(30_000)));
+        pull.happened(now, Event::Created);
+        pull.happened(now, Event::Read);
+        match pull.happened(now, Event::Flushed)[..] {
+            [Action::Confirm(confirm)] => (pull, confirm.number),
+            ref other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_origin_that_is_not_there_to_confirm_costs_no_patience() {
+        let (mut pull, mut number) = confirming(SECOND);
+        let mut now = SECOND;
+        for asked in 1..=CONFIRMATIONS {
+            assert_eq!(
+                pull.happened(now, Event::Unheard(number + 1)),
+                [],
+                "of a question that was not asked"
+            );
+            assert_eq!(pull.happened(now, Event::Unheard(number)), []);
+            now += PAUSE * asked;
+            match pull.happened(now, Event::Tick)[..] {
+                [Action::Confirm(confirm)] if asked < CONFIRMATIONS => number = confirm.number,
+                [
+                    Action::Drop,
+                    Action::Release(_),
+                    Action::End(Outcome::Failed(ref why)),
+                ] if asked == CONFIRMATIONS => {
+                    assert_eq!(why, "the origin does not answer any more");
+                }
+                ref other => panic!("asked {asked} times: {other:?}"),
+            }
+        }
+        assert!(now < SECOND * 3, "{now:?}");
+    }
+
+    #[test]
+    fn an_answer_that_comes_after_all_counts() {
+        let (mut pull, number) = confirming(SECOND);
+        pull.happened(SECOND, Event::Unheard(number));
+        assert_eq!(
+            pull.happened(SECOND, Event::Confirmed(number, true)),
+            [Action::Commit]
+        );
+    }
+
+    #[test]
+    fn a_lease_is_renewed_while_the_object_is_made_and_what_was_lost_is_not_read() {
+        let mut pull = begun(2);
+        pull.happened(Duration::ZERO, Event::Granted(1, grant(900)));
+        let now = Duration::from_millis(300);
+        let renewals = pull.happened(now, Event::Tick);
+        assert!(matches!(renewals[..], [Action::Renew(_)]), "{renewals:?}");
+        let lease = grant(900).lease;
+        assert_eq!(pull.happened(now, Event::Renewed(lease, false)), []);
+        assert_eq!(
+            pull.happened(now, Event::Created),
+            [Action::Drop, Action::Release(lease)]
+        );
+        assert_eq!(pull.happened(SECOND, Event::Tick), [Action::Ask(3)]);
     }
 
     #[test]

@@ -30,16 +30,19 @@
 //!
 //! What it does not cover is said at [`origin`](crate::origin), and so is the test.
 //!
-//! 1. `machine`: the stages above. [`driver`]: does what it says.
-//! 2. [`sources`]: the host to read from. [`ways`]: what a read goes by. [`fills`]: questions for
+//! 1. `machine`: the stages above. [`driver`]: does what it says. `create`: checks what was granted,
+//!    and makes the object.
+//! 2. [`search`]: who has a name. [`sources`]: the host to read from. [`ways`]: what a read goes by. [`fills`]: questions for
 //!    pieces in the origin's ring. [`report`]: what became of a pull.
 //! 3. [`follow`]: removals at the home.
 
+mod create;
 pub mod driver;
 pub mod fills;
 pub mod follow;
 mod machine;
 pub mod report;
+pub mod search;
 pub mod sources;
 pub mod ways;
 

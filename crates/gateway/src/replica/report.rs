@@ -75,8 +75,10 @@ pub struct Steps {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// No gateway announces it.
+    /// All gateways were asked, and none has it.
     NotFound,
+    /// No gateway that answered has it, and some did not answer, or none was reached.
+    Unreached,
     /// All that have it were busy, or another process of this host was pulling it, for as long as
     /// the caller waits.
     Busy,

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use gpu_ipc::Gpu;
 
-use crate::replica::fills::Fills;
 use crate::error::{Error, Result};
 use crate::net::call::{Granted, Lent};
 use crate::net::key::Gateway;
+use crate::replica::fills::Fills;
+use crate::transport::choice::{Land, Way};
 use crate::transport::ring::{Landing, Ring, Times};
 use crate::transport::route::{Candidate, Found, Route};
 use crate::transport::staging::{InObject, InSlots, LEAST_STAGED, Staging};
-use crate::transport::choice::{Land, Way};
 use crate::transport::{Pair, Peer, Progress, Registration, RemoteSpan, Span, Transfer, Transport};
 
 /// Bytes of one trial of a way.

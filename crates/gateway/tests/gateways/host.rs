@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use gateway::local::Local;
+use gateway::net::key::Gateway;
 use gpu_ipc::Gpu;
 use gpu_ipc::broker::{
     Broker, Client, GroupWriter, Layout, Limits, Options, PartSpec, Roll, Selector,
@@ -87,6 +88,15 @@ impl Service {
 }
 
 impl Service {
+    /// Says how much memory it had at most.
+    pub fn peak_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.pid()));
+        let status = status.expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        kib.and_then(|kib| kib.parse().ok()).expect("a number")
+    }
+
     /// Says whether it has died.
     pub fn has_ended(&mut self) -> bool {
         !self.0.is_running()
@@ -94,10 +104,7 @@ impl Service {
 
     /// Says whether it is stopped.
     pub fn is_stopped(&self) -> bool {
-        let stat =
-            std::fs::read_to_string(format!("/proc/{}/stat", self.0.pid())).expect("it is a child");
-        stat.rsplit_once(") ")
-            .is_some_and(|(_, rest)| rest.starts_with('T'))
+        is_stopped(self.0.pid())
     }
 
     /// Lets it go on.
@@ -190,6 +197,16 @@ impl Host {
             .args(args)
             .env_remove("RUST_LOG");
         (Service::start(&mut command), file)
+    }
+
+    /// Names the gateway that runs for the broker.
+    pub fn serving(&self) -> Gateway {
+        let status = self.json("status", &[]);
+        let incarnation = serde_json::from_value(status[0]["incarnation"].clone());
+        Gateway {
+            host: self.name.clone(),
+            incarnation: incarnation.expect("a gateway runs"),
+        }
     }
 
     /// Counts the gateways that run for the broker.
@@ -290,6 +307,13 @@ impl Host {
             .connect()
             .expect("a broker")
     }
+}
+
+/// Says whether a child is stopped.
+pub fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is a child");
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
 /// Makes an address that nobody else listens on: each process of this machine has another number,

@@ -7,6 +7,7 @@ mod fan_out;
 mod host;
 mod registration;
 mod rings;
+mod rogue;
 mod trust;
 
 use std::process::ExitCode;
@@ -15,7 +16,43 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 13] = [
+const CASES: [Case; 22] = [
+    (
+        "a_lease_that_is_anothers_is_not_renewed_filled_confirmed_or_ended",
+        rogue::a_lease_that_is_anothers_is_not_renewed_filled_confirmed_or_ended,
+    ),
+    (
+        "a_gateway_that_grants_another_object_puts_nothing_here",
+        rogue::a_gateway_that_grants_another_object_puts_nothing_here,
+    ),
+    (
+        "what_was_removed_here_is_not_said_to_be_here",
+        rogue::what_was_removed_here_is_not_said_to_be_here,
+    ),
+    (
+        "silent_connections_keep_no_newcomer_out",
+        rogue::silent_connections_keep_no_newcomer_out,
+    ),
+    (
+        "questions_that_are_too_long_cost_no_memory",
+        rogue::questions_that_are_too_long_cost_no_memory,
+    ),
+    (
+        "an_origin_that_is_gone_before_the_confirmation_costs_no_patience",
+        rogue::an_origin_that_is_gone_before_the_confirmation_costs_no_patience,
+    ),
+    (
+        "a_namesake_of_the_home_removes_nothing",
+        rogue::a_namesake_of_the_home_removes_nothing,
+    ),
+    (
+        "the_list_of_many_objects_is_whole",
+        rogue::the_list_of_many_objects_is_whole,
+    ),
+    (
+        "a_lease_is_renewed_while_the_object_is_made",
+        registration::a_lease_is_renewed_while_the_object_is_made,
+    ),
     (
         "eight_pulls_cost_the_origin_two_reads",
         fan_out::eight_pulls_cost_the_origin_two_reads,

@@ -5,15 +5,20 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use gateway::Result;
-use gateway::origin::rings::Slots;
-use gateway::origin::serve::Server;
-use gateway::origin::Limits;
-use gateway::message::{Ask, Confirm, Incarnation, LeaseId, Wanted};
+use gateway::message::{Ask, Confirm, Incarnation, LeaseId, LeaseNumber, Wanted};
 use gateway::net::call::{Answer, Question, ask};
 use gateway::net::key::Gateway;
+use gateway::net::live::Live;
 use gateway::net::session::{Address, Network, Trust};
+use gateway::origin::Limits;
+use gateway::origin::rings::Slots;
+use gateway::origin::serve::Server;
+use gateway::replica::driver::Fetch;
+use gateway::replica::sources::Order;
+use gateway::replica::{Patience, Rules};
 use gateway::transport::tcp::{Faults, Tcp};
 use gateway::transport::{Peer, Registration, Span, Transport};
+use gpu_ipc::broker::Readers;
 use harness::program::Running;
 
 use crate::host::{Host, WATCHDOG, contents, json, watch};
@@ -28,6 +33,15 @@ struct Slow {
 }
 
 impl Slow {
+    fn new() -> Slow {
+        Slow {
+            tcp: Tcp::listen([127, 0, 0, 1].into(), Faults::default()).expect("loopback"),
+            registrations: AtomicU64::new(0),
+            let_go: Mutex::new(false),
+            told: Condvar::new(),
+        }
+    }
+
     fn let_go(&self) {
         *self.let_go.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.told.notify_all();
@@ -73,14 +87,7 @@ struct Serving {
 impl Serving {
     fn begin(host: &Host) -> Serving {
         let listen = host.address.parse().expect("an address");
-        let tcp = Tcp::listen([127, 0, 0, 1].into(), Faults::default()).expect("loopback");
-        let (registrations, let_go, told) = (AtomicU64::new(0), Mutex::new(false), Condvar::new());
-        let slow = Arc::new(Slow {
-            tcp,
-            registrations,
-            let_go,
-            told,
-        });
+        let slow = Arc::new(Slow::new());
         let gateway = Gateway {
             host: host.name.clone(),
             incarnation: Incarnation::random().expect("random bits"),
@@ -90,7 +97,7 @@ impl Serving {
             time: WATCHDOG,
             ..Limits::default()
         };
-        let pace = gateway::pace::Pace::default();
+        let pace = gateway::plan::Pace::default();
         let server = Server::new(
             gateway.clone(),
             host.local(),
@@ -99,7 +106,8 @@ impl Serving {
             limits,
             pace,
             Slots::default(),
-        );
+        )
+        .expect("a session");
         let [ticks, told] = [Arc::<AtomicU64>::default(), Arc::default()];
         let over = Arc::<AtomicBool>::default();
         let (ticked, tells, ended) = (ticks.clone(), told.clone(), over.clone());
@@ -155,9 +163,9 @@ pub fn questions_are_answered_while_an_object_is_registered() {
         let asked = ask(&session, gateway, question, WATCHDOG).expect("a question");
         asked.wait().map(|answered| answered.answer)
     };
-    let anything = Question::Removed(vec!["model".into()]);
+    let anything = Question::Gateways;
     watch("the gateway answers", || {
-        matches!(answer(&anything), Some(Answer::Removed(_)))
+        matches!(answer(&anything), Some(Answer::Gateways(_)))
     });
     let wanted = Wanted {
         name: "model".into(),
@@ -170,6 +178,7 @@ pub fn questions_are_answered_while_an_object_is_registered() {
         host: "other".into(),
         number: 1,
         wanted,
+        others: 0,
         last_resort: false,
     });
     let waits = ask(&session, gateway, &lease, WATCHDOG).expect("a question");
@@ -178,10 +187,11 @@ pub fn questions_are_answered_while_an_object_is_registered() {
     });
 
     // It is held, and everything else goes on.
-    assert!(matches!(answer(&anything), Some(Answer::Removed(_))));
+    assert!(matches!(answer(&anything), Some(Answer::Gateways(_))));
     let id = LeaseId {
         incarnation: gateway.incarnation,
-        lease: 1,
+        lease: LeaseNumber([1; 16]),
+        asker,
     };
     let confirm = Question::Confirm(Confirm {
         lease: id,
@@ -215,9 +225,9 @@ pub fn questions_are_answered_while_an_object_is_registered() {
     let Some(Answer::Granted(granted)) = granted else {
         panic!("no lease: {granted:?}")
     };
-    assert_eq!(granted.grant.lease, id, "it was not begun anew");
+    assert_eq!(granted.grant.lease.asker, asker);
     let confirm = Confirm {
-        lease: id,
+        lease: granted.grant.lease,
         identity: granted.grant.identity,
         number: 8,
     };
@@ -258,4 +268,53 @@ pub fn a_pull_waits_for_a_long_registration() {
     );
     assert!(hosts[1].get("model") == bytes);
     assert_eq!(serving.end(), 1);
+}
+
+/// The replica's memory takes longer to register than a lease lives without a renewal.
+pub fn a_lease_is_renewed_while_the_object_is_made() {
+    let hosts = [Host::new(0), Host::new(1)];
+    let _brokers = Host::brokers(&hosts);
+    let bytes = contents(1 << 20, 1);
+    hosts[0].put("model", &bytes);
+    let trust = ["--insecure", "--lease-ms", "3000"].map(str::to_owned);
+    let _gateway = hosts[0].gateway(&hosts[0].address, &hosts[0].address, &trust);
+    let slow = Arc::new(Slow::new());
+    let (local, transport) = (hosts[1].local(), Arc::clone(&slow));
+    let peers = vec![hosts[0].address.parse().expect("an address")];
+    let pull = std::thread::spawn(move || {
+        let session = network(None, peers).open().expect("a session");
+        let fetch = Fetch {
+            local: &local,
+            live: Arc::new(Live::listen(&session).expect("a session")),
+            session: &session,
+            transport,
+            patience: Patience {
+                answer: WATCHDOG,
+                ..Patience::default()
+            },
+            pace: gateway::plan::Pace::default(),
+            way: None,
+            land: None,
+            readers: Readers::Owner,
+            rules: Rules::default(),
+        };
+        let order = Order {
+            name: "model".into(),
+            epoch: None,
+            from: None,
+        };
+        fetch.run(&order, |_, _| {})
+    });
+    let (mut last, mut renewals) = (u64::MAX, 0);
+    watch("the lease is renewed three times", || {
+        let lease = &hosts[0].json("status", &[])[0]["leases"][0];
+        let lives = lease["lives_ms"].as_u64().unwrap_or(u64::MAX);
+        renewals += u32::from(lives > last && lives != u64::MAX);
+        last = lives;
+        renewals >= 3
+    });
+    slow.let_go();
+    let report = pull.join().expect("no panic").expect("pulled");
+    assert_eq!((report.retries, report.from.as_str()), (0, "host-0"));
+    assert!(hosts[1].get("model") == bytes);
 }

@@ -16,6 +16,7 @@ _KINDS: dict[str, type[Error]] = {
     "invalid": Invalid,
     "unavailable": Unavailable,
     "not_found": NotFound,
+    "unreached": Unavailable,
     "busy": Timeout,
     "refused": Refused,
     "failed": Aborted,

@@ -273,7 +273,7 @@ impl Broker {
     /// Args:
     ///     name: its name.
     ///     from_: the host to read it from; None takes any that has it.
-    ///     epoch: which of its epochs; None takes the newest that is announced.
+    ///     epoch: which of its epochs; None takes the newest.
     ///     timeout: seconds that it may take.
     ///
     /// Returns:
@@ -281,9 +281,10 @@ impl Broker {
     ///     ``retries``, and ``was_here`` if there was nothing to do.
     ///
     /// Raises:
-    ///     Unavailable: the program, its network or the library that carries the bytes is not installed.
+    ///     Unavailable: the program, its network or the library that carries the bytes is not installed, or no
+    ///         gateway that answered has it and some did not answer.
     ///     Invalid: no gateway runs for this broker.
-    ///     NotFound: no gateway announces the object.
+    ///     NotFound: every gateway was asked, and none has the object.
     ///     Timeout: it took longer than ``timeout``, or all that have it were busy for ten minutes.
     ///     Refused: this host's broker does not take it, for instance because the name has another home.
     ///     Aborted: it was not read, and nothing of it is here.

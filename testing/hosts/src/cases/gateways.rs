@@ -12,7 +12,7 @@ const OTHER: usize = 2;
 const BYTES: usize = 8 << 20;
 
 /// All bytes were read; the origin's gateway is replaced by one at the same address, whose first
-/// lease has the same number, of another object with the same name.
+/// lease is of another object with the same name.
 pub fn same_address(means: &Means) -> Result<String, String> {
     let mut world = World::create(means, 3, &Serving::default())?;
     for (round, step) in ["pull.half_read", "pull.read", "pull.confirming"]
@@ -21,7 +21,6 @@ pub fn same_address(means: &Means) -> Result<String, String> {
     {
         let name = format!("model-{round}");
         let old = world.put(ORIGIN, &name, BYTES)?;
-        // Its first lease, as that of its successor will be.
         world.hosts[ORIGIN].serve(&Serving::default())?;
         let mut pull = stopped_at(&world, REPLICA, &old, step, &Pulling::default())?;
         world.hosts[ORIGIN].serve(&Serving::default())?;
@@ -42,7 +41,7 @@ pub fn same_address(means: &Means) -> Result<String, String> {
         world.pulled(OTHER, &new)?;
     }
     world.emptied()?;
-    Ok("3 steps, the same numbers of leases".into())
+    Ok("3 steps".into())
 }
 
 /// Two gateways for the origin's broker, of which one dies; two pulls of one object at one

@@ -1,6 +1,6 @@
 //! Somebody has recorded the question that confirmed a lease, and asks it again after the lease has
 //! ended: at the same gateway, while another lease has the memory, and at a gateway that was
-//! started again at the same address, whose leases have the same numbers.
+//! started again at the same address.
 
 use std::time::SystemTime;
 
@@ -29,7 +29,7 @@ pub fn confirmation(means: &Means) -> Result<String, String> {
     })?;
     let status = world.hosts[ORIGIN].status().unwrap_or_default();
     let given = &status[0]["leases"][0];
-    let lease = json!({ "incarnation": status[0]["incarnation"], "lease": given["lease"] });
+    let lease = json!({ "incarnation": status[0]["incarnation"], "lease": given["lease"], "asker": given["asker"] });
     let confirm =
         json!({ "confirm": { "lease": lease, "identity": given["identity"], "number": 1_000 } });
     let is = |yes: bool, answers: &[Value]| {
@@ -56,11 +56,11 @@ pub fn confirmation(means: &Means) -> Result<String, String> {
     })?;
     is(false, &world.hosts[ORIGIN].ask(&confirm, TIMES)?)?;
     drop(other);
-    // The same numbers of leases, in another incarnation.
+    // Another incarnation.
     world.hosts[ORIGIN].serve(&Serving::default())?;
     let asked = SystemTime::now();
     let other = world.hosts[OTHER].pull("model", &beside)?;
-    until("the same lease", || {
+    until("a lease of the other incarnation", || {
         (world.hosts[ORIGIN].leases_of("model", asked)? > 0).then_some(())
     })?;
     is(false, &world.hosts[ORIGIN].ask(&confirm, TIMES)?)?;

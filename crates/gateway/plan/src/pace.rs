@@ -26,6 +26,7 @@ impl Default for Pace {
 
 impl Pace {
     /// Returns the time of one read.
+    #[must_use]
     pub fn expected(self, bytes: u64) -> Duration {
         let nanoseconds =
             u128::from(bytes) * 8_000_000_000 / u128::from(self.bits_per_second.max(1));
