@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use gateway::program::args::{Args, Command};
-use gateway::program::{objects, pull, run, state};
+use gateway::program::{objects, pull, pulls, run, state};
 use gateway::transport::nixl;
 
 fn main() -> ExitCode {
@@ -15,6 +15,7 @@ fn main() -> ExitCode {
     let outcome = match Args::parse().command {
         Command::Run(options) => run::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Pull(options) => pull::run(&options),
+        Command::Pulls(options) => pulls::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Objects(options) => objects::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Status(options) => state::status(&options).map(|()| ExitCode::SUCCESS),
     };

@@ -267,7 +267,7 @@ impl Host {
         let mut command = self.command(&self.programs.gateway)?;
         let out = File::create(&said).map_err(|e| e.to_string())?;
         command
-            .args(["run", "--insecure", "--listen"])
+            .args(["run", "--insecure", "--no-pulls", "--listen"])
             .arg(self.at_port(port));
         command.args(self.place()).stdout(out);
         for peer in &self.peers {

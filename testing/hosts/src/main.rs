@@ -78,7 +78,7 @@ enum Command {
     },
     /// Pull, and commit what nobody confirmed: the control
     #[command(hide = true)]
-    PullWithoutConfirm(PullOptions),
+    PullWithoutConfirm(Box<PullOptions>),
     /// Ask a gateway, and print its answers: a replay
     #[command(hide = true)]
     Ask(Replay),

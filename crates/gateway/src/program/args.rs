@@ -38,8 +38,11 @@ pub struct Args {
 pub enum Command {
     /// Serve this host's objects to other hosts
     Run(Box<RunOptions>),
-    /// Get an object from another host
+    /// Get objects from other hosts
     Pull(PullOptions),
+    /// Pull for others of this host: the child of a gateway
+    #[command(hide = true)]
+    Pulls(Box<RunOptions>),
     /// List the objects of all hosts
     Objects(ObjectsOptions),
     /// Say what this host's gateways do
@@ -120,7 +123,7 @@ pub struct RunOptions {
     #[arg(long, default_value_t = 64)]
     pub leases: usize,
     /// Leases of one host at a time
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 8)]
     pub leases_per_host: usize,
     /// Leases of one object at a time, those of slow and dead readers among them
     #[arg(long, default_value_t = 8)]
@@ -139,6 +142,9 @@ pub struct RunOptions {
     /// Slots of a ring of the device, which has at most 1 GiB [default: 16]
     #[arg(long, value_parser = clap::value_parser!(u64).range(2..=64))]
     pub slots: Option<u64>,
+    /// Start no process that pulls for others of this host
+    #[arg(long)]
+    pub no_pulls: bool,
     /// KiB of a slot of a ring, which every object then has
     #[arg(long, hide = true, conflicts_with = "slot_mib")]
     pub slot_kib: Option<u64>,
@@ -147,8 +153,18 @@ pub struct RunOptions {
 /// Options of `pull`.
 #[derive(Arguments, Clone, Debug)]
 pub struct PullOptions {
-    /// The object's name
-    pub name: String,
+    /// The objects' names; more than one are pulled by the gateway that runs here
+    #[arg(required_unless_present_any = ["patterns", "groups"])]
+    pub names: Vec<String>,
+    /// Names with * for any text: all that any host has
+    #[arg(long = "pattern", value_name = "PATTERN")]
+    pub patterns: Vec<String>,
+    /// A group: its members NAME/RANK, then its roll
+    #[arg(long = "group", value_name = "NAME")]
+    pub groups: Vec<String>,
+    /// Keep the names current until this command ends
+    #[arg(long, conflicts_with = "epoch")]
+    pub follow: bool,
     /// The host to read it from; else any that has it
     #[arg(long, value_name = "HOST")]
     pub from: Option<String>,

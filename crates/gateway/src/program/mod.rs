@@ -2,8 +2,8 @@
 //!
 //! 1. `args`: its arguments. `state`: the file by which commands find the gateway that runs on this
 //!    host.
-//! 2. `run`: serves, with a `log`, which is that of keeper and broker. `pull`: gets one object.
-//!    `objects`: looks.
+//! 2. `run`: serves, with a `log`, which is that of keeper and broker. `pulls`: its child, which
+//!    pulls. `pull`: asks for objects. `objects`: looks.
 
 // Tests: `crates/gateway/tests/gateways`, `testing/hosts/src/cases`.
 
@@ -12,5 +12,6 @@ pub mod args;
 pub mod log;
 pub mod objects;
 pub mod pull;
+pub mod pulls;
 pub mod run;
 pub mod state;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use zenoh::Wait;
 
 use super::args::ObjectsOptions;
-use super::pull::network_of;
+use super::state::network_of;
 use crate::error::{Error, Result};
 use crate::message::{List, Listed};
 use crate::net::call::{Answer, Question, ask};
@@ -46,21 +46,18 @@ pub fn run(options: &ObjectsOptions) -> Result<()> {
     let (network, _) = network_of(&options.place, &options.net)?;
     let session = network.open()?;
     let live = Live::listen(&session)?;
-    let (gateways, mut silent) = all(&session, &live);
-    if gateways.is_empty() {
+    let mut out = Out::begin(options.json);
+    let silent = each(&session, &live, None, |gateway, listed| {
+        out.row(gateway, listed)
+    });
+    let Some(silent) = silent else {
         let _ = session.close().wait();
         return Err(Error::Unavailable {
             what: "the list of objects".into(),
             why: format!("no gateway was reached within {} s", REACHED.as_secs()),
             remedy: "check `--peer` and `--tls`, and that a gateway runs there",
         });
-    }
-    let mut out = Out::begin(options.json);
-    for gateway in &gateways {
-        if !list(&session, gateway, &mut out) {
-            silent.insert(gateway.host.clone());
-        }
-    }
+    };
     let _ = session.close().wait();
     let printed = out.end();
     if silent.is_empty() {
@@ -72,6 +69,30 @@ pub fn run(options: &ObjectsOptions) -> Result<()> {
         why: format!("the gateways of {} did not answer", silent.join(", ")),
         remedy: "see that they run, and ask again",
     })
+}
+
+/// Gives each object of each host, or of one, page by page. Returns the hosts that did not give
+/// their whole list; nothing where no gateway was reached.
+pub fn each(
+    session: &zenoh::Session,
+    live: &Live,
+    host: Option<&str>,
+    mut give: impl FnMut(&Gateway, &Listed),
+) -> Option<BTreeSet<String>> {
+    let (mut gateways, mut silent) = all(session, live);
+    if let Some(host) = host {
+        gateways.retain(|gateway| gateway.host == host);
+        silent.retain(|silent| silent == host);
+    }
+    if gateways.is_empty() && silent.is_empty() {
+        return None;
+    }
+    for gateway in &gateways {
+        if !list(session, gateway, &mut give) {
+            silent.insert(gateway.host.clone());
+        }
+    }
+    Some(silent)
 }
 
 /// Finds all gateways: those that are heard, and those that they know of. Returns those that were
@@ -103,8 +124,12 @@ fn all(session: &zenoh::Session, live: &Live) -> (Vec<Gateway>, BTreeSet<String>
     }
 }
 
-/// Prints all objects of a gateway, and says whether it gave them all.
-fn list(session: &zenoh::Session, gateway: &Gateway, out: &mut Out) -> bool {
+/// Gives all objects of a gateway, and says whether it gave them all.
+fn list(
+    session: &zenoh::Session,
+    gateway: &Gateway,
+    give: &mut impl FnMut(&Gateway, &Listed),
+) -> bool {
     let (mut after, mut pages) = (None, 0);
     loop {
         let question = Question::List(List {
@@ -116,7 +141,7 @@ fn list(session: &zenoh::Session, gateway: &Gateway, out: &mut Out) -> bool {
             return false;
         };
         for listed in &page {
-            out.row(gateway, listed);
+            give(gateway, listed);
         }
         pages += 1;
         let last = page.last().map(|last| (last.name.clone(), last.epoch));
@@ -140,14 +165,12 @@ struct Out {
 
 impl Out {
     fn begin(json: bool) -> Out {
-        let mut out = Out {
+        Out {
             to: io::BufWriter::new(io::stdout()),
             json,
             rows: 0,
             failed: None,
-        };
-        out.write(if json { "[" } else { "" });
-        out
+        }
     }
 
     fn write(&mut self, text: &str) {
@@ -175,7 +198,7 @@ impl Out {
                 bytes: *bytes,
                 home: &home.host,
             };
-            let comma = if self.rows > 0 { "," } else { "" };
+            let comma = if self.rows > 0 { "," } else { "[" };
             let row = serde_json::to_string(&row).expect("texts and numbers have a JSON");
             format!("{comma}{row}")
         } else {
@@ -196,7 +219,8 @@ impl Out {
         } else {
             ""
         };
-        self.write(if self.json { "]\n" } else { none });
+        let end = if self.rows == 0 { "[]\n" } else { "]\n" };
+        self.write(if self.json { end } else { none });
         let failed = self.failed.take().or_else(|| self.to.flush().err());
         match failed {
             None => Ok(()),

@@ -1,5 +1,7 @@
-//! `gpu-ipc-gateway pull`: gets one object, in a process of its own.
+//! `gpu-ipc-gateway pull`: gets objects, by the gateway that runs here, or in a process of its own
+//! where a network is given or none runs.
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +10,12 @@ use gpu_ipc::broker::Readers;
 use indicatif::{ProgressBar, ProgressStyle};
 use zenoh::Wait;
 
-#[cfg(feature = "faults")]
-use super::args::Carrier;
-use super::args::{Net, Place, PullOptions};
-use super::state;
+use super::args::PullOptions;
+use super::pulls::{self, Request, Said, die, note};
+use super::state::network_of;
 use crate::error::{Error, Result};
 use crate::local::Local;
 use crate::net::live::Live;
-use crate::net::session::Network;
 use crate::replica::driver::Fetch;
 use crate::replica::report::{Failure, Kind, Report};
 use crate::replica::sources::Order;
@@ -23,47 +23,6 @@ use crate::replica::{Patience, Rules};
 
 /// How this process ends when a transfer may be writing yet; its death frees the memory.
 const STUCK: u8 = 3;
-
-/// Finds the network: what was given, else that of a gateway that runs here.
-///
-/// # Errors
-///
-/// [`Error::Invalid`] when there is neither.
-pub fn network_of(place: &Place, net: &Net) -> Result<(Network, Net)> {
-    if net.is_given() {
-        return Ok((net.network(None)?, net.clone()));
-    }
-    let dir = place.dir()?;
-    let Some(state) = state::all(&dir).into_iter().next() else {
-        return Err(Error::Invalid {
-            what: "the network",
-            got: format!(
-                "not given, and no gateway runs for the broker in {}",
-                dir.display()
-            ),
-            must: "--peer tcp/ADDR with --tls or --insecure, or that of a gateway that runs here",
-        });
-    };
-    let address = |text: &String| text.parse().ok();
-    let peers = std::iter::once(&state.listen)
-        .chain(&state.peers)
-        .filter_map(address)
-        .collect();
-    let transport = match state.transport.as_str() {
-        #[cfg(feature = "faults")]
-        "tcp" => Carrier::Tcp,
-        _ => net.transport,
-    };
-    let net = Net {
-        peers,
-        insecure: state.tls.is_none(),
-        tls: state.tls,
-        transport,
-        link_gbit: net.link_gbit.or(state.link_gbit),
-        ..net.clone()
-    };
-    Ok((net.network(None)?, net))
-}
 
 /// Pulls.
 ///
@@ -89,6 +48,103 @@ pub fn run(options: &PullOptions) -> Result<ExitCode> {
 }
 
 fn pull(options: &PullOptions) -> Result<ExitCode> {
+    // A control of tests is no gateway's.
+    if !options.net.is_given() && !options.without_confirm {
+        let mut shown = Shown::new(options.json);
+        let asked = pulls::ask(&options.place.dir()?, &request(options), |said| {
+            shown.say(said)
+        });
+        if let Some(ended) = asked {
+            return ended.map(|()| shown.end());
+        }
+    }
+    pull_here(options)
+}
+
+fn request(options: &PullOptions) -> Request {
+    let (everybody, uids) = match &options.readers {
+        Some(Readers::Everybody) => (true, Vec::new()),
+        Some(Readers::Uids(uids)) => (false, uids.clone()),
+        _ => (false, Vec::new()),
+    };
+    Request {
+        names: options.names.clone(),
+        patterns: options.patterns.clone(),
+        groups: options.groups.clone(),
+        from: options.from.clone(),
+        epoch: options.epoch,
+        way: options.way,
+        land: options.land,
+        everybody,
+        uids,
+        attempts: options.attempts,
+        wait_s: options.wait_s,
+        stall_s: options.stall_s,
+        answer_s: options.answer_s,
+        follow: options.follow,
+    }
+}
+
+/// What is printed of objects.
+struct Shown {
+    json: bool,
+    bar: ProgressBar,
+    failed: bool,
+}
+
+impl Shown {
+    fn new(json: bool) -> Shown {
+        let bar = ProgressBar::new(0);
+        let style = ProgressStyle::with_template(
+            "{msg} {bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
+        );
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Shown {
+            json,
+            bar,
+            failed: false,
+        }
+    }
+
+    fn say(&mut self, said: Said) {
+        match said {
+            Said::Progress(name, bytes, all) if all > 0 => self.progress(&name, bytes, all),
+            Said::Found(_) | Said::Progress(..) | Said::End => {}
+            Said::Done(report) => {
+                self.bar.suspend(|| say(&report, self.json));
+            }
+            Said::Failed(name, failure) => {
+                self.failed = true;
+                self.bar.suspend(|| complain(&name, &failure, self.json));
+            }
+        }
+    }
+
+    fn progress(&self, name: &str, bytes: u64, all: u64) {
+        self.bar.set_message(name.to_owned());
+        self.bar.set_length(all);
+        self.bar.set_position(bytes);
+    }
+
+    fn end(self) -> ExitCode {
+        self.bar.finish_and_clear();
+        if self.failed {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+/// Pulls one object in this process.
+fn pull_here(options: &PullOptions) -> Result<ExitCode> {
+    let many = !options.patterns.is_empty() || !options.groups.is_empty() || options.follow;
+    let [name] = &options.names[..] else {
+        return Err(without_a_gateway(options.names.len()));
+    };
+    if many {
+        return Err(without_a_gateway(2));
+    }
     let (network, net) = network_of(&options.place, &options.net)?;
     let host = options.place.host();
     let local = Local::connect(
@@ -110,16 +166,11 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
         confirms: !options.without_confirm,
     };
     let order = Order {
-        name: options.name.clone(),
+        name: name.clone(),
         epoch: options.epoch,
         from: options.from.clone(),
     };
-    let bar = ProgressBar::new(0);
-    let style = ProgressStyle::with_template(
-        "{msg} {bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
-    );
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_message(options.name.clone());
+    let shown = Shown::new(options.json);
     let (pace, way, land) = (net.pace(), options.way, options.land);
     let fetch = Fetch {
         local: &local,
@@ -133,63 +184,49 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
         readers: options.readers.clone().unwrap_or(Readers::Owner),
         rules,
     };
-    let ended = fetch.run(&order, |bytes, all| {
-        bar.set_length(all);
-        bar.set_position(bytes);
-    });
-    bar.finish_and_clear();
-    let Failure { kind, why } = match ended {
+    let ended = fetch.run(&order, |bytes, all| shown.progress(name, bytes, all));
+    shown.bar.finish_and_clear();
+    match ended {
         Ok(report) => {
-            if let (Some(way), Ok(dir)) = (report.way, options.place.dir()) {
-                let Report {
-                    from,
-                    transport,
-                    gb_s,
-                    bytes,
-                    ways,
-                    ..
-                } = report.clone();
-                state::Path {
-                    from,
-                    transport,
-                    way,
-                    gb_s,
-                    bytes,
-                    ways,
-                }
-                .write(&dir);
-            }
+            note(&report, &options.place.dir()?);
             say(&report, options.json);
             let _ = session.close().wait();
-            return Ok(ExitCode::SUCCESS);
+            Ok(ExitCode::SUCCESS)
         }
-        Err(failure) => failure,
-    };
-    if options.json {
-        println!(
-            "{}",
-            serde_json::json!({ "ok": false, "error": why, "kind": kind })
-        );
+        Err(failure) => {
+            complain(name, &failure, options.json);
+            if failure.kind == Kind::Stuck {
+                die();
+                return Ok(ExitCode::from(STUCK));
+            }
+            let _ = session.close().wait();
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+fn without_a_gateway(names: usize) -> Error {
+    Error::Invalid {
+        what: "the names to pull",
+        got: format!("{names} or more, and no gateway that runs here is asked"),
+        must: "one name; for more, for patterns and to follow start `gpu-ipc gateway`, and leave --peer, --tls and \
+               --insecure out",
+    }
+}
+
+fn complain(name: &str, failure: &Failure, json: bool) {
+    let Failure { kind, why } = failure;
+    if json {
+        let said = serde_json::json!({ "ok": false, "name": name, "error": why, "kind": kind });
+        println!("{said}");
     } else {
-        let end = if kind == Kind::Stuck {
-            "; this process ends, and its memory with it"
+        let end = if *kind == Kind::Stuck {
+            "; its process ends, and its memory with it"
         } else {
             ""
         };
-        eprintln!(
-            "gpu-ipc-gateway: {} was not pulled: {why}{end}",
-            options.name
-        );
+        eprintln!("gpu-ipc-gateway: {name} was not pulled: {why}{end}");
     }
-    if kind == Kind::Stuck {
-        // Without a word to anybody: threads may be writing, and no destructor may unmap what they
-        // write to.
-        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
-            .ok();
-        return Ok(ExitCode::from(STUCK));
-    }
-    let _ = session.close().wait();
-    Ok(ExitCode::FAILURE)
 }
 
 fn say(report: &Report, json: bool) {
@@ -214,4 +251,5 @@ fn say(report: &Report, json: bool) {
             "{name}  epoch {epoch}  {identity}  from {from}  {bytes} bytes at {gb_s:.2} GB/s{by}, {retries} retries"
         );
     }
+    let _ = std::io::stdout().flush();
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use gpu_ipc::backend::thread;
 
 use super::args::RunOptions;
+use super::pulls;
 use super::state::{Held, State};
 use crate::error::{Error, Result};
 use crate::local::Local;
@@ -106,6 +107,9 @@ pub fn run(options: &RunOptions) -> Result<()> {
         options.listen,
         transport.kind()
     );
+    if !options.no_pulls {
+        pulls::keep()?;
+    }
     let mut written: Option<Instant> = None;
     let slots = options.rings()?;
     let server = Server::new(

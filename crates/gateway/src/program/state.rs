@@ -12,9 +12,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::args::StatusOptions;
+#[cfg(feature = "faults")]
+use super::args::Carrier;
+use super::args::{Net, Place, StatusOptions};
 use crate::error::{Error, Result};
 use crate::net::key::escape;
+use crate::net::session::Network;
 use crate::transport::choice::Tried;
 use crate::transport::choice::Way;
 
@@ -186,6 +189,47 @@ pub fn all(dir: &Folder) -> Vec<State> {
     }
     found.sort_by(|a: &State, b| a.incarnation.cmp(&b.incarnation));
     found
+}
+
+/// Finds the network: what was given, else that of a gateway that runs here.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] when there is neither.
+pub fn network_of(place: &Place, net: &Net) -> Result<(Network, Net)> {
+    if net.is_given() {
+        return Ok((net.network(None)?, net.clone()));
+    }
+    let dir = place.dir()?;
+    let Some(state) = all(&dir).into_iter().next() else {
+        return Err(Error::Invalid {
+            what: "the network",
+            got: format!(
+                "not given, and no gateway runs for the broker in {}",
+                dir.display()
+            ),
+            must: "--peer tcp/ADDR with --tls or --insecure, or that of a gateway that runs here",
+        });
+    };
+    let address = |text: &String| text.parse().ok();
+    let peers = std::iter::once(&state.listen)
+        .chain(&state.peers)
+        .filter_map(address)
+        .collect();
+    let transport = match state.transport.as_str() {
+        #[cfg(feature = "faults")]
+        "tcp" => Carrier::Tcp,
+        _ => net.transport,
+    };
+    let net = Net {
+        peers,
+        insecure: state.tls.is_none(),
+        tls: state.tls,
+        transport,
+        link_gbit: net.link_gbit.or(state.link_gbit),
+        ..net.clone()
+    };
+    Ok((net.network(None)?, net))
 }
 
 /// `gpu-ipc-gateway status`: prints what the gateways of this host do.

@@ -1,12 +1,12 @@
 //! What became of a pull, for people and programs.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::transport::choice::Tried;
 use crate::transport::choice::{Land, Way};
 
 /// What became of it, as data.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// The name.
     pub name: String,
@@ -41,7 +41,7 @@ pub struct Report {
 }
 
 /// What the seconds of the last attempt went to.
-#[derive(Clone, Copy, Default, Debug, Serialize)]
+#[derive(Clone, Copy, Default, Debug, Serialize, Deserialize)]
 pub struct Steps {
     /// The question for a lease: the origin opens the object, registers it and fills its rings.
     pub lease: f64,
@@ -72,7 +72,7 @@ pub struct Steps {
 }
 
 /// Why a pull ended without its object, for programs.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// All gateways were asked, and none has it.
@@ -92,7 +92,7 @@ pub enum Kind {
 }
 
 /// A pull that ended without its object.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Failure {
     /// For programs.
     pub kind: Kind,

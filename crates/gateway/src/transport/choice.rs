@@ -54,7 +54,7 @@ impl fmt::Display for Way {
 }
 
 /// Where the bytes of a ring land.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Land {
     /// In the object

@@ -88,6 +88,11 @@ impl Service {
 }
 
 impl Service {
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
     /// Says how much memory it had at most.
     pub fn peak_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.pid()));
@@ -152,6 +157,15 @@ impl Host {
         self.gateway_at(listen, peer, trust, None)
     }
 
+    /// Starts a gateway that pulls for others of its host.
+    pub fn gateway_that_pulls(&self, peer: &str) -> Service {
+        let mut command = self.command("run");
+        command.args(["--listen", &self.address, "--peer", peer, "--insecure"]);
+        let gateway = Service::start(command.args(["--transport", "tcp"]));
+        watch("a gateway pulls", || self.dir.path().join("pulls").exists());
+        gateway
+    }
+
     /// Starts a gateway that is killed or stopped at a step.
     pub fn gateway_at(
         &self,
@@ -168,8 +182,8 @@ impl Host {
         command.envs(step.map(|step| ("GPU_IPC_GATEWAY_STEP", step)));
         // So slow a link that no read counts as slow, and nobody loses patience, however loaded
         // this machine is.
-        let mut gateway =
-            Service::start(command.args(["--transport", "tcp", "--link-gbit", "0.001"]));
+        let slow = ["--transport", "tcp", "--link-gbit", "0.001", "--no-pulls"];
+        let mut gateway = Service::start(command.args(slow));
         watch("a gateway runs", || {
             assert!(!gateway.has_ended(), "the gateway at {listen} ended");
             self.gateways() > before

@@ -5,6 +5,7 @@
 
 mod fan_out;
 mod host;
+mod pulls;
 mod registration;
 mod rings;
 mod rogue;
@@ -16,7 +17,19 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 22] = [
+const CASES: [Case; 25] = [
+    (
+        "a_name_that_is_followed_is_kept_current",
+        pulls::a_name_that_is_followed_is_kept_current,
+    ),
+    (
+        "one_request_pulls_many_objects_and_a_group",
+        pulls::one_request_pulls_many_objects_and_a_group,
+    ),
+    (
+        "what_is_left_is_pulled_when_the_process_that_pulls_is_killed",
+        pulls::what_is_left_is_pulled_when_the_process_that_pulls_is_killed,
+    ),
     (
         "a_lease_that_is_anothers_is_not_renewed_filled_confirmed_or_ended",
         rogue::a_lease_that_is_anothers_is_not_renewed_filled_confirmed_or_ended,
