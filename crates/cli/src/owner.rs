@@ -91,12 +91,15 @@ impl Owner {
         let most = self
             .most
             .map(|most| ["--most".to_owned(), most.to_string()]);
-        let keep = ["keep", "--take-over", "--dir", &dir];
+        // They are killed on purpose: what they say of it would hide what is found.
+        let keep = ["keep", "--log", "error", "--take-over", "--dir", &dir];
         let most = most.iter().flatten().map(String::as_str);
         let broker = [
             "--",
             &program,
             "broker",
+            "--log",
+            "error",
             "--dir",
             &dir,
             "--device",

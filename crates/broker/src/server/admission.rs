@@ -11,7 +11,7 @@ use transport::wire::packet::Versions;
 use transport::wire::table;
 
 use crate::server::action::{Asker, Participant};
-use crate::server::peer::{Peer, Slots};
+use crate::server::peer::{Peer, Refusals, Slots};
 use crate::server::service::Service;
 use crate::wire::{MOST_BYTES, RefusalCode, ToBroker, ToClient, VERSIONS};
 
@@ -104,6 +104,7 @@ impl Server for Service {
             version,
             seat: Arc::new(prepared.newcomer.sit_down(socket)),
             slots: prepared.slots,
+            refusals: Refusals::default(),
         };
         let welcomed = self.welcome(key, &peer);
         if let Err(error) = welcomed {

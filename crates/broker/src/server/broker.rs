@@ -109,7 +109,8 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// [`Error::System`] for what the system refuses, [`Error::Refused`] for a keeper that is there
+    /// [`System`](gpu_api::Error::System) for what the system refuses,
+    /// [`Refused`](gpu_api::Error::Refused) for a keeper that is there
     /// and cannot be read.
     pub fn open(options: Options) -> Result<Broker> {
         raise_file_limit();

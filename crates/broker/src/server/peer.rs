@@ -1,6 +1,8 @@
 //! A participant of a broker, and the slots of its write leases.
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gpu_api::Result;
 use transport::server::Seat;
@@ -20,6 +22,32 @@ pub(super) struct Peer {
     pub version: u16,
     pub seat: Arc<Seat>,
     pub slots: Slots,
+    /// Its refusals, for the log.
+    pub refusals: Refusals,
+}
+
+/// How often the refusals of a participant are logged: one that asks in a loop fills no disk.
+const BETWEEN_LINES: Duration = Duration::from_secs(1);
+
+/// Which refusals of a participant are logged: one a second, with the number of those before it that
+/// were not.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    logged: Cell<Option<Instant>>,
+    unlogged: Cell<u64>,
+}
+
+impl Refusals {
+    /// Notes a refusal. Returns, if it is to be logged, how many before it were not.
+    pub(super) fn note(&self, now: Instant) -> Option<u64> {
+        let last = self.logged.get();
+        if last.is_some_and(|last| now.duration_since(last) < BETWEEN_LINES) {
+            self.unlogged.set(self.unlogged.get() + 1);
+            return None;
+        }
+        self.logged.set(Some(now));
+        Some(self.unlogged.take())
+    }
 }
 
 /// The slots of a participant's counter file, and which of them are free. The table is the broker's
@@ -88,6 +116,18 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals_are_logged_once_a_second_and_counted() {
+        let refusals = Refusals::default();
+        let began = Instant::now();
+        assert_eq!(refusals.note(began), Some(0));
+        for _ in 0..3 {
+            assert_eq!(refusals.note(began + BETWEEN_LINES / 2), None);
+        }
+        assert_eq!(refusals.note(began + BETWEEN_LINES), Some(3));
+        assert_eq!(refusals.note(began + 2 * BETWEEN_LINES), Some(0));
+    }
     use transport::shared::slot::Claim;
 
     #[test]

@@ -494,9 +494,19 @@ impl Service {
         let Some(peer) = self.peers.get(&to) else {
             return;
         };
-        if let Answer::Declined(refusal, why) = &answer {
+        if let Answer::Declined(refusal, why) = &answer
+            && let Some(unlogged) = peer.refusals.note(Instant::now())
+        {
             let (pid, uid) = (peer.seat.pid, peer.asker.uid);
-            tracing::info!(pid, uid, name = peer.name, ?refusal, why, "refused");
+            tracing::info!(
+                pid,
+                uid,
+                name = peer.name,
+                ?refusal,
+                why,
+                unlogged,
+                "refused"
+            );
         }
         let (message, files) = answer.into_message(request);
         let fds: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();

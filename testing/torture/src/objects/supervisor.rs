@@ -78,7 +78,7 @@ pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>),
         is_small: false,
         crowded: None,
         counted: Instant::now(),
-        silence: false,
+        silence: true,
     };
     let end = Instant::now() + Duration::from_secs(options.seconds);
     let found = || tally.counted(Count::Mixed) + tally.counted(Count::Lost) > 0;
@@ -155,7 +155,7 @@ struct Torment<'a> {
     crowded: Option<Instant>,
     /// When they were counted last.
     counted: Instant,
-    /// The stopped keeper was said to be silent.
+    /// A keeper that is stopped need not be found silent: it was, or it is not stopped for long.
     silence: bool,
 }
 
@@ -252,11 +252,13 @@ impl Torment<'_> {
         if self.dice.in_thousand(20) {
             self.stop();
         }
-        if self.whole && self.dice.in_thousand(12) {
+        // Until a keeper that is stopped for long was found silent, its broker has to live.
+        let may_kill = self.whole && !self.awaits_silence();
+        if may_kill && self.dice.in_thousand(12) {
             self.kill_broker();
-        } else if self.whole && self.dice.in_thousand(5) {
+        } else if may_kill && self.dice.in_thousand(5) {
             self.kill_keeper()?;
-        } else if self.whole && self.dice.in_thousand(5) {
+        } else if may_kill && self.dice.in_thousand(5) {
             self.upgrade()?;
         }
         Ok(())
@@ -314,7 +316,8 @@ impl Torment<'_> {
 
     fn stop(&mut self) {
         let mut until = Instant::now() + Duration::from_millis(5 + self.dice.below(400));
-        if self.dice.in_thousand(60) && self.owners.iter().all(Option::is_none) {
+        let is_calm = self.whole && self.owners.iter().all(Option::is_none);
+        if is_calm && self.dice.in_thousand(60) {
             until = Instant::now() + LONG_STOP;
             self.silence = false;
             return self.stop_owner(1, self.owner.keeper(), until);
@@ -350,6 +353,11 @@ impl Torment<'_> {
         }
     }
 
+    /// Says whether a keeper is stopped for long and was not found silent yet.
+    fn awaits_silence(&self) -> bool {
+        self.owners[1].is_some() && !self.silence
+    }
+
     fn go_on(&mut self, now: Instant) {
         for member in &mut self.members {
             if member.stopped.is_some_and(|until| until <= now) {
@@ -357,13 +365,14 @@ impl Torment<'_> {
                 member.signal(Signal::CONT);
             }
         }
-        for stopped in &mut self.owners {
+        for (which, stopped) in self.owners.iter_mut().enumerate() {
             if let Some((pid, until)) = *stopped
                 && until <= now
             {
                 // It may have been killed meanwhile.
                 let _ = kill_process(pid, Signal::CONT);
                 *stopped = None;
+                self.silence |= which == 1;
             }
         }
     }
@@ -371,7 +380,9 @@ impl Torment<'_> {
     /// Looks whether the broker that has the lock serves, with a keeper that has everything. Until
     /// then neither may be killed: both at once lose what nobody has mapped, as they must.
     fn look_whether_whole(&mut self) {
-        if self.owners[0].is_none() && self.owners[1].is_some() && !self.silence {
+        // A broker that died while its keeper is stopped answers when the keeper goes on, which
+        // this thread sees to.
+        if self.whole && self.owners[0].is_none() && self.awaits_silence() {
             let listing = self.watcher.list();
             self.silence = listing.is_ok_and(|listing| listing.keeper == "silent");
             self.report.silences += u64::from(self.silence);
