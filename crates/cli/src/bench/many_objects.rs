@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use gpu_ipc::backend::thread;
 use gpu_ipc::broker::{Client, Layout};
 use rustix::process::{Resource, getrlimit};
 
@@ -80,8 +81,9 @@ fn fill(stage: &Stage, owner: &Owner, numbers: std::ops::Range<u64>) -> Result<(
         let threads: Vec<_> = clients
             .into_iter()
             .enumerate()
-            .map(|client| scope.spawn(put_all(client)))
-            .collect();
+            .map(|client| thread::start_scoped(scope, "gpu-ipc-bench", put_all(client)))
+            .collect::<Result<_, _>>()
+            .map_err(|e| explain(&e))?;
         threads.into_iter().try_for_each(|thread| {
             let done = thread.join();
             done.unwrap_or_else(|_| Err("a thread of the bench panicked".into()))
