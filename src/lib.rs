@@ -46,6 +46,7 @@
 //! | a tool that looks from outside | [`admin`] | [`sessions`](admin::sessions), [`inspect`](admin::inspect), [`snapshot`](admin::snapshot) |
 //! | every allocator of a process | [`allocators`] | [`process_state`](allocators::process_state), [`Arena`](allocators::Arena) |
 //! | a backend, or calls of the driver | [`backend`] | [`GpuBackend`](backend::GpuBackend), [`DevicePtr`](backend::DevicePtr) |
+//! | the words of this library | [`concepts`] | a picture and a table |
 //! | one vendor | [`host`], `cuda`, `hip` | `interop`, `probe` |
 //! | memory that outlives its maker | `broker` | `Client` |
 //! | tensors shared with PyTorch | `torch` | `TensorMessage` |
@@ -168,6 +169,9 @@ pub use gpu_ipc_torch as torch;
 pub mod host {
     pub use backend_host::{HostBackend, HostConfig};
 }
+
+#[doc = include_str!("../docs/CONCEPTS.md")]
+pub mod concepts {}
 
 /// The README's code.
 #[cfg(all(doctest, feature = "host"))]

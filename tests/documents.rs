@@ -257,6 +257,41 @@ fn the_attacks_and_the_cases_name_each_other() {
     );
 }
 
+/// Every word of docs/CONCEPTS.md stands there once, and names types that programs can use.
+#[test]
+fn the_concepts_name_public_types() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let maps: String = ["src/lib.rs", "crates/broker/src/lib.rs"]
+        .map(|map| std::fs::read_to_string(top.join(map)).expect("text"))
+        .concat();
+    let public: BTreeSet<&str> = maps
+        .split("pub use ")
+        .skip(1)
+        .filter_map(|rest| rest.split(';').next())
+        .flat_map(|names| names.split(|c: char| !c.is_alphanumeric() && c != '_'))
+        .collect();
+    let concepts = read("docs/CONCEPTS.md");
+    let rows = concepts
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| word |"));
+    let (mut words, mut types) = (BTreeSet::new(), BTreeSet::new());
+    for row in rows {
+        let columns: Vec<&str> = row.trim_matches('|').split('|').collect();
+        assert_eq!(columns.len(), 4, "{row}");
+        for word in columns[0].split(',').map(str::trim) {
+            assert!(words.insert(word), "{word} has two meanings");
+        }
+        for name in columns[3].split('`').skip(1).step_by(2) {
+            assert!(public.contains(name), "{name} is not public");
+            types.insert(name);
+        }
+    }
+    assert!(
+        words.len() >= 30 && types.len() >= 20,
+        "{words:?} {types:?}"
+    );
+}
+
 #[test]
 fn the_readme_names_the_features_and_the_toolchain() {
     let (readme, manifest) = (read("README.md"), read("Cargo.toml"));
@@ -281,6 +316,7 @@ fn the_readme_names_the_features_and_the_toolchain() {
     for document in [
         "ALLOCATORS",
         "C",
+        "CONCEPTS",
         "DESIGN",
         "EMBEDDING",
         "GUARANTEES",
