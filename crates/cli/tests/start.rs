@@ -122,6 +122,39 @@ fn stop_ends_what_is_stopped() {
     keeper.process.wait();
 }
 
+/// A keeper that is not there yet may have everything, as one that takes over from another does.
+#[test]
+fn a_broker_that_its_keeper_did_not_start_waits_for_it() {
+    let place = tempfile::tempdir().expect("a directory");
+    let dir = place.path();
+    let path = dir.to_str().expect("a plain name");
+    let _keeper = Running::start(Command::new(PROGRAM).args(["keep", "--dir", path]));
+    let broker = || {
+        let mut command = kept::program(dir, &["broker", "--keeper", "--device", "host:0"]);
+        Running::start(command.env_remove("NOTIFY_SOCKET"))
+    };
+    let mut first = broker();
+    text(&run(dir, &["ready", "--timeout", "60"]));
+    std::fs::write(dir.join("file"), [7; 5_000]).expect("a file");
+    let file = format!("{path}/file");
+    text(&run(dir, &["put", "model", &file, "--backend", "host"]));
+    first.kill();
+    // The keeper lives, and is not found for a while.
+    let (socket, away) = (dir.join("keeper"), dir.join("away"));
+    std::fs::rename(&socket, &away).expect("a socket");
+    let second = broker();
+    wait_until("the second broker has the lock", || {
+        let lock = std::fs::read_to_string(dir.join("lock")).expect("a broker's number");
+        lock.trim() == second.pid().to_string()
+    });
+    let early = run(dir, &["ready", "--broker", "--timeout", "0.5"]);
+    assert_eq!(early.status.code(), Some(1), "it serves nothing: {early:?}");
+    std::fs::rename(&away, &socket).expect("a socket");
+    text(&run(dir, &["ready", "--timeout", "60"]));
+    let got = run(dir, &["get", "model", "--backend", "host"]);
+    assert_eq!(got.stdout, [7; 5_000], "{got:?}");
+}
+
 #[test]
 fn ready_says_what_is_missing() {
     let dir = tempfile::tempdir().expect("a directory");

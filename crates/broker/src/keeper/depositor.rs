@@ -99,6 +99,15 @@ pub struct Depositor {
     pulse: Arc<Pulse>,
 }
 
+/// A keeper that was given everything.
+#[derive(Debug)]
+pub struct Fed {
+    /// Hangs up when it ends.
+    pub leash: OwnedFd,
+    /// The numbers of the objects for which it has no room.
+    pub without: Vec<u64>,
+}
+
 /// An object to be given to a keeper.
 #[derive(Debug)]
 pub struct Given<'a> {
@@ -327,10 +336,9 @@ impl Depositor {
         kept
     }
 
-    /// Gives everything to a keeper that is new, object by object in the order given, each whole, and
-    /// returns the numbers of those for which it has no room. What it has already (from a keeper
-    /// before it) is not given again, and what belongs to nothing is taken out. `first` is given
-    /// before all objects, `last` after them.
+    /// Gives everything to the keeper that listens, object by object in the order given, each whole.
+    /// What it has already (from a keeper before it) is not given again. `first` is given before what
+    /// belongs to nothing is taken out, then the objects, then `last`.
     ///
     /// # Errors
     ///
@@ -341,14 +349,19 @@ impl Depositor {
         first: &[(Label, BorrowedFd<'_>)],
         objects: &[Given<'_>],
         last: &[(String, BorrowedFd<'_>)],
-    ) -> Result<Vec<u64>, DepositError> {
+    ) -> Result<Fed, DepositError> {
         let inventory = self.inventory(false)?;
         self.fed = Some(inventory.incarnation);
-        let fed = self.feed_beside(inventory.names, first, objects, last);
-        if fed.is_err() {
-            self.fed = None;
+        match self.feed_beside(inventory.names, first, objects, last) {
+            Ok(without) => Ok(Fed {
+                leash: inventory.leash,
+                without,
+            }),
+            Err(error) => {
+                self.fed = None;
+                Err(error)
+            }
         }
-        fed
     }
 
     fn feed_beside(
@@ -369,8 +382,9 @@ impl Depositor {
             .filter(|name| !wanted.contains(*name) && Label::parse(name).is_some())
             .cloned()
             .collect();
-        self.remove_names(&stale)?;
+        // A keeper that took these over from one before it has the history at every moment.
         self.store(first, "feed.tombs")?;
+        self.remove_names(&stale)?;
         let mut without = Vec::new();
         for batch in objects.chunks(FED_TOGETHER) {
             let mut sent: Vec<(u64, Vec<String>)> = Vec::new();

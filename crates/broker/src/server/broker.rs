@@ -13,7 +13,7 @@ use transport::os::waker::Waker;
 use transport::shared::sealed_file;
 use transport::trace_point;
 
-use crate::keeper::depositor::{DepositError, Depositor};
+use crate::keeper::depositor::{DepositError, Depositor, Inventory};
 use crate::keeper::process::{STARTED_BY, raise_file_limit};
 use crate::memory::store::FindGpus;
 use crate::object::identity::{Epoch, Lineage};
@@ -28,6 +28,9 @@ use crate::server::happened::{File, Teller};
 use crate::server::limits::Limits;
 use crate::server::service::{KeeperState, Parts, Service};
 use crate::server::{deposit, lock, place, workshop};
+
+/// How often a keeper is asked for that did not start this broker and is not there yet.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
 
 /// The name of the broker's socket in its directory.
 pub const SOCKET: &str = "broker";
@@ -80,6 +83,8 @@ struct Inheritance {
     orphans: u64,
     /// What another version wrote.
     foreign: Vec<(String, File)>,
+    /// Hangs up with the keeper, which has all of this; nothing if it has ended.
+    leash: Option<OwnedFd>,
 }
 
 impl Inheritance {
@@ -99,29 +104,31 @@ impl Inheritance {
             next_seq: 1,
             orphans: 0,
             foreign: Vec::new(),
+            leash: None,
         })
     }
 }
 
 impl Broker {
-    /// Takes the directory, waiting for another broker's end, and everything that the keeper kept.
-    /// No driver is loaded: that is left to the first creation.
+    /// Takes the directory, waiting for another broker's end, and everything that the keeper kept,
+    /// waiting for a keeper that did not start this process. No driver is loaded: that is left to the
+    /// first creation.
     ///
     /// # Errors
     ///
     /// [`System`](gpu_api::Error::System) for what the system refuses,
     /// [`Refused`](gpu_api::Error::Refused) for a keeper that is there
-    /// and cannot be read.
+    /// and cannot be read, and when the keeper that started this process has ended.
     pub fn open(options: Options) -> Result<Broker> {
         raise_file_limit();
         place::prepare(&options.dir)?;
         let depositor = options.keeper.as_deref().map(Depositor::new).transpose()?;
         let lock = lock::wait(&options.dir.join("lock"), || match &depositor {
-            Some(depositor) => leash(depositor),
+            Some(depositor) => Ok(ask(depositor, false)?.map(|found| found.leash)),
             None => Ok(None),
         })?;
         trace_point!("locked");
-        let (depositor, inheritance) = inherit(depositor)?;
+        let (depositor, mut inheritance) = inherit(depositor)?;
         trace_point!("restored");
         let (sender, happened) = mpsc::channel();
         let waker = Arc::new(Waker::new()?);
@@ -130,9 +137,10 @@ impl Broker {
             waker: waker.clone(),
         };
         let workshop = workshop::start(options.gpus, teller.clone())?;
+        let leash = inheritance.leash.take();
         let keeper = match &depositor {
             None => KeeperState::None,
-            Some(depositor) if depositor.fed().is_some() => KeeperState::Fed,
+            Some(_) if leash.is_some() => KeeperState::Fed,
             Some(_) => KeeperState::Absent,
         };
         let listener = Listener::bind(&Endpoint::Path {
@@ -158,6 +166,7 @@ impl Broker {
             limits: options.limits,
             catalogue,
             keeper,
+            leash,
             pulse,
             next_number,
             restored,
@@ -207,20 +216,20 @@ impl Broker {
     }
 }
 
-/// Returns what hangs up with the keeper that started this process.
+/// Asks the keeper what it has; nothing if none is there and none started this process.
 ///
 /// # Errors
 ///
-/// [`Error::Refused`] when that keeper has ended, though another one may be there.
-fn leash(depositor: &Depositor) -> Result<Option<OwnedFd>> {
+/// [`Error::Refused`] when the keeper that started this process has ended, though another one may
+/// be there: that one has a broker of its own.
+fn ask(depositor: &Depositor, with_files: bool) -> Result<Option<Inventory>> {
     let started_by = std::env::var(STARTED_BY).ok();
-    match depositor.inventory(false) {
+    match depositor.inventory(with_files) {
         Ok(found) => match started_by {
             Some(starter) if starter != found.incarnation.to_string() => Err(lock::keeper_ended()),
-            _ => Ok(Some(found.leash)),
+            _ => Ok(Some(found)),
         },
         Err(DepositError::Absent) if started_by.is_some() => Err(lock::keeper_ended()),
-        // Which keeper will be there is not known yet.
         Err(DepositError::Absent) => Ok(None),
         Err(error) => Err(error.into()),
     }
@@ -228,15 +237,23 @@ fn leash(depositor: &Depositor) -> Result<Option<OwnedFd>> {
 
 /// Reads everything back from the keeper, and lets it close what belongs to no whole object. What
 /// another version wrote stays.
+///
+/// A keeper that is not there yet is waited for: it may have everything, as one that takes over from
+/// another does, and a broker that began with nothing would take that out of it.
 fn inherit(depositor: Option<Depositor>) -> Result<(Option<Depositor>, Inheritance)> {
     let Some(mut depositor) = depositor else {
         return Ok((None, Inheritance::none()?));
     };
-    let inventory = match depositor.inventory(true) {
-        Ok(inventory) => inventory,
-        // Without a keeper there is nothing to inherit; the service looks for one.
-        Err(DepositError::Absent) => return Ok((Some(depositor), Inheritance::none()?)),
-        Err(error) => return Err(error.into()),
+    let mut asked = ask(&depositor, true)?;
+    if asked.is_none() {
+        tracing::warn!("no keeper is there; waiting for it");
+    }
+    let inventory = loop {
+        match asked {
+            Some(inventory) => break inventory,
+            None => std::thread::sleep(ASK_AGAIN),
+        }
+        asked = ask(&depositor, true)?;
     };
     let mut manifests = HashMap::new();
     let files = inventory
@@ -307,6 +324,7 @@ fn inherit(depositor: Option<Depositor>) -> Result<(Option<Depositor>, Inheritan
         // What it had is here: it is given to the next one.
         Err(DepositError::Absent) => depositor.is_lost(),
     }
+    inheritance.leash = depositor.fed().map(|_| inventory.leash);
     Ok((Some(depositor), inheritance))
 }
 

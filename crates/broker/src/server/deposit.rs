@@ -1,6 +1,6 @@
 //! The thread that may wait for the keeper.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use gpu_api::{Result, explain, thread};
 use transport::shared::sealed_file;
 use transport::trace_point;
 
-use crate::keeper::depositor::{DepositError, Depositor, Given};
+use crate::keeper::depositor::{DepositError, Depositor, Fed, Given};
 use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
 use crate::server::action::KeepError;
@@ -35,9 +35,10 @@ pub(super) enum Job {
         objects: Vec<(u64, usize)>,
         bequest: Option<(u64, Bequest)>,
     },
-    /// Look whether a keeper is there, and which.
+    /// Look whether a keeper is there.
     Look,
-    /// Give it everything, in this order.
+    /// Give it everything, in this order. No object may be on its way to it: one that is not among
+    /// these is taken out.
     Feed {
         objects: Vec<(u64, File, Vec<File>)>,
         bequest: (u64, Bequest),
@@ -187,14 +188,9 @@ impl Thread {
         Ok(())
     }
 
-    /// Returns a descriptor that hangs up with the keeper, and whether that keeper has everything.
-    fn look(&self) -> Option<(OwnedFd, bool)> {
-        let depositor = self.depositor.as_ref()?;
-        let inventory = depositor.inventory(false).ok()?;
-        Some((
-            inventory.leash,
-            depositor.fed() == Some(inventory.incarnation),
-        ))
+    fn look(&self) -> bool {
+        let depositor = self.depositor.as_ref();
+        depositor.is_some_and(|depositor| depositor.inventory(false).is_ok())
     }
 
     /// Asks the keeper for nothing. That it is gone is told by its leash.
@@ -208,9 +204,9 @@ impl Thread {
         &mut self,
         objects: &[(u64, File, Vec<File>)],
         (number, Bequest { history, tombs }): &(u64, Bequest),
-    ) -> Result<Vec<u64>, KeepError> {
+    ) -> Result<Fed, KeepError> {
         let Some(depositor) = &mut self.depositor else {
-            return Ok(Vec::new());
+            return Err(KeepError::Absent);
         };
         let file = |name, bytes: &[u8]| {
             sealed_file::create(name, bytes).map_err(|e| KeepError::Refused(explain(&e)))
@@ -235,13 +231,13 @@ impl Thread {
             })
             .collect();
         trace_point!("feed.begun");
-        let without = depositor.feed(&first, &objects, &foreign).map_err(why)?;
+        let fed = depositor.feed(&first, &objects, &foreign).map_err(why)?;
         trace_point!("feed.done");
         self.stored = Stored {
             tombs: Some(*number),
             history: Some((*number, *history)),
         };
-        Ok(without)
+        Ok(fed)
     }
 }
 

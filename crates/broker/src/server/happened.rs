@@ -6,6 +6,7 @@ use std::sync::mpsc::Sender;
 
 use transport::os::waker::Waker;
 
+use crate::keeper::depositor::Fed;
 use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
 use crate::server::action::KeepError;
@@ -21,9 +22,9 @@ pub(super) enum Happened {
     Made(Identity, Result<Vec<File>, Refused>),
     Kept(Identity, Result<File, KeepError>),
     Forgotten(u64, Result<(), KeepError>),
-    Looked(Option<(OwnedFd, bool)>),
-    /// The numbers of the objects for which it has no room.
-    Fed(Result<Vec<u64>, KeepError>),
+    /// Whether a keeper is there.
+    Looked(bool),
+    Fed(Result<Fed, KeepError>),
 }
 
 /// How another thread tells the service what it did.

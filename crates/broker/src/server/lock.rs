@@ -106,11 +106,10 @@ pub fn wait(path: &Path, leash: impl FnOnce() -> Result<Option<OwnedFd>>) -> Res
     }
 }
 
-/// Why a broker does not wait any longer.
+/// Why a broker does not serve.
 pub(super) fn keeper_ended() -> Error {
     Error::Refused {
-        why: "the keeper that started this broker ended while it waited for another broker's end"
-            .into(),
+        why: "the keeper that started this broker ended before the broker served".into(),
         remedy: "start `gpu-ipc keep` again: its own broker waits",
     }
 }

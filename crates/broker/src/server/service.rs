@@ -19,6 +19,7 @@ use transport::shared::sealed_file;
 use transport::trace_point;
 use transport::wire::table;
 
+use crate::keeper::depositor::Fed;
 use crate::keeper::pulse::Pulse;
 use crate::object::identity::{Epoch, Identity};
 use crate::server::action::{Action, Answer, KeepError, Participant};
@@ -41,7 +42,8 @@ const EXPIRE_AGAIN: Duration = Duration::from_secs(1);
 /// A keeper that has not answered for so long is said to be silent.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
 
-/// How the broker stands with its keeper.
+/// How the broker stands with its keeper. `Fed` and `Full` are said of one run of one keeper, whose
+/// leash is held as long as they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum KeeperState {
     /// None was asked for.
@@ -59,6 +61,8 @@ pub(super) struct Parts {
     pub limits: Limits,
     pub catalogue: Catalogue<File>,
     pub keeper: KeeperState,
+    /// Hangs up with the keeper that has everything.
+    pub leash: Option<OwnedFd>,
     /// What is known of the keeper without asking it.
     pub pulse: Option<Arc<Pulse>>,
     /// The last number of a bequest.
@@ -78,6 +82,7 @@ pub(super) struct Service {
     pub(super) door: Door<Participant>,
     pub(super) peers: HashMap<Participant, Peer>,
     pub(super) next_participant: u64,
+    /// Of the keeper that has everything, or what it has room for.
     leash: Option<(u64, OwnedFd)>,
     /// The deposit thread looks for a keeper, or feeds one.
     looking: bool,
@@ -99,15 +104,20 @@ pub(super) struct Service {
 }
 
 impl Service {
-    pub(super) fn new(parts: Parts, listener: Listener, allowed: Vec<u32>) -> Result<Service> {
-        let looks = parts.keeper != KeeperState::None;
+    pub(super) fn new(mut parts: Parts, listener: Listener, allowed: Vec<u32>) -> Result<Service> {
+        let looks = parts.keeper == KeeperState::Absent;
         let expire_at = parts.limits.ttl.map(|_| Instant::now());
+        let mut door = Door::new(Arc::new(listener), parts.waker.fd(), allowed)?;
+        let leash = match parts.leash.take() {
+            None => None,
+            Some(leash) => Some((door.watches.add(Watch::Extra, leash.as_fd())?, leash)),
+        };
         Ok(Service {
-            door: Door::new(Arc::new(listener), parts.waker.fd(), allowed)?,
+            door,
             parts,
             peers: HashMap::new(),
             next_participant: 1,
-            leash: None,
+            leash,
             looking: false,
             look_at: looks.then(Instant::now),
             unkept: BTreeSet::new(),
@@ -189,8 +199,9 @@ impl Service {
                         tracing::warn!(%identity, ?error, "the keeper does not take a commit")
                     }
                 }
-                if matches!(kept, Err(KeepError::Absent)) {
-                    self.lose_keeper();
+                // Of two commits that one death ends, the second says nothing of the next keeper.
+                if matches!(kept, Err(KeepError::Absent)) && self.leash.is_some() {
+                    self.keeper_died();
                 }
                 let actions = self.parts.catalogue.kept(identity, kept);
                 trace_point!("visible");
@@ -202,28 +213,18 @@ impl Service {
             }
             Happened::Looked(found) => {
                 self.looking = false;
-                match found {
-                    Some((leash, fed)) => self.hold(leash, fed),
-                    None => self.look_at = Some(Instant::now() + LOOK_AGAIN),
+                if found {
+                    tracing::info!("a keeper is there; it is given everything");
+                    self.feed();
+                } else {
+                    self.look_at = Some(Instant::now() + LOOK_AGAIN);
                 }
                 Vec::new()
             }
             Happened::Fed(fed) => {
                 self.looking = false;
                 match fed {
-                    Ok(without) if without.is_empty() => {
-                        tracing::info!("the keeper has everything");
-                        self.unkept.clear();
-                        self.parts.keeper = KeeperState::Fed;
-                    }
-                    Ok(without) => {
-                        tracing::warn!(
-                            objects = without.len(),
-                            "the keeper has no room for some objects: they go with this broker"
-                        );
-                        self.unkept = without.into_iter().collect();
-                        self.parts.keeper = KeeperState::Full;
-                    }
+                    Ok(fed) => self.hold(fed),
                     Err(error) => {
                         tracing::warn!(?error, "the keeper does not take everything");
                         self.lose_keeper();
@@ -308,19 +309,30 @@ impl Service {
         }
     }
 
-    fn hold(&mut self, leash: OwnedFd, fed: bool) {
-        let Ok(key) = self.door.watches.add(Watch::Extra, leash.as_fd()) else {
-            self.look_at = Some(Instant::now() + LOOK_AGAIN);
-            return;
-        };
+    /// Holds the leash of a keeper that was given everything. One that has ended meanwhile hangs up.
+    fn hold(&mut self, Fed { leash, without }: Fed) {
         self.let_go();
-        self.leash = Some((key, leash));
-        if fed {
+        let key = match self.door.watches.add(Watch::Extra, leash.as_fd()) {
+            Ok(key) => key,
+            Err(error) => {
+                tracing::warn!(%error, "the keeper cannot be watched");
+                self.parts.keeper = KeeperState::Absent;
+                self.look_at = Some(Instant::now() + LOOK_AGAIN);
+                return;
+            }
+        };
+        (self.leash, self.look_at) = (Some((key, leash)), None);
+        if without.is_empty() {
+            tracing::info!("the keeper has everything");
             self.parts.keeper = KeeperState::Fed;
         } else {
-            tracing::info!("a keeper is there; it is given everything");
-            self.feed();
+            tracing::warn!(
+                objects = without.len(),
+                "the keeper has no room for some objects: they go with this broker"
+            );
+            self.parts.keeper = KeeperState::Full;
         }
+        self.unkept = without.into_iter().collect();
     }
 
     fn feed(&mut self) {
@@ -333,14 +345,20 @@ impl Service {
         });
     }
 
-    /// Gives a full keeper again what it had no room for, once something has left it.
+    /// Says whether a full keeper is about to be given again what it had no room for, because
+    /// something has left it.
+    fn has_room_to_use(&self) -> bool {
+        self.parts.keeper == KeeperState::Full && self.room_came
+    }
+
+    /// Gives it that, once no commit is on its way there.
     fn use_room(&mut self) {
-        if self.parts.keeper == KeeperState::Full && self.room_came && !self.looking {
+        if self.has_room_to_use() && self.keeping.is_empty() && !self.looking {
             self.feed();
         }
     }
 
-    pub(super) fn lose_keeper(&mut self) {
+    fn lose_keeper(&mut self) {
         self.let_go();
         if self.parts.keeper != KeeperState::None {
             if self.parts.keeper != KeeperState::Absent {
@@ -419,6 +437,7 @@ impl Service {
             return;
         };
         let asker = peer.asker;
+        let has_room_to_use = self.has_room_to_use();
         let catalogue = &mut self.parts.catalogue;
         let one = |request, answer| vec![Action::Answer(participant, request, answer)];
         let actions = match message {
@@ -443,8 +462,9 @@ impl Service {
             }
             ToBroker::Commit { request, identity } => {
                 trace_point!("commit.heard");
-                if self.parts.keeper == KeeperState::Absent {
-                    // Later: the keeper is away. It is asked again.
+                if self.parts.keeper == KeeperState::Absent || has_room_to_use {
+                    // Later: the keeper is away, or about to be given what it had no room for. It is
+                    // asked again.
                     return;
                 }
                 catalogue.commit(asker, request, identity, |leases| {

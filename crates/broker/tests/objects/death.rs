@@ -42,6 +42,14 @@ pub const CASES: &[Case] = &[
     ("death::a_reader_at_every_step", a_reader_at_every_step),
     ("death::a_keeper_at_every_step", a_keeper_at_every_step),
     (
+        "death::a_broker_whose_keeper_ends_before_it_was_read",
+        a_broker_whose_keeper_ends_before_it_was_read,
+    ),
+    (
+        "death::a_broker_whose_keeper_ends_as_it_begins_to_serve",
+        a_broker_whose_keeper_ends_as_it_begins_to_serve,
+    ),
+    (
         "death::a_broker_that_feeds_a_new_keeper_at_every_step",
         a_broker_that_feeds_a_new_keeper_at_every_step,
     ),
@@ -96,10 +104,9 @@ fn reader_steps() -> [(Command, &'static [&'static str]); 4] {
     ]
 }
 
-/// Steps of a keeper's.
+/// Steps of a keeper's, after its broker has read what it has.
 const KEEPER_STEPS: &[&str] = &[
     "keeper.ready",
-    "keeper.listed",
     "keeper.asked",
     "keeper.answered",
     "keeper.stored",
@@ -582,6 +589,9 @@ fn a_keeper_at_every_step() {
         }
         // It ends by itself only there.
         keeper.wait();
+        until("the broker knows", || {
+            client.list().expect("it lives on").keeper == "absent"
+        });
         let _next = Agent::keeper(&dir);
         until("the new keeper has everything", || {
             client.list().is_ok_and(|list| list.keeper == "fed")
@@ -611,6 +621,28 @@ fn a_keeper_at_every_step() {
         );
         assert!(client.open("gone").is_err(), "{step}");
     }
+}
+
+/// What the keeper had may be in the next one, whose own broker reads it: one that began with nothing
+/// would take it out.
+fn a_broker_whose_keeper_ends_before_it_was_read() {
+    let dir = Dir::new();
+    let mut keeper = Agent::keeper_dying_at(&dir, "keeper.listed");
+    keeper.wait();
+    until("its broker ends", || dir.brokers().is_empty());
+    let _next = Agent::keeper(&dir);
+    let client = connected(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("commits go on");
+}
+
+fn a_broker_whose_keeper_ends_as_it_begins_to_serve() {
+    let dir = Dir::new();
+    let mut keeper = Agent::keeper_dying_at(&dir, "keeper.ready");
+    keeper.wait();
+    let client = connected(&dir);
+    until("the broker knows", || {
+        client.list().expect("it lives on").keeper == "absent"
+    });
 }
 
 /// Broker and keeper die one soon after the other: what is mapped stays good, and what is found is
@@ -723,7 +755,7 @@ fn every_step_is_named_here() {
         &["commit.asked"],
         KEEPER_STEPS,
         FEED_STEPS,
-        &["writer.buried"],
+        &["writer.buried", "keeper.listed"],
     ]
     .concat()
     .into_iter()

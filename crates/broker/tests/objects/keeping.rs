@@ -1,10 +1,10 @@
 //! What a broker says of a keeper that is full, silent or new, and what survives it.
 
 use broker::server::listing::Listing;
-use broker::{Client, CreateOptions, ObjectError};
+use broker::{Client, Commit, CreateOptions, ObjectError};
 use rustix::process::Signal;
 
-use crate::agent::{Agent, Dir, Said, client, layout, put, seed_of, serving, to_put};
+use crate::agent::{Agent, Dir, Said, client, fill, layout, put, seed_of, serving, to_put};
 use crate::step::tombstone;
 use crate::{Case, until};
 
@@ -16,6 +16,18 @@ pub const CASES: &[Case] = &[
     (
         "keeping::a_full_keeper_takes_the_rest_when_room_comes",
         a_full_keeper_takes_the_rest,
+    ),
+    (
+        "keeping::a_keeper_stays_full_when_two_commits_were_lost_with_the_one_before_it",
+        a_keeper_stays_full,
+    ),
+    (
+        "keeping::a_commit_on_its_way_stays_when_room_comes",
+        a_commit_on_its_way_stays,
+    ),
+    (
+        "keeping::a_broker_that_feeds_an_heir_leaves_the_history_there",
+        a_broker_that_feeds_an_heir,
     ),
     (
         "keeping::a_stopped_keeper_is_said_to_be_silent",
@@ -146,6 +158,95 @@ fn a_full_keeper_takes_the_rest() {
         let reader = client.open(&format!("model{seed}")).expect("kept");
         assert_eq!(seed_of(&reader), seed);
     }
+}
+
+/// Queues the commit of an object while the keeper is stopped, and waits until the broker has it.
+fn on_its_way(client: &Client, name: &str, seed: u64) -> Commit {
+    let mut writer = client.create(name, layout(seed)).expect("memory");
+    fill(&mut writer, seed).expect("written");
+    let commit = writer.commit(&[]).expect("queued");
+    until("the commit waits for the keeper", || {
+        let rows = listing(client).objects;
+        rows.iter()
+            .any(|row| row.name == name && row.state == "keeping")
+    });
+    commit
+}
+
+fn another_broker(dir: &Dir, client: &Client) -> Listing {
+    let first = dir.broker();
+    dir.signal_broker(Signal::KILL);
+    until("another broker", || {
+        dir.broker() != first && client.list().is_ok()
+    });
+    listing(client)
+}
+
+fn a_keeper_stays_full() {
+    let (dir, mut keeper, client) = serving();
+    put_all(&client, 1..=3);
+    keeper.stop();
+    let commits = [4, 5].map(|seed| on_its_way(&client, &format!("next{seed}"), seed));
+    // It learns of all of it at once: the end of the one, both commits, and the next one.
+    dir.signal_broker(Signal::STOP);
+    keeper.kill();
+    let _small = Agent::small_keeper(&dir, 2 * AN_OBJECT);
+    dir.signal_broker(Signal::CONT);
+    until("the keeper has what it has room for", || {
+        listing(&client).shelf.kept == 2 * AN_OBJECT as u64
+    });
+    // Whatever the broker asked the keeper before, it knows when it has this answer.
+    for commit in commits {
+        commit.wait().expect_err("no room");
+    }
+    let full = listing(&client);
+    assert_eq!((&*full.keeper, full.shelf.missing), ("full", 1), "{full:?}");
+    assert_eq!(another_broker(&dir, &client).restored, 2);
+}
+
+fn a_commit_on_its_way_stays() {
+    let (dir, mut keeper, client) = serving();
+    put_all(&client, 1..=3);
+    keeper.kill();
+    let small = Agent::small_keeper(&dir, 2 * AN_OBJECT);
+    until("the keeper is full", || listing(&client).keeper == "full");
+    small.stop();
+    let removed = std::thread::spawn({
+        let client = client.clone();
+        move || client.remove("model3")
+    });
+    until("the removal waits for the keeper", || {
+        let rows = listing(&client).objects;
+        rows.iter().all(|row| row.name != "model3")
+    });
+    // It gets the room that the removal makes.
+    let next = on_its_way(&client, "next", 9);
+    small.signal(Signal::CONT);
+    removed.join().expect("an answer").expect("it is ours");
+    next.wait().expect("there is room");
+    put(&client, "late", 7, &CreateOptions::default()).expect_err("no room");
+    let after = another_broker(&dir, &client);
+    assert_eq!((after.restored, after.orphans), (2, 0), "{after:?}");
+    assert_eq!(seed_of(&client.open("next").expect("committed")), 9);
+}
+
+/// The broker dies when it has taken the first file out of a keeper that took everything over.
+fn a_broker_that_feeds_an_heir() {
+    let (dir, step) = (Dir::new(), "forget.removed");
+    let mut first = Agent::keeper_killing_broker_at(&dir, step);
+    until("the broker listens", || dir.join("broker").exists());
+    let client = client(&dir);
+    put_all(&client, 1..=2);
+    let (serving, lineage) = (dir.broker(), listing(&client).lineage);
+    let mut heir = Agent::heir(&dir, None, None);
+    assert_eq!(heir.answer(), Some(Said::Ready));
+    assert!(first.wait().success(), "the first ended by itself");
+    until("another broker", || {
+        dir.broker() != serving && client.list().is_ok()
+    });
+    assert!(tombstone(&dir, step).exists(), "no broker came to {step}");
+    let after = listing(&client);
+    assert_eq!((after.restored, after.lineage), (2, lineage));
 }
 
 fn a_stopped_keeper_is_silent() {
