@@ -50,12 +50,22 @@ impl<T> Child<T> {
         args: impl IntoIterator<Item = impl AsRef<OsStr>>,
         patience: Duration,
     ) -> Result<Child<T>, String> {
+        Child::start_into(args, patience, Stdio::inherit())
+    }
+
+    /// As [`start`](Child::start), with a standard error of its own.
+    pub fn start_into(
+        args: impl IntoIterator<Item = impl AsRef<OsStr>>,
+        patience: Duration,
+        stderr: Stdio,
+    ) -> Result<Child<T>, String> {
         let program =
             std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
         let mut child = Command::new(program)
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(stderr)
             .spawn()
             .map_err(|e| format!("a process cannot be started: {e}"))?;
         let to = child.stdin.take();

@@ -25,7 +25,7 @@ pub mod device;
 mod doctor;
 mod failure;
 mod gateway;
-mod log;
+pub mod log;
 pub mod objects;
 pub mod output;
 pub mod owner;

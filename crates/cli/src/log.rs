@@ -14,6 +14,8 @@ use std::time::Duration;
 use clap::Args as Arguments;
 use gpu_ipc::backend::{explain, thread};
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{fmt, registry};
 
@@ -66,10 +68,29 @@ impl LogOptions {
             let layer = layer.json().flatten_event(true);
             tracing::subscriber::set_global_default(registry().with(filter).with(layer))
         } else {
+            let layer = layer.with_timer(Stamp);
             tracing::subscriber::set_global_default(registry().with(filter).with(layer))
         };
         Ok(log)
     }
+}
+
+/// The head of a line: the time, and the process, since a keeper and its brokers have one log.
+struct Stamp;
+
+impl FormatTime for Stamp {
+    fn format_time(&self, line: &mut Writer<'_>) -> std::fmt::Result {
+        SystemTime.format_time(line)?;
+        write!(line, " {}", std::process::id())
+    }
+}
+
+/// Returns the head of a line that is written now.
+pub fn stamp() -> String {
+    let mut head = String::new();
+    // A string takes everything.
+    let _ = Stamp.format_time(&mut Writer::new(&mut head));
+    head
 }
 
 enum Message {

@@ -2,7 +2,9 @@
 
 // Tests: `crates/cli/tests/bench.rs`, `testing/torture/tests/torture.rs`.
 
+use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use gpu_ipc::Gpu;
@@ -26,6 +28,8 @@ pub struct Owner {
     more: Vec<String>,
     /// The most descriptors that the next keeper keeps, if not as many as it may.
     most: Option<usize>,
+    /// The file that both write their logs to.
+    log: Option<PathBuf>,
 }
 
 impl Owner {
@@ -35,6 +39,20 @@ impl Owner {
     ///
     /// When the directory cannot be made or a process cannot be started.
     pub fn start(gpu: &Gpu, dir: PathBuf, more: &[&str]) -> Result<Owner, String> {
+        Owner::start_logging(gpu, dir, more, None)
+    }
+
+    /// As [`start`](Owner::start); the log of both is appended to a file.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Owner::start).
+    pub fn start_logging(
+        gpu: &Gpu,
+        dir: PathBuf,
+        more: &[&str],
+        log: Option<PathBuf>,
+    ) -> Result<Owner, String> {
         use std::os::unix::fs::DirBuilderExt;
         let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
         made.map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
@@ -46,6 +64,7 @@ impl Owner {
             device,
             more,
             most: None,
+            log,
         };
         owner.start_keeper()?;
         Ok(owner)
@@ -91,24 +110,34 @@ impl Owner {
         let most = self
             .most
             .map(|most| ["--most".to_owned(), most.to_string()]);
-        // They are killed on purpose: what they say of it would hide what is found.
-        let keep = ["keep", "--log", "error", "--take-over", "--dir", &dir];
+        // They are killed on purpose: on standard error what they say of it would hide what is found.
+        let (level, stderr) = match &self.log {
+            None => ("error", Stdio::inherit()),
+            Some(path) => {
+                let file = OpenOptions::new().append(true).create(true).open(path);
+                let file =
+                    file.map_err(|e| format!("{} cannot be written: {e}", path.display()))?;
+                ("info", file.into())
+            }
+        };
+        let keep = ["keep", "--log", level, "--take-over", "--dir", &dir];
         let most = most.iter().flatten().map(String::as_str);
         let broker = [
             "--",
             &program,
             "broker",
             "--log",
-            "error",
+            level,
             "--dir",
             &dir,
             "--device",
             &self.device,
         ];
         let more = self.more.iter().map(String::as_str);
-        Child::start(
+        Child::start_into(
             keep.into_iter().chain(most).chain(broker).chain(more),
             PATIENCE,
+            stderr,
         )
     }
 
@@ -142,25 +171,23 @@ impl Owner {
         Pid::from_raw(pid).filter(|_| self.is_broker(pid))
     }
 
-    /// Lists the processes that are brokers of the directory, or about to be.
+    /// Lists the processes that are brokers of the directory.
     pub fn brokers(&self) -> Vec<Pid> {
+        self.processes(|pid| self.is_broker(pid))
+    }
+
+    fn processes(&self, is_one: impl Fn(i32) -> bool) -> Vec<Pid> {
         let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         numbers
-            .filter(|&pid| self.is_broker(pid))
+            .filter(|&pid| is_one(pid))
             .filter_map(Pid::from_raw)
             .collect()
     }
 
     fn is_broker(&self, pid: i32) -> bool {
-        let Ok(command) = std::fs::read(format!("/proc/{pid}/cmdline")) else {
-            return false;
-        };
-        let dir = self.dir.as_os_str().as_encoded_bytes();
-        let has = |what: &[u8]| command.split(|byte| *byte == 0).any(|word| word == what);
-        has(b"broker") && has(dir)
+        is_broker(&command(pid), &self.dir)
     }
-
     /// Connects, as soon as a broker listens.
     ///
     /// # Errors
@@ -174,11 +201,11 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         let _ = self.kill_keeper();
-        // A broker outlives its keeper, and so does one that waits for the lock or is only
-        // starting.
+        // A broker outlives its keeper, and so does one that is only starting and has its keeper's
+        // command.
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
-            let brokers = self.brokers();
+            let brokers = self.processes(|pid| names(&command(pid), &self.dir));
             if brokers.is_empty() {
                 break;
             }
@@ -204,5 +231,38 @@ pub fn connect(gpu: &Gpu, dir: &Path, name: &str) -> Result<Client, String> {
             Err(error) if start.elapsed() > PATIENCE => return Err(explain(&error)),
             Err(_) => std::thread::sleep(Duration::from_micros(200)),
         }
+    }
+}
+
+/// Returns a process' command: each word ends with a zero byte.
+fn command(pid: i32) -> Vec<u8> {
+    std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()
+}
+
+/// Says whether a command names a broker of a directory: its own, or a keeper's.
+fn names(command: &[u8], dir: &Path) -> bool {
+    let has = |what: &[u8]| command.split(|byte| *byte == 0).any(|word| word == what);
+    has(b"broker") && has(dir.as_os_str().as_encoded_bytes())
+}
+
+/// Says whether it is a broker's own.
+fn is_broker(command: &[u8], dir: &Path) -> bool {
+    command.split(|byte| *byte == 0).nth(1) == Some(b"broker") && names(command, dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_keeper_that_names_its_broker_is_none() {
+        let dir = Path::new("/d");
+        let (keeper, broker) = (
+            b"p\0keep\0--dir\0/d\0--\0p\0broker\0--dir\0/d\0",
+            b"p\0broker\0--dir\0/d\0",
+        );
+        assert!(names(keeper, dir) && !is_broker(keeper, dir));
+        assert!(names(broker, dir) && is_broker(broker, dir));
+        assert!(!is_broker(broker, Path::new("/e")) && !names(b"", dir));
     }
 }

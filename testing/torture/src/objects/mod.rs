@@ -4,13 +4,14 @@
 //! 2. `writer` puts object after object; some ask for the commit before they have written, which a
 //!    broker must not hear. `reader` opens, advances, sleeps and wakes, and compares every byte.
 //! 3. `seat`: which process one is; `contents`: what an object contains; `tally`: what they count
-//!    in memory that outlives each of them.
+//!    in memory that outlives each of them; `journal`: what happened, line by line.
 //!
 //! An object's parts have contents that follow from its stamp, which travels beside them: a reader
 //! that finds others has seen a half. What was answered as committed must be there, or something
 //! newer.
 
 mod contents;
+mod journal;
 mod reader;
 mod report;
 mod seat;

@@ -49,10 +49,17 @@ fn read(seat: &Seat, client: &Client, dice: &mut Dice) -> Result<(), String> {
             continue;
         };
         if moved.1 < highest {
-            tally.count(Count::Lost);
+            let name = name_of(name);
+            let why = format!(
+                "{name} went to epoch {}, and {highest} was committed",
+                moved.1
+            );
+            seat.found(Count::Lost, &why);
         }
         if reader.epoch().0 < before || reader.device_ptr("p0") != at {
-            tally.count(Count::Backwards);
+            let (name, now) = (name_of(name), reader.epoch());
+            let why = format!("{name} went from epoch {before} to {now}, or its addresses moved");
+            seat.found(Count::Backwards, &why);
         }
         compare(seat, name, &reader)?;
         if moved.0 {
@@ -89,14 +96,18 @@ fn found<T: Found>(
         Err(ObjectError::NotFound { .. }) => {
             // Nobody removes a name: it is there from its first commit on.
             if seat.tally.highest(name).min(highest) > 0 {
-                seat.tally.count(Count::Lost);
+                let name = name_of(name);
+                let why = format!("{name} has no object, and epoch {highest} was committed");
+                seat.found(Count::Lost, &why);
             }
             return Ok(None);
         }
         other => forgive(other)?,
     };
-    if found.as_ref().is_some_and(|found| found.epoch() < highest) {
-        seat.tally.count(Count::Lost);
+    if let Some(found) = found.as_ref().filter(|found| found.epoch() < highest) {
+        let (name, epoch) = (name_of(name), found.epoch());
+        let why = format!("{name} has epoch {epoch} at most, and {highest} was committed");
+        seat.found(Count::Lost, &why);
     }
     Ok(found)
 }
@@ -120,7 +131,9 @@ fn compare(seat: &Seat, name: usize, reader: &Reader) -> Result<(), String> {
         is_whole &= pattern::matches(&bytes, stamp);
     }
     if !is_whole {
-        seat.tally.count(Count::Mixed);
+        let (name, epoch) = (name_of(name), reader.epoch());
+        let why = format!("epoch {epoch} of {name} has other bytes than its stamp {stamp:#x} says");
+        seat.found(Count::Mixed, &why);
     }
     Ok(())
 }

@@ -6,7 +6,8 @@ use clap::{Args as Group, ValueEnum};
 use gpu_ipc::Gpu;
 use gpu_ipc::broker::ObjectError;
 
-use super::tally::Tally;
+use super::journal::Journal;
+use super::tally::{Count, Tally};
 use crate::told::Told;
 use gpu_ipc_cli::device::{self, explain};
 
@@ -36,6 +37,7 @@ pub struct Seat {
     /// The broker's directory.
     pub broker: PathBuf,
     pub tally: &'static Tally,
+    pub journal: Journal,
     pub slot: usize,
     pub serial: u64,
     pub seed: u64,
@@ -48,14 +50,23 @@ impl Seat {
         let gpu = device::find(told.backend.kind(), &told.device)?;
         let tally = Tally::open(&told.dir.join("tally")).map_err(|e| format!("no tally: {e}"))?;
         let broker = told.dir.join("broker");
+        let who = format!("{:?} {}", options.role, told.serial).to_lowercase();
+        let journal = Journal::open(&told.dir, who).map_err(|e| format!("no journal: {e}"))?;
         Ok(Seat {
             gpu,
             broker,
             tally,
+            journal,
             slot: told.slot,
             serial: told.serial,
             seed: told.seed,
         })
+    }
+
+    /// Counts a finding, and says what it is.
+    pub fn found(&self, what: Count, why: &str) {
+        self.journal.note(&format!("FOUND {what:?}: {why}"));
+        self.tally.count(what);
     }
 }
 

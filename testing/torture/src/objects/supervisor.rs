@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use gpu_ipc::Gpu;
 use gpu_ipc::broker::Client;
+use gpu_ipc::broker::server::listing::Row;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::contents::NAMES;
+use super::journal::{self, Journal};
 use super::report::Report;
 use super::seat::Role;
 use super::tally::{Count, Tally};
@@ -51,7 +53,9 @@ pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>),
     let control = options.control;
     let words = words(control, FIRST_LIMIT);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let owner = Owner::start(gpu, dir.0.join("broker"), &words)?;
+    let log = journal::path(&dir.0);
+    let owner = Owner::start_logging(gpu, dir.0.join("broker"), &words, Some(log))?;
+    let journal = Journal::open(&dir.0, "torture".into());
     let watcher = owner.connect(gpu, "torture")?;
     let mut torment = Torment {
         gpu,
@@ -59,6 +63,7 @@ pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>),
         owner,
         watcher,
         tally,
+        journal: journal.map_err(|e| format!("no journal: {e}"))?,
         dice: Dice::new(seed, 0),
         seed,
         serial: 0,
@@ -81,15 +86,19 @@ pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>),
         silence: true,
     };
     let end = Instant::now() + Duration::from_secs(options.seconds);
-    let found = || tally.counted(Count::Mixed) + tally.counted(Count::Lost) > 0;
-    while Instant::now() < end && !(control.is_some() && found()) {
+    // What comes after a finding does not explain it.
+    while Instant::now() < end && !torment.finished().has_finding() {
         torment.refill()?;
         torment.hurt()?;
         torment.look_after()?;
         std::thread::sleep(TICK);
     }
     torment.end()?;
-    Ok((torment.finished(), std::mem::take(&mut torment.crashes)))
+    let report = torment.finished();
+    if control.is_none() && (report.has_finding() || report.crashes > 0) {
+        output::complain(&journal::last(&dir.0));
+    }
+    Ok((report, std::mem::take(&mut torment.crashes)))
 }
 
 /// Says what a broker is told. The limit is never reached: it tells the brokers of one keeper from
@@ -134,6 +143,7 @@ struct Torment<'a> {
     owner: Owner,
     watcher: Client,
     tally: &'static Tally,
+    journal: Journal,
     dice: Dice,
     seed: u64,
     serial: u64,
@@ -266,6 +276,7 @@ impl Torment<'_> {
 
     fn kill_broker(&mut self) {
         if let Some(broker) = self.owner.broker() {
+            self.journal.note(&format!("kills broker {broker}"));
             let _ = kill_process(broker, Signal::KILL);
             self.report.broker_kills += 1;
             self.whole = false;
@@ -277,9 +288,11 @@ impl Torment<'_> {
     fn kill_keeper(&mut self) -> Result<(), String> {
         let small = !self.is_small && self.dice.in_thousand(300);
         self.tell(small.then_some(FEW));
+        self.note_keeper("kills keeper");
         self.owner.kill_keeper()?;
         self.owners[1] = None;
         self.owner.start_keeper()?;
+        self.note_keeper("started keeper");
         self.report.keeper_kills += 1;
         self.whole = false;
         Ok(())
@@ -290,6 +303,7 @@ impl Torment<'_> {
     fn upgrade(&mut self) -> Result<(), String> {
         self.tell(None);
         if self.control == Some(Control::LossyUpgrade) {
+            self.note_keeper("ends instead of replacing keeper");
             self.owner.kill_keeper()?;
             self.kill_broker();
             self.owners[1] = None;
@@ -297,13 +311,25 @@ impl Torment<'_> {
         }
         // One that is stopped hands nothing over.
         self.go_on(Instant::now() + Duration::from_secs(3_600));
+        self.note_keeper("replaces keeper");
         self.owner.replace_keeper()?;
+        self.note_keeper("everything was taken over by keeper");
         self.report.upgrades += 1;
         self.whole = false;
         if self.dice.in_thousand(500) {
             self.kill_broker();
         }
         Ok(())
+    }
+
+    fn note_keeper(&self, what: &str) {
+        let keeper = self
+            .owner
+            .keeper()
+            .map_or(0, |pid| pid.as_raw_nonzero().get());
+        let room = if self.is_small { ", a small one" } else { "" };
+        self.journal
+            .note(&format!("{what} {keeper} (limit {}{room})", self.limit));
     }
 
     /// Gives the next keeper other options than the last one's.
@@ -348,6 +374,12 @@ impl Torment<'_> {
 
     fn stop_owner(&mut self, which: usize, pid: Option<Pid>, until: Instant) {
         if let Some(pid) = pid.filter(|pid| kill_process(*pid, Signal::STOP).is_ok()) {
+            let (what, ms) = (
+                ["broker", "keeper"][which],
+                until.saturating_duration_since(Instant::now()).as_millis(),
+            );
+            self.journal
+                .note(&format!("stops {what} {pid} for {ms} ms"));
             self.owners[which] = Some((pid, until));
             self.report.stops[2 + which] += 1;
         }
@@ -370,6 +402,7 @@ impl Torment<'_> {
                 && until <= now
             {
                 // It may have been killed meanwhile.
+                self.journal.note(&format!("lets {pid} go on"));
                 let _ = kill_process(pid, Signal::CONT);
                 *stopped = None;
                 self.silence |= which == 1;
@@ -404,6 +437,12 @@ impl Torment<'_> {
             .broker()
             .map(|pid| pid.as_raw_nonzero().get().cast_unsigned());
         self.whole = listing.keeper == "fed" && holder == Some(listing.pid);
+        if self.whole {
+            let (pid, objects) = (listing.pid, listing.objects.len());
+            self.journal.note(&format!(
+                "broker {pid} says that its keeper has all {objects} objects"
+            ));
+        }
         if self.whole && std::mem::take(&mut self.fresh) && listing.limit != Some(self.limit) {
             self.report.stale += 1;
             self.crashes.push(format!(
@@ -494,24 +533,22 @@ impl Torment<'_> {
         }
         let start = Instant::now();
         loop {
-            let listing = self.watcher.list();
-            let left = listing.map(|listing| {
-                let unfinished = listing
+            let left = self.watcher.list().map(|listing| {
+                let (whole, unfinished): (Vec<_>, Vec<_>) = listing
                     .objects
-                    .iter()
-                    .filter(|row| row.state != "visible")
-                    .count();
-                let read = listing
-                    .objects
-                    .iter()
-                    .filter(|row| !row.readers.is_empty())
-                    .count();
-                (unfinished + read + listing.objects.len().saturating_sub(NAMES * EPOCHS)) as u64
+                    .into_iter()
+                    .partition(|row| row.state == "visible");
+                let beyond = whole.len().saturating_sub(NAMES * EPOCHS);
+                let read = whole.into_iter().filter(|row| !row.readers.is_empty());
+                let left: Vec<Row> = unfinished.into_iter().chain(read).collect();
+                ((beyond + left.len()) as u64, left)
             });
             match left {
-                Ok(0) => return Ok(()),
-                Ok(left) if start.elapsed() > PATIENCE => {
-                    self.report.leaked = left;
+                Ok((0, _)) => return Ok(()),
+                Ok((count, left)) if start.elapsed() > PATIENCE => {
+                    self.report.leaked = count;
+                    self.journal
+                        .note(&format!("FOUND Leaked: {count}, among them {left:?}"));
                     return Ok(());
                 }
                 Err(error) if start.elapsed() > PATIENCE => {

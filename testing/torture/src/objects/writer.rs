@@ -57,6 +57,8 @@ fn put(seat: &Seat, client: &Client, dice: &mut Dice, stamp: u64) -> Result<(), 
         committed => forgive(committed)?,
     };
     if let Some(epoch) = committed {
+        seat.journal
+            .note(&format!("committed epoch {epoch} of {}", name_of(name)));
         seat.tally.committed(name, epoch.0);
         seat.tally.count(Count::Commits);
         if taken {
