@@ -605,10 +605,8 @@ impl World {
             Step::Die { who } => {
                 self.catalogue.hung_up(Participant(who));
                 self.catalogue.writer_died(Participant(who));
-                assert!(self.catalogue.rows(1).iter().all(|row| {
-                    row.writer != Some(Participant(who))
-                        || matches!(row.state, "keeping" | "visible")
-                }));
+                let rows = self.catalogue.rows(1);
+                assert!(rows.iter().all(|row| row.writer != Some(Participant(who))));
             }
             Step::Kill { done } => {
                 let before: BTreeSet<Identity> = self.visible();
@@ -646,6 +644,12 @@ proptest! {
         let mut world = World::new();
         for step in &steps {
             world.step(step);
+            for row in world.catalogue.rows(1) {
+                prop_assert!(
+                    row.writer.is_some() || matches!(row.state, "keeping" | "visible"),
+                    "nothing ends it: {row:?}"
+                );
+            }
         }
         // In the end all work is done by a good keeper, and what is visible is what the keeper has.
         for _ in 0..200 {
@@ -679,6 +683,31 @@ fn the_control_a_broker_that_reads_no_slots_is_found() {
     world.work(7);
     world.step(&Step::Commit { who: 1, draw: 0 });
     world.work(7);
+}
+
+#[test]
+fn what_the_keeper_does_not_take_goes_with_its_dead_writer() {
+    for keeper in [0, 1] {
+        let mut world = World::new();
+        world.step(&Step::Create {
+            who: 1,
+            name: 0,
+            draw: 0,
+            expect: None,
+            replace: false,
+            take: false,
+        });
+        world.work(7);
+        world.step(&Step::Release { draw: 0 });
+        world.step(&Step::Commit { who: 1, draw: 0 });
+        world.step(&Step::Die { who: 1 });
+        assert_eq!(world.catalogue.rows(1).len(), 1, "it is on its way");
+        world.work(keeper);
+        assert_eq!(world.catalogue.rows(1), []);
+        assert_eq!(world.catalogue.bytes(1), 0);
+        committed(&mut world, 1, false, false);
+        assert_eq!(world.visible().len(), 1, "the name is free");
+    }
 }
 
 #[test]

@@ -111,11 +111,13 @@ impl<F: Clone> Objects<F> {
             object.idle_since = Instant::now();
             self.idle.insert(object.seq, identity);
         }
-        let writer = self
-            .rows
-            .get_mut(&identity)
-            .and_then(|object| object.writer.take());
-        if let Some(writer) = writer {
+        self.unwritten(identity);
+    }
+
+    /// Notes that no participant writes an object any more.
+    pub(super) fn unwritten(&mut self, identity: Identity) {
+        let object = self.rows.get_mut(&identity);
+        if let Some(writer) = object.and_then(|object| object.writer.take()) {
             self.writing.remove(&(writer.participant, identity));
         }
     }

@@ -112,6 +112,11 @@ impl<F: Clone> Catalogue<F> {
         }
         let file = match kept {
             Ok(file) => file,
+            Err(_) if object.writer.is_none() => {
+                // Its writer died meanwhile: the commit does not come again.
+                self.objects.remove(identity);
+                return Vec::new();
+            }
             Err(KeepError::Absent) => {
                 // The commit comes again.
                 object.stage = Stage::Written;

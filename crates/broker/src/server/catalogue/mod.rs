@@ -15,7 +15,7 @@
 //! | `Drafting` | the workshop reads the draft | [`drafted`](Catalogue::drafted) |
 //! | `Making` | old epochs leave the keeper (`replace`), then the workshop makes the regions | [`made`](Catalogue::made) |
 //! | `Filling` | leased to the writer; no time limit | [`commit`](Catalogue::commit), [`abort`](Catalogue::abort), [`writer_died`](Catalogue::writer_died) |
-//! | `Keeping` | regions, then manifest go to the keeper | [`kept`](Catalogue::kept) |
+//! | `Keeping` | regions, then manifest go to the keeper; without a writer it goes if they are not taken | [`kept`](Catalogue::kept) |
 //! | `Written` | its leases have ended, and the keeper did not take it | `commit`, `abort`, `writer_died` |
 //! | `Visible` | may be opened | [`remove`](Catalogue::remove), retention |
 //!
@@ -155,8 +155,8 @@ impl<F: Clone> Catalogue<F> {
         self.next_region
     }
 
-    /// Gives up all unfinished objects of a writer that is proven dead, but for those whose commit
-    /// it asked for.
+    /// Gives up all unfinished objects of a writer that is proven dead, but for those on their way to
+    /// the keeper: they go if it does not take them, since no commit of them comes again.
     pub fn writer_died(&mut self, writer: Participant) {
         let all: Vec<Identity> = self.objects.written_by(writer).collect();
         for identity in all {
@@ -166,6 +166,8 @@ impl<F: Clone> Catalogue<F> {
                 .is_some_and(Object::is_unfinished)
             {
                 self.objects.remove(identity);
+            } else {
+                self.objects.unwritten(identity);
             }
         }
     }
