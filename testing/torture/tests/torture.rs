@@ -233,7 +233,6 @@ fn a_run_that_is_interrupted_leaves_nothing() {
 }
 
 #[test]
-#[ignore = "an open finding of one run in ten: docs/TESTING.md, Torture of objects; ci/nightly runs it"]
 fn every_object_is_whole_and_none_is_lost() {
     // It proves nothing where nothing happens.
     let happened = [

@@ -262,8 +262,7 @@ impl Torment<'_> {
         if self.dice.in_thousand(20) {
             self.stop();
         }
-        // Not while one of them is stopped: then objects were lost, which docs/TESTING.md describes.
-        let may_kill = self.whole && self.owners.iter().all(Option::is_none);
+        let may_kill = self.whole && !self.awaits_silence();
         if may_kill && self.dice.in_thousand(12) {
             self.kill_broker();
         } else if may_kill && self.dice.in_thousand(5) {
