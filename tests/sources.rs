@@ -141,7 +141,7 @@ const WITHOUT_THE_HARNESS: [(&str, &str); 9] = [
         "reads bytes from the process, not lines",
     ),
     (
-        "examples/torch/producer.rs",
+        "testing/torch/producer.rs",
         "waits for its Python at a socket",
     ),
     ("tests/arrows.rs", "asks Cargo"),
@@ -214,12 +214,11 @@ fn tests_start_processes_through_the_harness() {
     assert!(unused.is_empty(), "these need no exception: {unused:?}");
 }
 
-/// The examples of PyTorch are both sides of one exchange, and check it: `tests/torch`.
 #[test]
 fn an_example_has_30_to_120_lines_of_code() {
     let mut seen = 0;
     for file in files("examples") {
-        if file.contains("/shared/") || file.starts_with("examples/torch/") {
+        if file.contains("/shared/") {
             continue;
         }
         seen += 1;

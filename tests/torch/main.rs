@@ -264,13 +264,13 @@ fn the_producers_example() {
         .arg(script);
     command
         .arg("--consumer")
-        .arg(folder().join("../../examples/torch/consumer.py"));
+        .arg(folder().join("../../testing/torch/consumer.py"));
     passed(&run(&mut command), 32);
 }
 
 fn the_trainers_example() {
     let mut command = stand_in();
-    command.arg(folder().join("../../examples/torch/trainer.py"));
+    command.arg(folder().join("../../testing/torch/trainer.py"));
     command.args([
         "--backend",
         "host",

@@ -1,6 +1,6 @@
-"""Runs one of examples/torch/*.py without a GPU: shared memory takes the place of CUDA's, in the host backend's form.
+"""Runs one of testing/torch/*.py without a GPU: shared memory takes the place of CUDA's, in the host backend's form.
 
-    python3 stand_in.py examples/torch/consumer.py ARGUMENTS
+    python3 stand_in.py testing/torch/consumer.py ARGUMENTS
 
 What is PyTorch's own all the same: tensors, views, storages, and the decrease of a counter, which is the function that it
 calls on a GPU too (`UntypedStorage._release_ipc_counter_cuda`).

@@ -2,7 +2,7 @@
 //! Started by
 //!
 //! ```text
-//! python3 examples/torch/trainer.py --consumer PATH_OF_THIS_PROGRAM
+//! python3 testing/torch/trainer.py --consumer PATH_OF_THIS_PROGRAM
 //! ```
 //!
 //! It connects to the socket it is given and does what each frame says, as `consumer.py` does in
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         [socket] if !socket.starts_with('-') => consume("cuda", socket),
         [socket, backend] if !socket.starts_with('-') => consume(backend, socket),
         _ => Err(
-            "usage: torch_consumer SOCKET [host|cuda|hip]; `examples/torch/trainer.py` starts it"
+            "usage: torch_consumer SOCKET [host|cuda|hip]; `testing/torch/trainer.py` starts it"
                 .into(),
         ),
     };

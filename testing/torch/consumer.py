@@ -1,6 +1,6 @@
 """Opens the tensors that `torch_producer` shares, and says what it finds. Started by that program:
 
-    torch_producer --python python3 --consumer examples/torch/consumer.py
+    torch_producer --python python3 --consumer testing/torch/consumer.py
 
 It needs nothing but PyTorch. Frames are those of gpu_tensors.py; each command is a text frame:
 

@@ -1,6 +1,6 @@
 """Shares tensors of an unmodified PyTorch with a consumer in Rust.
 
-    python3 examples/torch/trainer.py --consumer PATH/torch_consumer [--backend cuda] [--count 10000] [--big-mib 1024]
+    python3 testing/torch/trainer.py --consumer PATH/torch_consumer [--backend cuda] [--count 10000] [--big-mib 1024]
 
 It binds a socket, starts the consumer, and sends it tensors of every type, views, one of no bytes and a large one; then
 many in a row. It needs nothing but PyTorch. Frames are those of gpu_tensors.py, commands those of consumer.py. Each check

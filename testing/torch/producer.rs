@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --features torch,cuda --example torch_producer -- [--backend cuda] [--python python3]
-//!     [--consumer examples/torch/consumer.py] [--count 10000] [--big-mib 1024] [--sharing handle|fd]
+//!     [--consumer testing/torch/consumer.py] [--count 10000] [--big-mib 1024] [--sharing handle|fd]
 //! ```
 //!
 //! This program binds a socket, starts the consumer, and sends it tensors of every type, views with
@@ -55,7 +55,7 @@ impl Options {
         let mut options = Options {
             backend: "cuda".into(),
             python: "python3".into(),
-            consumer: "examples/torch/consumer.py".into(),
+            consumer: "testing/torch/consumer.py".into(),
             count: 10_000,
             big: 1 << 30,
             sharing: Sharing::Handle,
