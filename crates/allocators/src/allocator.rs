@@ -133,11 +133,11 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
 /// Makes the error of an allocator that keeps nothing until work is done.
 #[cold]
 fn no_patience(name: &str) -> Error {
-    Error::Unsupported {
-        what: "freeing memory that is still worked on",
-        why: format!("{name} cannot keep it until then"),
-        remedy: "synchronise the stream, then free it",
-    }
+    Error::unsupported(
+        "freeing memory that is still worked on",
+        format!("{name} cannot keep it until then"),
+        "synchronise the stream, then free it",
+    )
 }
 
 /// Hands on to the allocator beneath what a wrapper does not change.

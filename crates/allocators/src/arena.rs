@@ -322,11 +322,7 @@ fn growing(
 impl RegionSource for Arena {
     fn take(&self, len: u64, align: u64) -> Result<Piece> {
         if len == 0 {
-            return Err(Error::Invalid {
-                what: "block size",
-                got: "0 bytes".into(),
-                must: "at least 1 byte",
-            });
+            return Err(Error::invalid("block size", "0 bytes", "at least 1 byte"));
         }
         let mut request = Request::new(len).align(align).tag("block");
         request.until = (!self.wait.is_zero()).then(|| end_of(Instant::now(), self.wait));

@@ -113,11 +113,11 @@ impl DeviceMemory {
         match self.sharing {
             Sharing::Handle => backend.export_handle(allocation.base).map(Export::Handle),
             Sharing::Fd => backend.export_fd(allocation.base).map(Export::Fd),
-            other => Err(Error::Unsupported {
-                what: "an arena of shareable memory",
-                why: format!("it knows no {other:?} regions"),
-                remedy: "choose `Sharing::Fd` or `Sharing::Handle`",
-            }),
+            other => Err(Error::unsupported(
+                "an arena of shareable memory",
+                format!("it knows no {other:?} regions"),
+                "choose `Sharing::Fd` or `Sharing::Handle`",
+            )),
         }
     }
 

@@ -65,14 +65,14 @@ unsafe impl<U: SubAllocator> Allocator for Direct<U> {
         let (Extent { base, len }, token) = self.upstream.alloc(request.bytes, request.align)?;
         if !base.is_multiple_of(request.align) {
             self.upstream.free(Extent { base, len }, token)?;
-            return Err(Error::Unsupported {
-                what: "this alignment",
-                why: format!(
+            return Err(Error::unsupported(
+                "this alignment",
+                format!(
                     "upstream gave {base:#x}, which is not a multiple of {}",
                     request.align
                 ),
-                remedy: "put a best-fit allocator over it",
-            });
+                "put a best-fit allocator over it",
+            ));
         }
         let mut state = self.state.acquire();
         state.number += 1;

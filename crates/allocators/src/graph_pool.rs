@@ -241,11 +241,11 @@ unsafe impl Allocator for GraphPool {
     fn alloc(&self, request: Request) -> Result<Placed> {
         request.check()?;
         if self.lease.is_over() {
-            return Err(Error::Invalid {
-                what: "a request for memory of a graph",
-                got: format!("made of {}, which was released", self.name),
-                must: "made before the graph is gone",
-            });
+            return Err(Error::invalid(
+                "a request for memory of a graph",
+                format!("made of {}, which was released", self.name),
+                "made before the graph is gone",
+            ));
         }
         // Its heap has nothing that is pending in the stream's order: frees are of the same order
         // as allocations.

@@ -78,11 +78,11 @@ impl GrowingMemory {
     pub fn new(gpu: Gpu) -> Result<GrowingMemory> {
         gpu.check_fork()?;
         if !gpu.caps().ranges {
-            return Err(Error::Unsupported {
-                what: "device memory that grows in place",
-                why: format!("{} has no ranges of addresses", gpu.device()),
-                remedy: "use `DeviceMemory`",
-            });
+            return Err(Error::unsupported(
+                "device memory that grows in place",
+                format!("{} has no ranges of addresses", gpu.device()),
+                "use `DeviceMemory`",
+            ));
         }
         Ok(GrowingMemory {
             gpu,
@@ -227,11 +227,7 @@ impl Mapped {
         };
         found
             .filter(|&(_, at)| is_out(at))
-            .ok_or_else(|| Error::Invalid {
-                what: "extent",
-                got: format!("{extent:?}"),
-                must: "one that is out",
-            })
+            .ok_or_else(|| Error::invalid("extent", format!("{extent:?}"), "one that is out"))
     }
 
     /// Finds the lowest gap.

@@ -121,11 +121,8 @@ unsafe impl SubAllocator for HostPages {
     fn free(&self, extent: Extent, (): ()) -> Result<()> {
         self.check_owner()?;
         let start = self.starts.acquire().remove(&extent.base);
-        let start = start.ok_or_else(|| Error::Invalid {
-            what: "extent",
-            got: format!("{extent:?}"),
-            must: "one that is out",
-        })?;
+        let start = start
+            .ok_or_else(|| Error::invalid("extent", format!("{extent:?}"), "one that is out"))?;
         // SAFETY: `host_free` asks for memory from `host_alloc` that is not yet freed: the table
         // had it, and it was taken out once; and that nothing touches it: the free of the last
         // piece stated so.

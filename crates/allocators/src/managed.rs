@@ -50,14 +50,14 @@ impl ManagedMemory {
     /// process that found the device.
     pub fn new(gpu: Gpu) -> Result<ManagedMemory> {
         if !gpu.caps().managed {
-            return Err(Error::Unsupported {
-                what: "managed memory",
-                why: format!(
+            return Err(Error::unsupported(
+                "managed memory",
+                format!(
                     "{} has none that host and device may touch at once",
                     gpu.device()
                 ),
-                remedy: "use `DeviceMemory`, and a limit that the device can keep",
-            });
+                "use `DeviceMemory`, and a limit that the device can keep",
+            ));
         }
         let free = gpu.backend().memory_info(gpu.device())?.free_bytes;
         let most = Arc::new(Budget::new(free.saturating_add(available_on_host())));

@@ -102,11 +102,11 @@ impl<A: Allocator> Pool<A> {
     /// never learn how many it needs.
     pub fn new(options: PoolOptions, upstream: A) -> Result<Pool<A>> {
         if options.auto_resize && options.buffers == 0 {
-            return Err(Error::Invalid {
-                what: "the buffers of a pool that grows",
-                got: "0".into(),
-                must: "at least 1, or `auto_resize(false)` to pass everything through",
-            });
+            return Err(Error::invalid(
+                "the buffers of a pool that grows",
+                "0",
+                "at least 1, or `auto_resize(false)` to pass everything through",
+            ));
         }
         let state = PoolState {
             limit: options.buffers,

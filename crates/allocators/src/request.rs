@@ -88,17 +88,9 @@ impl Request {
     #[cold]
     fn nonsense(&self) -> Error {
         if self.bytes == 0 {
-            return Error::Invalid {
-                what: "size",
-                got: "0 bytes".into(),
-                must: "at least 1 byte",
-            };
+            return Error::invalid("size", "0 bytes", "at least 1 byte");
         }
-        Error::Invalid {
-            what: "alignment",
-            got: self.align.to_string(),
-            must: "a power of two",
-        }
+        Error::invalid("alignment", self.align, "a power of two")
     }
 
     /// Names the code that asked: the tag, if there is one, and the line.
@@ -176,11 +168,11 @@ pub(crate) fn end_of(now: Instant, wait: Duration) -> Instant {
 /// Makes the error for an address that is not handed out.
 #[cold]
 pub(crate) fn foreign(address: u64) -> Error {
-    Error::Invalid {
-        what: "address",
-        got: format!("{address:#x}"),
-        must: "one that this allocator handed out and that was not freed since",
-    }
+    Error::invalid(
+        "address",
+        format!("{address:#x}"),
+        "one that this allocator handed out and that was not freed since",
+    )
 }
 
 #[cfg(test)]

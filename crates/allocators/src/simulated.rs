@@ -168,11 +168,7 @@ unsafe impl SubAllocator for Simulated {
         let freed = state.live.remove(&extent.base);
         if freed != Some(extent.len) {
             let got = format!("{extent:?}");
-            return Err(Error::Invalid {
-                what: "extent",
-                got,
-                must: "one that is out",
-            });
+            return Err(Error::invalid("extent", got, "one that is out"));
         }
         Ok(())
     }

@@ -97,11 +97,11 @@ impl Trace {
             };
             if !good {
                 let must = "an allocation with the next number, or a free of a live one";
-                return Err(Error::Invalid {
-                    what: "a step of a trace",
-                    got: format!("{step:?} as number {at}"),
+                return Err(Error::invalid(
+                    "a step of a trace",
+                    format!("{step:?} as number {at}"),
                     must,
-                });
+                ));
             }
         }
         Ok(Trace {
@@ -180,21 +180,18 @@ impl std::str::FromStr for Trace {
         let (Some(action), Some(pointer), Some(size)) =
             (column("Action"), column("Pointer"), column("Size"))
         else {
-            return Err(Error::Invalid {
-                what: "the header of a log",
-                got: header.join(","),
-                must: "a line with the columns Action, Pointer and Size",
-            });
+            return Err(Error::invalid(
+                "the header of a log",
+                header.join(","),
+                "a line with the columns Action, Pointer and Size",
+            ));
         };
         let align = column("Align");
         let mut trace = Trace::default();
         let mut live: HashMap<u64, u32> = HashMap::new();
         for (at, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
-            let wrong = |must| Error::Invalid {
-                what: "a line of a log",
-                got: format!("line {}: {line}", at + 1),
-                must,
-            };
+            let wrong =
+                |must| Error::invalid("a line of a log", format!("line {}: {line}", at + 1), must);
             let fields: Vec<&str> = line.trim_end().split(',').collect();
             let field = |column: usize| fields.get(column).copied().unwrap_or("");
             let address = number(field(pointer)).ok_or_else(|| wrong("one with an address"))?;

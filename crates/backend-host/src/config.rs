@@ -122,5 +122,5 @@ fn variable(name: &'static str, must: &'static str) -> Result<Option<u64>> {
 }
 
 fn invalid(what: &'static str, got: String, must: &'static str) -> Error {
-    Error::Invalid { what, got, must }
+    Error::invalid(what, got, must)
 }

@@ -87,20 +87,12 @@ impl Helper {
     ) -> Result<()> {
         if bytes.len() > MOST_BYTES {
             let got = format!("{} bytes", bytes.len());
-            return Err(Error::Invalid {
-                what: "a late write",
-                got,
-                must: "at most 64 bytes",
-            });
+            return Err(Error::invalid("a late write", got, "at most 64 bytes"));
         }
         if self.armed == MOST_WRITES {
             // The helper listens to no more.
             let limit = MOST_WRITES as u64;
-            return Err(Error::Exhausted {
-                what: "late writes",
-                limit,
-                remedy: "arm fewer",
-            });
+            return Err(Error::exhausted("late writes", limit, "arm fewer"));
         }
         let mut order = [0; size_of::<Order>()];
         order[..8].copy_from_slice(&offset.to_ne_bytes());

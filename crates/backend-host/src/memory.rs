@@ -203,20 +203,16 @@ fn inode_of(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
 fn check_import(fd: BorrowedFd<'_>, len: u64) -> Result<()> {
     let bytes = inode_of(fd)?.1;
     if !is_sealed(fd) {
-        let (got, must) = ("a file that can be truncated".into(), "device memory");
-        return Err(Error::Invalid {
-            what: "a file descriptor to import",
-            got,
-            must,
-        });
+        let (got, must) = ("a file that can be truncated", "device memory");
+        return Err(Error::invalid("a file descriptor to import", got, must));
     }
     if len == 0 || bytes < len {
         let got = format!("{bytes} bytes, of which {len} are asked for");
-        return Err(Error::Invalid {
-            what: "memory to import",
+        return Err(Error::invalid(
+            "memory to import",
             got,
-            must: "at least as long as asked for",
-        });
+            "at least as long as asked for",
+        ));
     }
     Ok(())
 }
@@ -229,11 +225,11 @@ pub fn check_whole(fd: BorrowedFd<'_>, len: u64) -> Result<()> {
         return Ok(());
     }
     let got = format!("{bytes} bytes, of which {len} are asked for");
-    Err(Error::Invalid {
-        what: "memory to import",
+    Err(Error::invalid(
+        "memory to import",
         got,
-        must: "exactly as long as asked for",
-    })
+        "exactly as long as asked for",
+    ))
 }
 
 fn is_sealed(file: BorrowedFd<'_>) -> bool {
@@ -301,11 +297,11 @@ impl Memories {
     /// Rounds a length up.
     pub fn rounded(&self, device: DeviceId, len: u64) -> Result<u64> {
         if len == 0 {
-            return Err(Error::Invalid {
-                what: "the length of an allocation",
-                got: "0".into(),
-                must: "at least 1 byte",
-            });
+            return Err(Error::invalid(
+                "the length of an allocation",
+                "0",
+                "at least 1 byte",
+            ));
         }
         len.checked_next_multiple_of(GRANULARITY)
             .ok_or_else(|| self.no_room(device, len))
@@ -414,11 +410,7 @@ impl Memories {
                 base: DevicePtr(base),
                 len: memory.len,
             }),
-            None => Err(Error::Invalid {
-                what: "a device address",
-                got: ptr.to_string(),
-                must: "in an allocation",
-            }),
+            None => Err(Error::invalid("a device address", ptr, "in an allocation")),
         }
     }
 
@@ -456,27 +448,23 @@ impl Memories {
         match self.all.get(&base.0) {
             Some(memory) => match memory.origin {
                 Origin::Own(sharing) if sharing == asked => Ok(memory),
-                Origin::Own(sharing) => Err(Error::Unsupported {
-                    what: "exporting this allocation that way",
-                    why: format!("it was allocated to be shared by {sharing:?}"),
-                    remedy: "allocate it with the `Sharing` that it is to be exported by",
-                }),
-                Origin::Opened { .. } | Origin::Imported => Err(Error::Unsupported {
-                    what: "exporting this allocation",
-                    why: "it belongs to another process".into(),
-                    remedy: "let its own process export it",
-                }),
-                Origin::Pooled | Origin::Managed => Err(Error::Unsupported {
-                    what: "exporting this allocation",
-                    why: "memory of a pool and managed memory have no handle".into(),
-                    remedy: "allocate it with the `Sharing` that it is to be exported by",
-                }),
+                Origin::Own(sharing) => Err(Error::unsupported(
+                    "exporting this allocation that way",
+                    format!("it was allocated to be shared by {sharing:?}"),
+                    "allocate it with the `Sharing` that it is to be exported by",
+                )),
+                Origin::Opened { .. } | Origin::Imported => Err(Error::unsupported(
+                    "exporting this allocation",
+                    "it belongs to another process",
+                    "let its own process export it",
+                )),
+                Origin::Pooled | Origin::Managed => Err(Error::unsupported(
+                    "exporting this allocation",
+                    "memory of a pool and managed memory have no handle",
+                    "allocate it with the `Sharing` that it is to be exported by",
+                )),
             },
-            None => Err(Error::Invalid {
-                what: "an address to export",
-                got: base.to_string(),
-                must: "a base",
-            }),
+            None => Err(Error::invalid("an address to export", base, "a base")),
         }
     }
 
@@ -551,11 +539,11 @@ impl Memories {
     ) -> Result<DevicePtr> {
         if files.is_empty() || !piece.is_multiple_of(GRANULARITY) {
             let got = format!("{} pieces of {piece} bytes", files.len());
-            return Err(Error::Invalid {
-                what: "memory to import",
+            return Err(Error::invalid(
+                "memory to import",
                 got,
-                must: "whole pieces, at least one",
-            });
+                "whole pieces, at least one",
+            ));
         }
         files
             .iter()

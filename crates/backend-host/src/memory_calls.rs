@@ -74,11 +74,11 @@ unsafe impl GpuHostMemory for HostBackend {
     fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         self.check_device("host_alloc", device)?;
         if len == 0 {
-            return Err(Error::Invalid {
-                what: "the length of host memory",
-                got: "0".into(),
-                must: "at least 1 byte",
-            });
+            return Err(Error::invalid(
+                "the length of host memory",
+                "0",
+                "at least 1 byte",
+            ));
         }
         let pages = KernelPages::map(len, memory.numa_node)?;
         let start = pages.as_ptr() as usize;

@@ -63,12 +63,8 @@ unsafe impl GpuManaged for HostBackend {
     fn alloc_managed(&self, device: DeviceId, len: u64) -> Result<Allocation> {
         self.check_device("alloc_managed", device)?;
         if len == 0 {
-            let (what, got) = ("the length of managed memory", "0".into());
-            return Err(Error::Invalid {
-                what,
-                got,
-                must: "at least 1 byte",
-            });
+            let what = "the length of managed memory";
+            return Err(Error::invalid(what, 0, "at least 1 byte"));
         }
         self.tables().memories.alloc_managed(device, len)
     }

@@ -344,9 +344,5 @@ fn taken(at: Option<DevicePtr>) -> Error {
         "{}, where something else lies or no memory can",
         at.unwrap_or(DevicePtr(0))
     );
-    Error::Invalid {
-        what: "the wanted address",
-        got,
-        must: "free in this process",
-    }
+    Error::invalid("the wanted address", got, "free in this process")
 }

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use gpu_api::lock::Acquire;
+use gpu_api::lock::{Acquire, AwaitChange};
 use gpu_api::{CaptureStatus, DeviceId, Result, thread};
 
 type Op = Box<dyn FnOnce() + Send>;
@@ -55,10 +55,7 @@ impl Stream {
                     if queue.destroyed {
                         return;
                     }
-                    queue = self
-                        .changed
-                        .wait(queue)
-                        .unwrap_or_else(PoisonError::into_inner);
+                    queue = self.changed.await_change(queue, None);
                 }
             };
             if !broken.load(Ordering::Acquire) {
@@ -83,10 +80,7 @@ impl Stream {
     pub fn synchronize(&self) {
         let mut queue = self.queue.acquire();
         while queue.running || !queue.ops.is_empty() {
-            queue = self
-                .changed
-                .wait(queue)
-                .unwrap_or_else(PoisonError::into_inner);
+            queue = self.changed.await_change(queue, None);
         }
     }
 

@@ -114,12 +114,12 @@ unsafe impl GpuStreams for HostBackend {
             .get(&stream.handle)
             .map(|found| found.device);
         if let Some(other) = other.filter(|other| *other != stream.device) {
-            return Err(Error::Mismatch {
-                what: "the stream's device",
-                theirs: other.to_string(),
-                ours: stream.device.to_string(),
-                remedy: "pass a stream of the device that the session or participant was opened on",
-            });
+            return Err(Error::mismatch(
+                "the stream's device",
+                other,
+                stream.device,
+                "pass a stream of the device that the session or participant was opened on",
+            ));
         }
         let (number, found) = self.find_stream("stream_info", stream)?;
         Ok(StreamInfo {
@@ -181,11 +181,11 @@ unsafe impl GpuEventHandles for HostBackend {
         self.event("event_handle", event)?
             .handle()
             .unwrap_or_else(|| {
-                Err(Error::Unsupported {
-                    what: "the handle of a local event",
-                    why: "only interprocess events have one".into(),
-                    remedy: "create it with `EventKind::Interprocess`",
-                })
+                Err(Error::unsupported(
+                    "the handle of a local event",
+                    "only interprocess events have one",
+                    "create it with `EventKind::Interprocess`",
+                ))
             })
     }
 
@@ -261,11 +261,7 @@ unsafe impl GpuWords for HostBackend {
     unsafe fn register_words(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
         if !start.0.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) || len == 0 {
             let got = format!("{len} bytes at {start:?}");
-            return Err(Error::Invalid {
-                what: "memory to register",
-                got,
-                must: "whole pages",
-            });
+            return Err(Error::invalid("memory to register", got, "whole pages"));
         }
         match self.tables().words.entry(start.0) {
             Entry::Occupied(_) => Err(driver(
@@ -295,22 +291,18 @@ unsafe impl GpuWords for HostBackend {
     unsafe fn stream_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
         if ops.is_empty() || ops.len() > MAX_BATCH {
             let got = format!("{} operations", ops.len());
-            return Err(Error::Invalid {
-                what: "a batch",
-                got,
-                must: "1 to 255 operations",
-            });
+            return Err(Error::invalid("a batch", got, "1 to 255 operations"));
         }
         let is_there = |op: &StreamOp| match op {
             StreamOp::Write { .. } => self.config.stream_writes,
             StreamOp::WaitGeq { .. } => self.config.stream_waits,
         };
         if !ops.iter().all(is_there) {
-            return Err(Error::Unsupported {
-                what: "writing or waiting for words on a stream",
-                why: "the backend was set up without".into(),
-                remedy: "ask `Caps::stream_writes` and `Caps::stream_waits` first",
-            });
+            return Err(Error::unsupported(
+                "writing or waiting for words on a stream",
+                "the backend was set up without",
+                "ask `Caps::stream_writes` and `Caps::stream_waits` first",
+            ));
         }
         let stream = self.queue("stream_batch", stream)?;
         {
@@ -325,11 +317,7 @@ unsafe impl GpuWords for HostBackend {
                     .is_some_and(|(start, len)| at + 8 <= start + len);
                 if !inside || !at.is_multiple_of(8) {
                     let got = format!("{at:#x}");
-                    return Err(Error::Invalid {
-                        what: "a stream's word",
-                        got,
-                        must: "in a registration",
-                    });
+                    return Err(Error::invalid("a stream's word", got, "in a registration"));
                 }
             }
         }

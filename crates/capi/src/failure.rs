@@ -172,13 +172,8 @@ impl Failure {
     }
 
     /// Makes the failure of an argument.
-    pub fn invalid(what: &'static str, got: impl Into<String>, must: &'static str) -> Failure {
-        Error::Invalid {
-            what,
-            got: got.into(),
-            must,
-        }
-        .into()
+    pub fn invalid(what: &'static str, got: impl ToString, must: &'static str) -> Failure {
+        Error::invalid(what, got, must).into()
     }
 
     /// Makes the failure of a shutdown whose time was over while something was held.

@@ -91,11 +91,11 @@ impl Process {
                 row,
             }
             .to_c()),
-            Err(Full) => Err(Error::Exhausted {
-                what: "handles of a kind",
-                limit: crate::handle::MOST_ROWS.into(),
-                remedy: "close those that are done with",
-            }),
+            Err(Full) => Err(Error::exhausted(
+                "handles of a kind",
+                crate::handle::MOST_ROWS.into(),
+                "close those that are done with",
+            )),
         }
     }
 
@@ -187,7 +187,7 @@ impl Process {
         let is_kin = std::iter::successors(self.parent, |process| process.parent)
             .any(|ancestor| ancestor.instance == handle.instance);
         if is_kin {
-            return Error::Forked { what: K::NAME }.into();
+            return Error::forked(K::NAME).into();
         }
         if handle.instance != self.instance {
             return Failure::handle(format!(
@@ -212,11 +212,11 @@ impl Process {
         let backend = self.backends.get(kind)?;
         let count = backend.device_count()?;
         if number >= count {
-            return Err(Error::Invalid {
-                what: "the number of a device",
-                got: format!("{number} of {count} on {kind}"),
-                must: "below the number of devices that this process sees",
-            });
+            return Err(Error::invalid(
+                "the number of a device",
+                format!("{number} of {count} on {kind}"),
+                "below the number of devices that this process sees",
+            ));
         }
         Gpu::new(backend, DeviceId(number))
     }

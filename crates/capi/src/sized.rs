@@ -152,11 +152,11 @@ pub(crate) unsafe fn write<T: SizedStruct>(given: *mut T, ours: &T) -> Outcome {
 /// Makes the failure of a structure that says what only a later version may know.
 #[cold]
 pub(crate) fn later(what: &'static str, why: String) -> Failure {
-    Error::Unsupported {
+    Error::unsupported(
         what,
         why,
-        remedy: "set it to zero, or install the libgpu_ipc that the program was compiled for",
-    }
+        "set it to zero, or install the libgpu_ipc that the program was compiled for",
+    )
     .into()
 }
 

@@ -25,11 +25,11 @@ pub extern "C" fn gpu_ipc_torch_use(session: *mut gpu_ipc_session) -> i32 {
     call(|process| {
         let session = process.get(session)?.session.clone();
         if session.gpu().kind() != BackendKind::Cuda {
-            return Err(Error::Unsupported {
-                what: "an allocator of PyTorch's",
-                why: format!("the session is on a {} device", session.gpu().kind()),
-                remedy: "open the session on a cuda device",
-            }
+            return Err(Error::unsupported(
+                "an allocator of PyTorch's",
+                format!("the session is on a {} device", session.gpu().kind()),
+                "open the session on a cuda device",
+            )
             .into());
         }
         let device = session.gpu().device().0 as c_int;

@@ -71,7 +71,7 @@ mod tests {
         );
         assert_eq!(remedy.as_deref(), Some("close files"));
         assert_eq!(
-            remedy_of(&Error::Forked { what: "x" }).1.as_deref(),
+            remedy_of(&Error::forked("x")).1.as_deref(),
             Some("open a new one in the child")
         );
         assert_eq!(

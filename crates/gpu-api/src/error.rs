@@ -246,6 +246,64 @@ pub enum Error {
 }
 
 impl Error {
+    /// Makes the error of a wrong argument.
+    pub fn invalid(what: &'static str, got: impl ToString, must: &'static str) -> Error {
+        let got = got.to_string();
+        Error::Invalid { what, got, must }
+    }
+
+    /// Makes the error of bytes that are no descriptor.
+    pub fn bad_descriptor(what: &'static str, got: impl ToString, must: impl ToString) -> Error {
+        let (got, must) = (got.to_string(), must.to_string());
+        Error::BadDescriptor { what, got, must }
+    }
+
+    /// Makes the error of two sides that do not match.
+    pub fn mismatch(
+        what: &'static str,
+        theirs: impl ToString,
+        ours: impl ToString,
+        remedy: &'static str,
+    ) -> Error {
+        Error::Mismatch {
+            what,
+            theirs: theirs.to_string(),
+            ours: ours.to_string(),
+            remedy,
+        }
+    }
+
+    /// Makes the error of what a device, a driver or memory cannot do.
+    pub fn unsupported(what: &'static str, why: impl ToString, remedy: &'static str) -> Error {
+        let why = why.to_string();
+        Error::Unsupported { what, why, remedy }
+    }
+
+    /// Makes the error of a limit that is reached.
+    pub fn exhausted(what: &'static str, limit: u64, remedy: &'static str) -> Error {
+        Error::Exhausted {
+            what,
+            limit,
+            remedy,
+        }
+    }
+
+    /// Makes the error of a refused request.
+    pub fn refused(why: impl ToString, remedy: &'static str) -> Error {
+        let why = why.to_string();
+        Error::Refused { why, remedy }
+    }
+
+    /// Makes the error of a deadline that passed.
+    pub fn deadline(what: &'static str) -> Error {
+        Error::Deadline { what }
+    }
+
+    /// Makes the error of a forked child that uses what its parent made.
+    pub fn forked(what: &'static str) -> Error {
+        Error::Forked { what }
+    }
+
     /// Makes the error of a failed system call.
     pub fn system(call: &'static str, remedy: &'static str, source: impl Into<io::Error>) -> Error {
         Error::System {

@@ -89,7 +89,7 @@ impl ForkGuard {
     #[inline]
     pub fn check(&self, what: &'static str) -> Result<()> {
         if self.is_child() {
-            Err(Error::Forked { what })
+            Err(Error::forked(what))
         } else {
             Ok(())
         }
@@ -144,11 +144,11 @@ fn refuses_bogus_advice() -> Result<()> {
     // SAFETY: `madvise` of no bytes touches no memory, whatever the address and the advice.
     let answer = unsafe { libc::madvise(ptr::null_mut(), 0, BOGUS) };
     if answer == 0 {
-        return Err(Error::Unsupported {
-            what: "telling a forked child",
-            why: "this kernel accepts advice that does not exist, so its MADV_WIPEONFORK proves nothing".into(),
-            remedy: "run on a Linux kernel, not under user-mode emulation",
-        });
+        return Err(Error::unsupported(
+            "telling a forked child",
+            "this kernel accepts advice that does not exist, so its MADV_WIPEONFORK proves nothing",
+            "run on a Linux kernel, not under user-mode emulation",
+        ));
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {

@@ -181,14 +181,14 @@ impl Gpu {
         } else if self.caps.handle {
             Ok(Sharing::Handle)
         } else {
-            Err(Error::Unsupported {
-                what: "sharing memory with another process",
-                why: format!(
+            Err(Error::unsupported(
+                "sharing memory with another process",
+                format!(
                     "{} ({}) exports neither file descriptors nor handles",
                     self.info.name, self.info.device
                 ),
-                remedy: "run `gpu-ipc doctor` for the reason, or choose another device",
-            })
+                "run `gpu-ipc doctor` for the reason, or choose another device",
+            ))
         }
     }
 }

@@ -178,10 +178,12 @@ pub struct HostMemory {
 ///
 /// [`Error::Invalid`] for no bytes, and for more than the address space holds.
 pub fn round_up(len: u64, granularity: u64) -> Result<usize> {
-    let invalid = || Error::Invalid {
-        what: "the length",
-        got: len.to_string(),
-        must: "at least 1, and within the address space",
+    let invalid = || {
+        Error::invalid(
+            "the length",
+            len,
+            "at least 1, and within the address space",
+        )
     };
     if len == 0 {
         return Err(invalid());

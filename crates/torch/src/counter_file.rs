@@ -72,11 +72,11 @@ impl CounterName {
                 && rest.iter().all(|&b| b.is_ascii_graphic() && b != b'/')
         });
         if !good {
-            return Err(Error::Invalid {
-                what: "the name of PyTorch's counter file",
-                got: bytes[..bytes.len().min(64)].escape_ascii().to_string(),
-                must: "/torch_ and up to 240 printable characters without a slash, such as /torch_4711_1804289383_0",
-            });
+            return Err(Error::invalid(
+                "the name of PyTorch's counter file",
+                bytes[..bytes.len().min(64)].escape_ascii(),
+                "/torch_ and up to 240 printable characters without a slash, such as /torch_4711_1804289383_0",
+            ));
         }
         Ok(CounterName(bytes.iter().map(|&b| char::from(b)).collect()))
     }
@@ -180,32 +180,32 @@ impl CounterFile {
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         if !is_file || stat.st_size < BYTES as i64 {
             let got = format!("{} bytes long", stat.st_size);
-            return Err(Error::Invalid {
-                what: "PyTorch's counter file",
+            return Err(Error::invalid(
+                "PyTorch's counter file",
                 got,
-                must: "a file of 80064 bytes",
-            });
+                "a file of 80064 bytes",
+            ));
         }
         // Its owner can truncate it, and an access then faults.
         let (owner, ours) = (stat.st_uid, rustix::process::geteuid().as_raw());
         if owner != ours {
             let got = format!("of the user {owner}");
-            return Err(Error::Invalid {
-                what: "PyTorch's counter file",
+            return Err(Error::invalid(
+                "PyTorch's counter file",
                 got,
-                must: "of this process' own user",
-            });
+                "of this process' own user",
+            ));
         }
         let mut file = CounterFile::map(&file, name.clone())?;
         let before = file.header().fetch_add(1, RELEASE);
         if before <= 0 || before == i32::MAX {
             file.header().fetch_sub(1, RELEASE);
             let got = format!("mapped by {before} processes");
-            return Err(Error::Invalid {
-                what: "PyTorch's counter file",
+            return Err(Error::invalid(
+                "PyTorch's counter file",
                 got,
-                must: "mapped by its maker at least",
-            });
+                "mapped by its maker at least",
+            ));
         }
         file.joined = true;
         Ok(file)

@@ -90,19 +90,13 @@ impl Fields {
         let device = u32::try_from(self.device)
             .ok()
             .filter(|&device| device <= i8::MAX as u32)
-            .ok_or_else(|| Error::Invalid {
-                what: "PyTorch's device number",
-                got: self.device.to_string(),
-                must: "between 0 and 127",
+            .ok_or_else(|| {
+                Error::invalid("PyTorch's device number", self.device, "between 0 and 127")
             })?;
         let Some(handle) = &self.handle else {
             if self.size_bytes != 0 {
                 let got = format!("absent for {} bytes", self.size_bytes);
-                return Err(Error::Invalid {
-                    what: "PyTorch's segment handle",
-                    got,
-                    must: "there",
-                });
+                return Err(Error::invalid("PyTorch's segment handle", got, "there"));
             }
             return Ok(SharedStorage {
                 device,
@@ -116,11 +110,11 @@ impl Fields {
             || self.offset_bytes > limit
             || self.offset_bytes + self.size_bytes > limit
         {
-            return Err(Error::Invalid {
-                what: "PyTorch's storage",
-                got: format!("{} bytes at offset {}", self.size_bytes, self.offset_bytes),
-                must: "below 2^63 bytes",
-            });
+            return Err(Error::invalid(
+                "PyTorch's storage",
+                format!("{} bytes at offset {}", self.size_bytes, self.offset_bytes),
+                "below 2^63 bytes",
+            ));
         }
         if let SegmentHandle::Expandable(chunks) = &segment
             && self.offset_bytes + self.size_bytes > chunks.len()
@@ -131,29 +125,25 @@ impl Fields {
                 self.offset_bytes,
                 chunks.len()
             );
-            return Err(Error::Invalid {
-                what: "PyTorch's storage",
+            return Err(Error::invalid(
+                "PyTorch's storage",
                 got,
-                must: "inside the chunks that came with it",
-            });
+                "inside the chunks that came with it",
+            ));
         }
         let Some(name) = &self.ref_counter_handle else {
-            return Err(Error::Invalid {
-                what: "PyTorch's counter file",
-                got: "absent".into(),
-                must: "named",
-            });
+            return Err(Error::invalid("PyTorch's counter file", "absent", "named"));
         };
         let slot = u32::try_from(self.ref_counter_offset)
             .ok()
             .filter(|&slot| slot < SLOTS)
             .ok_or_else(|| {
                 let got = self.ref_counter_offset.to_string();
-                Error::Invalid {
-                    what: "PyTorch's counter",
+                Error::invalid(
+                    "PyTorch's counter",
                     got,
-                    must: "below 10000, the counters of a file",
-                }
+                    "below 10000, the counters of a file",
+                )
             })?;
         let counter = Counter {
             file: CounterName::new(name)?,
@@ -162,19 +152,21 @@ impl Fields {
         let event = match (&self.event_handle, self.event_sync_required) {
             (_, false) => None,
             (Some(bytes), true) => {
-                let raw = <[u8; 64]>::try_from(bytes.as_slice()).map_err(|_| Error::Invalid {
-                    what: "PyTorch's event handle",
-                    got: format!("{} bytes", bytes.len()),
-                    must: "64 bytes",
+                let raw = <[u8; 64]>::try_from(bytes.as_slice()).map_err(|_| {
+                    Error::invalid(
+                        "PyTorch's event handle",
+                        format!("{} bytes", bytes.len()),
+                        "64 bytes",
+                    )
                 })?;
                 Some(EventHandle(raw))
             }
             (None, true) => {
-                return Err(Error::Invalid {
-                    what: "PyTorch's event handle",
-                    got: "absent, though it is to be waited for".into(),
-                    must: "64 bytes",
-                });
+                return Err(Error::invalid(
+                    "PyTorch's event handle",
+                    "absent, though it is to be waited for",
+                    "64 bytes",
+                ));
             }
         };
         let place = Place {

@@ -136,11 +136,11 @@ impl Layout {
                 self.shape.len(),
                 self.strides.len()
             );
-            return Err(Error::Invalid {
+            return Err(Error::invalid(
                 what,
                 got,
-                must: "as many of one as of the other, 64 at most",
-            });
+                "as many of one as of the other, 64 at most",
+            ));
         }
         match self.end() {
             Some(end) if end <= storage_bytes => Ok(()),
@@ -149,11 +149,7 @@ impl Layout {
             end => {
                 let end = end.map_or("beyond 64 bits".into(), |end| end.to_string());
                 let got = format!("up to byte {end} of a storage of {storage_bytes}");
-                Err(Error::Invalid {
-                    what,
-                    got,
-                    must: "inside its storage",
-                })
+                Err(Error::invalid(what, got, "inside its storage"))
             }
         }
     }

@@ -69,11 +69,8 @@ impl TensorMessage {
         let handle = fields.handle.as_ref().unwrap_or(&empty);
         let name = fields.ref_counter_handle.as_ref().unwrap_or(&empty);
         let event = fields.event_handle.as_ref().unwrap_or(&empty);
-        let unfit = |what, len: usize| Error::Invalid {
-            what,
-            got: format!("{len} bytes"),
-            must: "as PyTorch writes it",
-        };
+        let unfit =
+            |what, len: usize| Error::invalid(what, format!("{len} bytes"), "as PyTorch writes it");
         let short = |what, len: usize| u16::try_from(len).map_err(|_| unfit(what, len));
         let mut bytes = Vec::with_capacity(
             HEADER + 16 * self.layout.shape.len() + handle.len() + name.len() + 64,
@@ -121,7 +118,7 @@ impl TensorMessage {
     /// them.
     pub fn decode(bytes: &[u8]) -> Result<TensorMessage> {
         let what = "a tensor's message";
-        let invalid = |got: String, must| Error::Invalid { what, got, must };
+        let invalid = |got: String, must| Error::invalid(what, got, must);
         let Some((header, mut rest)) = bytes.split_first_chunk::<HEADER>() else {
             return Err(invalid(
                 format!("{} bytes", bytes.len()),
@@ -132,12 +129,12 @@ impl TensorMessage {
             return Err(invalid("of another kind".into(), "beginning with GPTM"));
         }
         if header[4] != VERSION {
-            return Err(Error::Mismatch {
-                what: "the version of tensor messages",
-                theirs: header[4].to_string(),
-                ours: VERSION.to_string(),
-                remedy: "build both sides from one version",
-            });
+            return Err(Error::mismatch(
+                "the version of tensor messages",
+                header[4],
+                VERSION,
+                "build both sides from one version",
+            ));
         }
         let short =
             |at: usize| usize::from(u16::from_le_bytes(std::array::from_fn(|i| header[at + i])));

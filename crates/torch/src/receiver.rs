@@ -103,12 +103,12 @@ impl Receiver {
         if let Some(uuid) = storage.uuid
             && uuid != gpu.uuid()
         {
-            return Err(Error::Mismatch {
-                what: "the storage's device",
-                theirs: uuid.to_string(),
-                ours: gpu.uuid().to_string(),
-                remedy: "make a receiver on that device with `Gpu::with_uuid`",
-            });
+            return Err(Error::mismatch(
+                "the storage's device",
+                uuid,
+                gpu.uuid(),
+                "make a receiver on that device with `Gpu::with_uuid`",
+            ));
         }
         if let Wait::Stream(stream) = wait {
             same_gpu(stream, gpu)?;
@@ -223,11 +223,11 @@ impl Receiver {
             );
             // An error leaves it mapped, which the table of segments knows.
             let _ = desk.segments.release(mapped);
-            return Err(Error::Invalid {
-                what: "PyTorch's storage",
+            return Err(Error::invalid(
+                "PyTorch's storage",
                 got,
-                must: "inside its segment",
-            });
+                "inside its segment",
+            ));
         }
         Ok((mapped.base.offset(place.offset), Some(mapped)))
     }
@@ -262,9 +262,9 @@ impl Receiver {
                 return Ok(());
             }
             if timeout.is_some_and(|timeout| start.elapsed() >= timeout) {
-                return Err(Error::Deadline {
-                    what: "the work of the process that shared the storage",
-                });
+                return Err(Error::deadline(
+                    "the work of the process that shared the storage",
+                ));
             }
             thread::sleep(pause);
             pause = Duration::from_millis(1).min(pause * 2);
@@ -336,11 +336,11 @@ impl ReceivedStorage {
         stream.refuse_capture("copy before the capture begins or after it ended")?;
         if bytes.len() as u64 > self.len() {
             let got = format!("{} bytes of {}", bytes.len(), self.len());
-            return Err(Error::Invalid {
-                what: "the bytes to read",
+            return Err(Error::invalid(
+                "the bytes to read",
                 got,
-                must: "no more than the storage has",
-            });
+                "no more than the storage has",
+            ));
         }
         if bytes.is_empty() {
             return Ok(());

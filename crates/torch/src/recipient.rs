@@ -44,11 +44,7 @@ impl Recipient {
     pub fn process(pid: u32) -> Result<Recipient> {
         let raw = RawPid::try_from(pid).ok().and_then(Pid::from_raw);
         let Some(raw) = raw else {
-            return Err(Error::Invalid {
-                what: "a process",
-                got: pid.to_string(),
-                must: "a positive number",
-            });
+            return Err(Error::invalid("a process", pid, "a positive number"));
         };
         let pidfd = pidfd_open(raw, PidfdFlags::empty()).map_err(|e| {
             Error::system(

@@ -14,10 +14,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use gpu_api::lock::Acquire;
+use gpu_api::lock::{Acquire, AwaitChange};
 use gpu_api::{Error, EventKind, Gpu, RawEvent, Result, thread};
 use ipc_rc::Stream;
 
@@ -114,11 +114,11 @@ impl Desk {
         if *here == 0 {
             held.remove(&key(file, slot));
         }
-        Err(Error::Invalid {
-            what: "PyTorch's counter",
+        Err(Error::invalid(
+            "PyTorch's counter",
             got,
-            must: "above the number held here: each message can be opened once",
-        })
+            "above the number held here: each message can be opened once",
+        ))
     }
 
     /// Takes back what `hold` noted.
@@ -274,12 +274,7 @@ impl Releases {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 return false;
             };
-            pending = self
-                .desk
-                .settled
-                .wait_timeout(pending, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            pending = self.desk.settled.await_change(pending, Some(left));
         }
         true
     }
@@ -318,12 +313,12 @@ pub(crate) fn same_gpu(stream: &Stream, gpu: &Gpu) -> Result<()> {
         return Ok(());
     }
     let name = |gpu: &Gpu| format!("{} of {}", gpu.device(), gpu.kind());
-    Err(Error::Mismatch {
-        what: "the stream's device",
-        theirs: name(stream.gpu()),
-        ours: name(gpu),
-        remedy: "pass a stream of the same `Gpu`",
-    })
+    Err(Error::mismatch(
+        "the stream's device",
+        name(stream.gpu()),
+        name(gpu),
+        "pass a stream of the same `Gpu`",
+    ))
 }
 
 fn destroy(gpu: &Gpu, event: RawEvent) {

@@ -83,11 +83,7 @@ impl SegmentHandle {
     /// # Ok::<(), gpu_api::Error>(())
     /// ```
     pub fn decode(bytes: &[u8]) -> Result<SegmentHandle> {
-        let invalid = |got: String, must| Error::Invalid {
-            what: "a PyTorch segment handle",
-            got,
-            must,
-        };
+        let invalid = |got: String, must| Error::invalid("a PyTorch segment handle", got, must);
         if bytes.len() > MAX_BYTES {
             return Err(invalid(format!("{} bytes", bytes.len()), "at most 1 MiB"));
         }
@@ -111,12 +107,12 @@ impl SegmentHandle {
             }
         };
         if !(1..=newest).contains(version) {
-            return Err(Error::Mismatch {
-                what: "the version of PyTorch's segment handle",
-                theirs: format!("{version} of kind '{}'", char::from(*kind)),
-                ours: format!("1 to {newest}"),
-                remedy: "update this library, or share from a PyTorch that writes a version in this range",
-            });
+            return Err(Error::mismatch(
+                "the version of PyTorch's segment handle",
+                format!("{version} of kind '{}'", char::from(*kind)),
+                format!("1 to {newest}"),
+                "update this library, or share from a PyTorch that writes a version in this range",
+            ));
         }
         if *kind == b'c' {
             return match <[u8; RAW]>::try_from(rest) {
@@ -169,11 +165,7 @@ impl ExpandableSegment {
     }
 
     fn decode(bytes: &[u8]) -> Result<ExpandableSegment> {
-        let invalid = |got: String, must| Error::Invalid {
-            what: "a PyTorch expandable segment",
-            got,
-            must,
-        };
+        let invalid = |got: String, must| Error::invalid("a PyTorch expandable segment", got, must);
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
             return Err(invalid(
                 format!("{} bytes", bytes.len()),

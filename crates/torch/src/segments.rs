@@ -5,9 +5,9 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 
-use gpu_api::lock::Acquire;
+use gpu_api::lock::{Acquire, AwaitChange};
 use gpu_api::{Access, DevicePtr, Error, Gpu, Result};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, RawPid, pidfd_getfd, pidfd_open};
@@ -83,10 +83,7 @@ impl Segments {
         loop {
             match entries.get_mut(&key) {
                 Some(SegmentUse::Busy) => {
-                    entries = self
-                        .changed
-                        .wait(entries)
-                        .unwrap_or_else(PoisonError::into_inner)
+                    entries = self.changed.await_change(entries, None);
                 }
                 Some(SegmentUse::Open { base, len, users }) => {
                     *users += 1;
@@ -169,14 +166,14 @@ impl Segments {
             .import_fds(device, &mut fds, segment.chunk_bytes, Access::ReadWrite)
             .map_err(|error| match error {
                 // The backend's own, who did not ask for a single descriptor.
-                Error::Unsupported { why, .. } if fds.len() == count => Error::Unsupported {
-                    what: OPENING,
-                    why: format!(
+                Error::Unsupported { why, .. } if fds.len() == count => Error::unsupported(
+                    OPENING,
+                    format!(
                         "the storage lies in {count} chunks of {} bytes: {why}",
                         segment.chunk_bytes
                     ),
-                    remedy: OFF,
-                },
+                    OFF,
+                ),
                 error => error,
             })
     }
@@ -211,26 +208,22 @@ fn descriptors_of(
     let numbers = match &segment.chunks {
         Chunks::Descriptors(numbers) => numbers,
         Chunks::Fabric(_) => {
-            let why = "it is shared by fabric handles".into();
-            return Err(Error::Unsupported {
-                what: OPENING,
-                why,
-                remedy: OFF,
-            });
+            let why = "it is shared by fabric handles";
+            return Err(Error::unsupported(OPENING, why, OFF));
         }
     };
     let number = segment.pid;
     let failed = move |e: Errno| match e {
         // The last two are how filters of system calls say it.
-        Errno::PERM | Errno::ACCESS | Errno::NOSYS => Error::Unsupported {
-            what: OPENING,
-            why: format!(
+        Errno::PERM | Errno::ACCESS | Errno::NOSYS => Error::unsupported(
+            OPENING,
+            format!(
                 "the system does not let this process take a file descriptor of process {number}"
             ),
-            remedy: "set PYTORCH_ALLOC_CONF=expandable_segments:False (of older versions PYTORCH_CUDA_ALLOC_CONF or \
+            "set PYTORCH_ALLOC_CONF=expandable_segments:False (of older versions PYTORCH_CUDA_ALLOC_CONF or \
                    PYTORCH_HIP_ALLOC_CONF) in the sender, or permit it: the same user, \
                      and prctl(PR_SET_PTRACER) in the sender or CAP_SYS_PTRACE here",
-        },
+        ),
         e => {
             let gone =
                 "let the sender live, in the same pid namespace, until everything was received";
@@ -240,10 +233,12 @@ fn descriptors_of(
     let pid = RawPid::try_from(number)
         .ok()
         .and_then(Pid::from_raw)
-        .ok_or_else(|| Error::Invalid {
-            what: "a PyTorch expandable segment",
-            got: format!("of process {number}"),
-            must: "of a process with a positive number",
+        .ok_or_else(|| {
+            Error::invalid(
+                "a PyTorch expandable segment",
+                format!("of process {number}"),
+                "of a process with a positive number",
+            )
         })?;
     let process = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
     Ok(numbers.iter().map(move |&fd| {

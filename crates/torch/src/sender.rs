@@ -133,12 +133,12 @@ impl Sender {
         if let Some(device) = info.device
             && device != self.gpu.device()
         {
-            return Err(Error::Mismatch {
-                what: "the block's device",
-                theirs: device.to_string(),
-                ours: self.gpu.device().to_string(),
-                remedy: "make a sender for that device",
-            });
+            return Err(Error::mismatch(
+                "the block's device",
+                device,
+                self.gpu.device(),
+                "make a sender for that device",
+            ));
         }
         let regions = block.regions();
         let Name { handle, base, kept } = if regions.iter().any(|region| region.spot().is_some()) {
@@ -159,11 +159,11 @@ impl Sender {
                 event
             }
             _ => {
-                return Err(Error::Unsupported {
-                    what: "this order of work towards PyTorch",
-                    why: "its protocol has an event or nothing".into(),
-                    remedy: "pass `After::Done` or `After::Stream`",
-                });
+                return Err(Error::unsupported(
+                    "this order of work towards PyTorch",
+                    "its protocol has an event or nothing",
+                    "pass `After::Done` or `After::Stream`",
+                ));
             }
         };
         let counted = self
@@ -224,12 +224,11 @@ impl Sender {
                     kept: Kept::Descriptor(fd),
                 })
             }
-            _ => Err(Error::Unsupported {
-                what: "sending this block to PyTorch",
-                why: "it is not shared in a way in which PyTorch opens memory of this device"
-                    .into(),
-                remedy: "open its session with `.sharing(Sharing::Handle)`",
-            }),
+            _ => Err(Error::unsupported(
+                "sending this block to PyTorch",
+                "it is not shared in a way in which PyTorch opens memory of this device",
+                "open its session with `.sharing(Sharing::Handle)`",
+            )),
         }
     }
 
@@ -237,22 +236,22 @@ impl Sender {
     fn name_pieces(&self, regions: Vec<Arc<Region>>) -> Result<Name> {
         let (base, chunk_bytes) = (regions[0].base(), regions[0].len());
         if let Some(other) = regions.iter().find(|region| region.len() != chunk_bytes) {
-            return Err(Error::Unsupported {
-                what: "sending this block to PyTorch",
-                why: format!(
+            return Err(Error::unsupported(
+                "sending this block to PyTorch",
+                format!(
                     "it lies across pieces of {chunk_bytes} and {} bytes, and PyTorch's are equal",
                     other.len()
                 ),
-                remedy: "open its session with regions of at least twice the largest block, or with separate regions",
-            });
+                "open its session with regions of at least twice the largest block, or with separate regions",
+            ));
         }
         let number = |region: &Arc<Region>| match region.export() {
             Export::Fd(fd) => Ok(fd.as_raw_fd().cast_unsigned()),
-            Export::Handle(_) => Err(Error::Unsupported {
-                what: "sending this block to PyTorch",
-                why: "a piece of its memory has no descriptor".into(),
-                remedy: "open its session with separate regions",
-            }),
+            Export::Handle(_) => Err(Error::unsupported(
+                "sending this block to PyTorch",
+                "a piece of its memory has no descriptor",
+                "open its session with separate regions",
+            )),
         };
         let chunks = Chunks::Descriptors(regions.iter().map(number).collect::<Result<_>>()?);
         let handle = ExpandableSegment {

@@ -100,11 +100,11 @@ fn power(number: u64, of: &str) -> Result<u64> {
 }
 
 fn invalid(got: &str) -> Error {
-    Error::Invalid {
-        what: "the divisions between two powers of two",
-        got: format!("`{got}`"),
-        must: "a power of two, or a list such as `[256:1,512:2,>:4]` with powers of two for sizes in MiB and divisions",
-    }
+    Error::invalid(
+        "the divisions between two powers of two",
+        format!("`{got}`"),
+        "a power of two, or a list such as `[256:1,512:2,>:4]` with powers of two for sizes in MiB and divisions",
+    )
 }
 
 #[cfg(test)]

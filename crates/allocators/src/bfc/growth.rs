@@ -245,11 +245,11 @@ impl<U: SubAllocator> Core<U> {
             self.state().counters.leaked += extent.len;
             tracing::warn!(allocator = self.options.name, %error, "a region is leaked");
         }
-        Error::Invalid {
-            what: "region from upstream",
+        Error::invalid(
+            "region from upstream",
             got,
-            must: "as long as was asked for, below 2^56, apart from every other, and one of at most 65,536",
-        }
+            "as long as was asked for, below 2^56, apart from every other, and one of at most 65,536",
+        )
     }
 
     /// Says whether idle regions, given back, would leave room within the limit for one with this

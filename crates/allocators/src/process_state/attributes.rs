@@ -85,11 +85,11 @@ impl AllocatorAttributes {
     /// [`Error::Invalid`] for two scopes: memory lies in one.
     pub fn merge(self, other: AllocatorAttributes) -> Result<AllocatorAttributes> {
         if self.scope != 0 && other.scope != 0 && self.scope != other.scope {
-            return Err(Error::Invalid {
-                what: "the scope of merged attributes",
-                got: format!("{} and {}", self.scope, other.scope),
-                must: "one, or none for one of them",
-            });
+            return Err(Error::invalid(
+                "the scope of merged attributes",
+                format!("{} and {}", self.scope, other.scope),
+                "one, or none for one of them",
+            ));
         }
         Ok(AllocatorAttributes {
             on_host: self.on_host || other.on_host,

@@ -216,11 +216,7 @@ impl ProcessOptions {
 }
 
 fn invalid(what: &'static str, got: &str, must: &'static str) -> Error {
-    Error::Invalid {
-        what,
-        got: format!("`{got}`"),
-        must,
-    }
+    Error::invalid(what, format!("`{got}`"), must)
 }
 
 fn number(name: &'static str, value: &str) -> Result<u64> {

@@ -35,33 +35,25 @@ impl MemoryLimit {
             MemoryLimit::Bytes(bytes) if bytes > 0 && bytes <= total => Ok(bytes),
             MemoryLimit::Bytes(bytes) => {
                 let got = format!("{bytes} bytes of a device of {total}");
-                Err(Error::Invalid {
+                Err(Error::invalid(
                     what,
                     got,
-                    must: "at least 1 byte and no more than the device has",
-                })
+                    "at least 1 byte and no more than the device has",
+                ))
             }
             MemoryLimit::Fraction(part) if part > 0.0 && part <= 1.0 => {
                 Ok(((total as f64 * part) as u64).max(1))
             }
             MemoryLimit::Fraction(part) => {
                 let must = "a part above 0 and up to 1, or more with `ProcessOptions::managed`";
-                Err(Error::Invalid {
-                    what,
-                    got: part.to_string(),
-                    must,
-                })
+                Err(Error::invalid(what, part, must))
             }
             MemoryLimit::AllBut(reserve) => free
                 .checked_sub(reserve)
                 .filter(|&left| left > 0)
                 .ok_or_else(|| {
                     let got = format!("all but {reserve} bytes, of which {free} are free");
-                    Error::Invalid {
-                        what,
-                        got,
-                        must: "more than nothing",
-                    }
+                    Error::invalid(what, got, "more than nothing")
                 }),
             MemoryLimit::Most => MemoryLimit::AllBut(MemoryLimit::reserve(memory)).bytes(memory),
         }
@@ -86,11 +78,11 @@ impl MemoryLimit {
             "{self:?}: {bytes} bytes of a device of {} and {host} that the host has free",
             memory.total_bytes
         );
-        Err(Error::Invalid {
-            what: "the limit of managed memory",
+        Err(Error::invalid(
+            "the limit of managed memory",
             got,
-            must: "no more than both have",
-        })
+            "no more than both have",
+        ))
     }
 
     /// Returns what is left to others when nobody says: an eighth of a small device, and so much of

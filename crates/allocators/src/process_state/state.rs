@@ -89,11 +89,11 @@ impl ProcessState {
     pub fn configure(&self, options: ProcessOptions) -> Result<()> {
         let mut inner = self.own()?;
         if inner.used {
-            return Err(Error::Invalid {
-                what: "options of the process state",
-                got: "given after an allocator was made".into(),
-                must: "given before",
-            });
+            return Err(Error::invalid(
+                "options of the process state",
+                "given after an allocator was made",
+                "given before",
+            ));
         }
         for (_, on) in options.devices.iter() {
             inner.gpu(on)?;
@@ -250,10 +250,12 @@ impl ProcessState {
     pub fn tear_down(&self, key: AllocatorKey) -> Result<u64> {
         // Held all the while, so that nobody builds it again before its memory is back.
         let mut inner = self.own()?;
-        let (Some(made), refuse) = (inner.made.get(&key), |got: String| Error::Invalid {
-            what: "an allocator to be torn down",
-            got: format!("{key:?} with {got}"),
-            must: "one without handles and without memory in use",
+        let (Some(made), refuse) = (inner.made.get(&key), |got: String| {
+            Error::invalid(
+                "an allocator to be torn down",
+                format!("{key:?} with {got}"),
+                "one without handles and without memory in use",
+            )
         }) else {
             return Ok(0);
         };

@@ -65,11 +65,11 @@ impl VirtualDevices {
         match self.map.insert(device, on) {
             Some(before) if before != on => {
                 self.map.insert(device, before);
-                Err(Error::Invalid {
-                    what: "the device of a virtual device",
-                    got: format!("{on} for {device}, which lies on {before}"),
-                    must: "the same for as long as the process lives",
-                })
+                Err(Error::invalid(
+                    "the device of a virtual device",
+                    format!("{on} for {device}, which lies on {before}"),
+                    "the same for as long as the process lives",
+                ))
             }
             _ => Ok(()),
         }
@@ -81,14 +81,13 @@ impl VirtualDevices {
     ///
     /// [`Error::Invalid`] for one that was not mapped.
     pub fn physical(&self, device: VirtualDevice) -> Result<PhysicalDevice> {
-        self.map
-            .get(&device)
-            .copied()
-            .ok_or_else(|| Error::Invalid {
-                what: "a virtual device",
-                got: device.0.to_string(),
-                must: "one that was mapped to a device",
-            })
+        self.map.get(&device).copied().ok_or_else(|| {
+            Error::invalid(
+                "a virtual device",
+                device.0,
+                "one that was mapped to a device",
+            )
+        })
     }
 
     /// Lists the virtual devices on a device.

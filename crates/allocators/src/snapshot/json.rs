@@ -54,17 +54,15 @@ impl Snapshot {
     ///
     /// [`Error::Invalid`] with the place and what was expected there.
     pub fn from_json(text: &str) -> Result<Snapshot> {
-        let snapshot: Snapshot = serde_json::from_str(text).map_err(|error| Error::Invalid {
-            what: "the snapshot",
-            got: error.to_string(),
-            must: "the JSON of this version of gpu-ipc",
+        let snapshot: Snapshot = serde_json::from_str(text).map_err(|error| {
+            Error::invalid("the snapshot", error, "the JSON of this version of gpu-ipc")
         })?;
         snapshot.check()?;
         Ok(snapshot)
     }
 
     fn check(&self) -> Result<()> {
-        let invalid = |what, got: String, must| Err(Error::Invalid { what, got, must });
+        let invalid = |what, got: String, must| Err(Error::invalid(what, got, must));
         let bad =
             |text: &&String| text.chars().any(char::is_control) || text.chars().count() > MOST_TEXT;
         let mut texts = self

@@ -282,11 +282,11 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
         }
         let looked = match look(&*self.memory, &guarded) {
             Ok(None) => return self.give_back(guarded),
-            Ok(Some(damage)) => Err(Error::Invalid {
-                what: "a mark around an allocation",
-                got: damage.to_string(),
-                must: "the guard pattern: a write went past the block's end",
-            }),
+            Ok(Some(damage)) => Err(Error::invalid(
+                "a mark around an allocation",
+                damage,
+                "the guard pattern: a write went past the block's end",
+            )),
             Err(error) => Err(error),
         };
         self.state.acquire().live.insert(address, guarded);

@@ -251,10 +251,7 @@ pub unsafe extern "C" fn gpu_ipc_object_watch(
                 epoch.set(newer.0);
                 Ok(())
             }
-            None => Err(crate::engine::Error::Deadline {
-                what: "a newer epoch",
-            }
-            .into()),
+            None => Err(crate::engine::Error::deadline("a newer epoch").into()),
         }
     })
 }

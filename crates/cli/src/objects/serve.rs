@@ -153,11 +153,11 @@ fn find(named: &[(BackendKind, u32)]) -> gpu_ipc::Result<Vec<Gpu>> {
             None => {
                 found.backend(kind)?;
                 let got = format!("{kind}:{number}, of {} devices", found.gpus().len());
-                return Err(Error::Invalid {
-                    what: "a device",
+                return Err(Error::invalid(
+                    "a device",
                     got,
-                    must: "one that this process sees",
-                });
+                    "one that this process sees",
+                ));
             }
         }
     }

@@ -51,11 +51,11 @@ impl Group {
 
     /// Makes the error of a backend that has nothing more to say.
     pub fn absent(self, backend: crate::BackendKind, device: DeviceId) -> Error {
-        Error::Unsupported {
-            what: self.what(),
-            why: format!("the {backend} backend has none on {device}"),
-            remedy: "ask `Caps` first, or choose another device or backend",
-        }
+        Error::unsupported(
+            self.what(),
+            format!("the {backend} backend has none on {device}"),
+            "ask `Caps` first, or choose another device or backend",
+        )
     }
 }
 
