@@ -139,11 +139,61 @@ pub unsafe trait SubAllocator: fmt::Debug + Send + Sync + 'static {
     }
 }
 
+/// Implements what a layer over another upstream answers as that one does: all but `alloc`, `free`
+/// and `subscribe`.
+macro_rules! answer_as {
+    ($self:ident => $beneath:expr) => {
+        fn may_free(&$self, token: &Self::Token) -> bool {
+            $beneath.may_free(token)
+        }
+
+        fn merges(&$self) -> bool {
+            $beneath.merges()
+        }
+
+        fn granularity(&$self) -> u64 {
+            $beneath.granularity()
+        }
+
+        fn capacity(&$self) -> u64 {
+            $beneath.capacity()
+        }
+
+        fn memory(&$self) -> Result<Arc<dyn Memory>> {
+            $beneath.memory()
+        }
+
+        fn check_owner(&$self) -> Result<()> {
+            $beneath.check_owner()
+        }
+    };
+}
+pub(crate) use answer_as;
+
+// SAFETY: as the upstream in the box, whose extents these are.
+unsafe impl<U: SubAllocator + ?Sized> SubAllocator for Box<U> {
+    type Token = U::Token;
+
+    fn alloc(&self, len: u64, align: u64) -> Result<(Extent, U::Token)> {
+        U::alloc(self, len, align)
+    }
+
+    fn free(&self, extent: Extent, token: U::Token) -> Result<()> {
+        U::free(self, extent, token)
+    }
+
+    fn subscribe(&self, listener: Weak<dyn RoomListener>) {
+        U::subscribe(self, listener);
+    }
+
+    answer_as!(self => (**self));
+}
+
 /// Makes the error for addresses that nothing can be read from.
 pub(crate) fn no_memory() -> Error {
-    Error::Unsupported {
-        what: "reading what an allocator handed out",
-        why: "its addresses have no memory behind them".into(),
-        remedy: "put the wrapper over an allocator of memory",
-    }
+    Error::unsupported(
+        "reading what an allocator handed out",
+        "its addresses have no memory behind them",
+        "put the wrapper over an allocator of memory",
+    )
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use gpu_api::Result;
 
-use crate::upstream::RoomListener;
+use crate::upstream::{RoomListener, answer_as};
 use crate::{Extent, Memory, SubAllocator};
 
 /// Is told of every region of an allocator, such as to register it with a network card.
@@ -86,33 +86,11 @@ unsafe impl<U: SubAllocator> SubAllocator for Visited<U> {
         self.inner.free(extent, token)
     }
 
-    fn may_free(&self, token: &U::Token) -> bool {
-        self.inner.may_free(token)
-    }
-
-    fn merges(&self) -> bool {
-        self.inner.merges()
-    }
-
-    fn granularity(&self) -> u64 {
-        self.inner.granularity()
-    }
-
-    fn capacity(&self) -> u64 {
-        self.inner.capacity()
-    }
-
     fn subscribe(&self, listener: Weak<dyn RoomListener>) {
         self.inner.subscribe(listener);
     }
 
-    fn memory(&self) -> Result<Arc<dyn Memory>> {
-        self.inner.memory()
-    }
-
-    fn check_owner(&self) -> Result<()> {
-        self.inner.check_owner()
-    }
+    answer_as!(self => self.inner);
 }
 
 impl<U: fmt::Debug> fmt::Debug for Visited<U> {

@@ -16,6 +16,10 @@ use crate::{
     RegionVisitor, Relief, Relieved, SubAllocator, ThreadHeaps, Trim, Visited,
 };
 
+/// Where memory of devices and pinned memory come from: one type, so that what is put over it is
+/// compiled once.
+type AnyMemory = Box<dyn SubAllocator<Token = ()>>;
+
 /// An allocator that was made.
 pub(super) enum Made {
     Allocator(Arc<dyn Allocator>),
@@ -45,11 +49,7 @@ impl Inner {
         self.gpus
             .iter()
             .find(|gpu| physical(gpu) == on)
-            .ok_or_else(|| Error::Invalid {
-                what: "a device",
-                got: on.to_string(),
-                must: "one that the process state was given",
-            })
+            .ok_or_else(|| Error::invalid("a device", on, "one that the process state was given"))
     }
 
     pub(super) fn physical(&self, device: VirtualDevice) -> Result<PhysicalDevice> {
@@ -81,13 +81,11 @@ impl Inner {
                 let gpu = self.gpus.iter().find(|gpu| gpu.kind() == backend);
                 let gpu = gpu.ok_or_else(|| no_device(backend.name()))?.clone();
                 let device = gpu.device();
-                let pages = HostPages::new(
-                    gpu,
-                    HostMemory {
-                        pinned: true,
-                        numa_node: node,
-                    },
-                )?;
+                let pinned = HostMemory {
+                    pinned: true,
+                    numa_node: node,
+                };
+                let pages: AnyMemory = Box::new(HostPages::new(gpu, pinned)?);
                 let pages = Visited::maybe(pages, self.visitor(key));
                 let options = &self.options;
                 let name = name("pinned host memory", node);
@@ -160,19 +158,18 @@ impl Inner {
             options.device_kind,
             AllocatorKind::BestFit | AllocatorKind::ThreadHeaps(_)
         );
-        if options.grows_in_place && !options.managed && has_regions && gpu.caps().ranges {
-            let memory = Visited::maybe(GrowingMemory::new(gpu)?.budget(budget), self.visitor(key));
-            return self.keep_device(device, bfc, memory, relief);
-        }
-        if options.device_kind == AllocatorKind::Driver {
-            let pool = DriverPool::new(device.to_string(), gpu, budget.limit())?;
-            return Ok(Arc::new(pool.budget(budget).relief(relief)));
-        }
-        if options.managed {
-            let memory = Visited::maybe(ManagedMemory::new(gpu)?.budget(budget), self.visitor(key));
-            return self.keep_device(device, bfc, memory, relief);
-        }
-        let memory = Visited::maybe(DeviceMemory::new(gpu)?.budget(budget), self.visitor(key));
+        let memory: AnyMemory =
+            if options.grows_in_place && !options.managed && has_regions && gpu.caps().ranges {
+                Box::new(GrowingMemory::new(gpu)?.budget(budget))
+            } else if options.device_kind == AllocatorKind::Driver {
+                let pool = DriverPool::new(device.to_string(), gpu, budget.limit())?;
+                return Ok(Arc::new(pool.budget(budget).relief(relief)));
+            } else if options.managed {
+                Box::new(ManagedMemory::new(gpu)?.budget(budget))
+            } else {
+                Box::new(DeviceMemory::new(gpu)?.budget(budget))
+            };
+        let memory = Visited::maybe(memory, self.visitor(key));
         self.keep_device(device, bfc, memory, relief)
     }
 
@@ -181,7 +178,7 @@ impl Inner {
         &self,
         device: VirtualDevice,
         bfc: BfcOptions,
-        memory: impl SubAllocator,
+        memory: Visited<AnyMemory>,
         relief: Arc<Relief>,
     ) -> Result<Arc<dyn Allocator>> {
         let options = &self.options;
@@ -248,23 +245,23 @@ impl Inner {
                 // 'All but a reserve' of each would be most of it several times over.
                 let limit = own(other).unwrap_or(options.limit);
                 if matches!(limit, MemoryLimit::AllBut(_) | MemoryLimit::Most) {
-                    return Err(Error::Invalid {
-                        what: "the memory limit",
-                        got: format!("{limit:?} for {other}, which shares {on}"),
-                        must: "in bytes or a fraction where several virtual devices lie on one device",
-                    });
+                    return Err(Error::invalid(
+                        "the memory limit",
+                        format!("{limit:?} for {other}, which shares {on}"),
+                        "in bytes or a fraction where several virtual devices lie on one device",
+                    ));
                 }
                 sum = sum.saturating_add(bytes(limit)?);
             }
             if sum > memory.total_bytes.saturating_add(host) {
-                return Err(Error::Invalid {
-                    what: "the memory limit",
-                    got: format!(
+                return Err(Error::invalid(
+                    "the memory limit",
+                    format!(
                         "{sum} bytes of the {} of {on}, summed over its virtual devices",
                         memory.total_bytes
                     ),
-                    must: "no more than the device has",
-                });
+                    "no more than the device has",
+                ));
             }
         }
         let budget = Arc::new(Budget::new(bytes(own(device).unwrap_or(options.limit))?));
@@ -331,17 +328,17 @@ fn limited(
 }
 
 fn no_driver_pool(of: &str) -> Error {
-    Error::Unsupported {
-        what: "the driver's own pool",
-        why: format!("{of} has none here"),
-        remedy: "choose `AllocatorKind::BestFit`",
-    }
+    Error::unsupported(
+        "the driver's own pool",
+        format!("{of} has none here"),
+        "choose `AllocatorKind::BestFit`",
+    )
 }
 
 fn no_device(of: &str) -> Error {
-    Error::Invalid {
-        what: "the devices of the process state",
-        got: format!("none of {of}"),
-        must: "at least one",
-    }
+    Error::invalid(
+        "the devices of the process state",
+        format!("none of {of}"),
+        "at least one",
+    )
 }

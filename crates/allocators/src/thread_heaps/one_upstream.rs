@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use gpu_api::{DeviceId, Error, Result};
 
 use crate::sync::{Acquire, Mutex, MutexGuard};
-use crate::upstream::{RoomListener, RoomListeners};
+use crate::upstream::{RoomListener, RoomListeners, answer_as};
 use crate::{BfcOptions, Extent, Memory, SubAllocator};
 
 /// What several heaps take their regions from, one call at a time.
@@ -111,34 +111,12 @@ unsafe impl<U: SubAllocator> SubAllocator for OneUpstream<U> {
         freed
     }
 
-    fn may_free(&self, token: &U::Token) -> bool {
-        self.shared.upstream.may_free(token)
-    }
-
-    fn merges(&self) -> bool {
-        self.shared.upstream.merges()
-    }
-
-    fn granularity(&self) -> u64 {
-        self.shared.upstream.granularity()
-    }
-
-    fn capacity(&self) -> u64 {
-        self.shared.upstream.capacity()
-    }
-
     fn subscribe(&self, listener: Weak<dyn RoomListener>) {
         self.shared.heaps.add(listener.clone());
         self.shared.upstream.subscribe(listener);
     }
 
-    fn memory(&self) -> Result<Arc<dyn Memory>> {
-        self.shared.upstream.memory()
-    }
-
-    fn check_owner(&self) -> Result<()> {
-        self.shared.upstream.check_owner()
-    }
+    answer_as!(self => self.shared.upstream);
 }
 
 impl<U: fmt::Debug> fmt::Debug for OneUpstream<U> {
