@@ -113,7 +113,7 @@ messages! {
     pub enum ToBroker of super::packet::PROTOCOL, "1 to 10" {
         /// The first message: who connects, with its pidfd and those of descendants that keep the
         /// device's files.
-        1 Hello {
+        1 Hello [1 + usize::from(*descendants)] {
             /// The lowest version that it speaks.
             lowest: u16,
             /// The highest.
@@ -127,7 +127,7 @@ messages! {
         }
         /// Make the regions of an object, leased to this participant. The draft of its manifest
         /// comes with it.
-        2 Create(request) {
+        2 Create(request) [1] {
             /// Which object.
             identity: Identity,
             /// How.
@@ -178,14 +178,6 @@ messages! {
 }
 
 impl ToBroker {
-    fn fds(&self) -> usize {
-        match self {
-            ToBroker::Hello { descendants, .. } => 1 + usize::from(*descendants),
-            ToBroker::Create { .. } => 1,
-            _ => 0,
-        }
-    }
-
     fn check(&self) -> Result<(), Malformed> {
         match self {
             ToBroker::Hello { descendants, .. } if usize::from(*descendants) > MOST_DESCENDANTS => {

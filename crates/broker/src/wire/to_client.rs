@@ -69,7 +69,7 @@ messages! {
     )]
     pub enum ToClient of super::packet::PROTOCOL, "129 to 139" {
         /// Answers a hello: the broker's pidfd and the participant's counter file come with it.
-        129 Welcome {
+        129 Welcome [2] {
             /// Which history the broker's epochs are of; of no meaning before version 2.
             lineage: Lineage,
             /// The participant's number.
@@ -91,7 +91,7 @@ messages! {
             why: String,
         }
         /// Answers a create; the regions come with it.
-        131 Created(request) {
+        131 Created(request) [leases.len()] {
             /// What regions were rounded up to.
             granularity: u64,
             /// The write lease of each region.
@@ -110,7 +110,7 @@ messages! {
         /// Answers an abort and a close.
         134 Noted(request) {}
         /// Answers an open; the manifest and the regions come with it.
-        135 Opened(request) {
+        135 Opened(request) [1 + *regions as usize] {
             /// Which object.
             identity: Identity,
             /// Its epoch.
@@ -131,7 +131,7 @@ messages! {
             epoch: Epoch,
         }
         /// Lists the objects; a sealed file comes with it.
-        138 Listing(request) {
+        138 Listing(request) [1] {
             /// Bytes of JSON.
             bytes: u64,
         }
@@ -146,16 +146,6 @@ messages! {
 }
 
 impl ToClient {
-    fn fds(&self) -> usize {
-        match self {
-            ToClient::Welcome { .. } => 2,
-            ToClient::Created { leases, .. } => leases.len(),
-            ToClient::Opened { regions, .. } => 1 + *regions as usize,
-            ToClient::Listing { .. } => 1,
-            _ => 0,
-        }
-    }
-
     fn check(&self) -> Result<(), Malformed> {
         match self {
             ToClient::Opened { regions, .. } if *regions as usize > MOST_REGIONS => {

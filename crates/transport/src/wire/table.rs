@@ -53,18 +53,15 @@ pub enum DecodeError {
 impl From<DecodeError> for Error {
     fn from(e: DecodeError) -> Error {
         match e {
-            DecodeError::Version { theirs, ours } => Error::Mismatch {
-                what: "protocol version",
-                theirs: theirs.to_string(),
-                ours: ours.to_string(),
-                remedy: RefusalCode::Version.remedy(),
-            },
-            DecodeError::Malformed(Malformed { what, got, must }) => Error::Mismatch {
-                what,
-                theirs: got.to_string(),
-                ours: must.into(),
-                remedy: RefusalCode::Protocol.remedy(),
-            },
+            DecodeError::Version { theirs, ours } => Error::mismatch(
+                "protocol version",
+                theirs,
+                ours,
+                RefusalCode::Version.remedy(),
+            ),
+            DecodeError::Malformed(Malformed { what, got, must }) => {
+                Error::mismatch(what, got, must, RefusalCode::Protocol.remedy())
+            }
         }
     }
 }
@@ -130,9 +127,9 @@ pub fn decode<M: Message>(packet: &[u8], fds: usize) -> Result<(M, u16), DecodeE
 }
 
 /// Makes the messages of one direction: a type's number and name, `(request)` if it asks or
-/// answers, and its fields in the order of their bytes, each with the number of zeros that follow
-/// it. The type has `fds`, which counts the descriptors of a message, and `check`, which refuses
-/// fields that contradict each other, besides.
+/// answers, `[count]` if descriptors come with it, and its fields in the order of their bytes, each
+/// with the number of zeros that follow it. The type has `check` besides, which refuses fields that
+/// contradict each other.
 #[macro_export]
 macro_rules! messages {
     (
@@ -140,7 +137,7 @@ macro_rules! messages {
         pub enum $messages:ident of $protocol:path, $must:literal {
             $(
                 $(#[$doc:meta])*
-                $number:literal $name:ident $(($request:ident))? {
+                $number:literal $name:ident $(($request:ident))? $([$fds:expr])? {
                     $($(#[$field_doc:meta])* $field:ident: $type:ty $([$zeros:literal])?),* $(,)?
                 }
             )*
@@ -161,6 +158,14 @@ macro_rules! messages {
         }
 
         impl $messages {
+            /// Counts the file descriptors that come with it.
+            #[allow(unused_variables, reason = "few counts follow from the fields")]
+            pub fn fds(&self) -> usize {
+                match self {
+                    $($messages::$name { $($field,)* .. } => 0 $(+ $fds)?,)*
+                }
+            }
+
             /// Writes the message down in the highest version and returns its length.
             pub fn encode(&self, packet: &mut [u8; $crate::wire::packet::MOST_BYTES]) -> usize {
                 $crate::wire::table::encode(self, packet, $protocol.versions.highest)

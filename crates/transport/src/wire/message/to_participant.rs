@@ -23,7 +23,7 @@ messages! {
     pub enum ToParticipant of super::packet::PROTOCOL, "that of a message to a participant" {
         /// The answer to `Hello`. The producer's pidfd and the participant's first counter file
         /// come with it.
-        129 Welcome {
+        129 Welcome [2] {
             /// The session.
             session: SessionId,
             /// The participant's number in it.
@@ -47,14 +47,14 @@ messages! {
             why: String,
         }
         /// A further counter file comes with this message: announced, or asked for.
-        131 CounterFile(request) {
+        131 CounterFile(request) [1] {
             /// Its number.
             index: u32,
             /// Slots in it.
             slots: u32,
         }
         /// Everything needed to map a region.
-        132 Region(request) {
+        132 Region(request) [place.fds()] {
             /// The region.
             region: RegionId,
             /// Bytes.
@@ -111,14 +111,14 @@ messages! {
         }
         /// What the session's source of regions looks like, as JSON in a sealed memfd that comes
         /// with the message.
-        141 Snapshot(request) {
+        141 Snapshot(request) [1] {
             /// Bytes of it: 1 to [`MOST_SNAPSHOT`].
             len: u64,
         }
         /// What was said was noted.
         142 Noted(request) {}
         /// The descriptor that was asked for comes with this message.
-        143 Fetched(request) {
+        143 Fetched(request) [1] {
             /// The name that it was kept under.
             id: DepositId,
         }
@@ -126,21 +126,6 @@ messages! {
 }
 
 impl ToParticipant {
-    /// Returns how many file descriptors go with the message.
-    pub fn fds(&self) -> usize {
-        match self {
-            ToParticipant::Welcome { .. } => 2,
-            ToParticipant::CounterFile { .. }
-            | ToParticipant::Region {
-                place: RegionPlace::Fd | RegionPlace::Piece(_),
-                ..
-            }
-            | ToParticipant::Snapshot { .. }
-            | ToParticipant::Fetched { .. } => 1,
-            _ => 0,
-        }
-    }
-
     fn check(&self) -> Result<(), Malformed> {
         match self {
             ToParticipant::Region { len: 0, .. } => {
@@ -188,6 +173,12 @@ pub enum RegionPlace {
     Piece(Spot),
     /// It is the producer itself, and the region that is named lies behind this one.
     LocalPiece(DevicePtr, RegionId),
+}
+
+impl RegionPlace {
+    fn fds(&self) -> usize {
+        usize::from(matches!(self, RegionPlace::Fd | RegionPlace::Piece(_)))
+    }
 }
 
 impl Field for RegionPlace {

@@ -23,7 +23,7 @@ messages! {
     pub enum ToProducer of super::packet::PROTOCOL, "that of a message to a producer" {
         /// The first message. A pidfd that the participant opened of itself comes with it, then one
         /// for each descendant that keeps the device's files open.
-        1 Hello {
+        1 Hello [1 + usize::from(*descendants)] {
             /// The participant's vendor.
             backend: BackendKind [1],
             /// How many pidfds follow the first.
@@ -90,7 +90,7 @@ messages! {
         }
         /// Has the producer keep the file descriptor that comes with the message, until it is
         /// fetched or the participant's death is proven.
-        11 Deposit(request) {
+        11 Deposit(request) [1] {
             /// No wish of a lower number waits for its answer.
             settled: u64,
             /// The name that it is kept under.
@@ -114,15 +114,6 @@ messages! {
 }
 
 impl ToProducer {
-    /// Returns how many file descriptors go with the message.
-    pub fn fds(&self) -> usize {
-        match self {
-            ToProducer::Hello { descendants, .. } => 1 + usize::from(*descendants),
-            ToProducer::Deposit { .. } => 1,
-            _ => 0,
-        }
-    }
-
     fn check(&self) -> Result<(), Malformed> {
         match self {
             ToProducer::Hello { descendants, .. }
