@@ -176,11 +176,7 @@ mod tests {
                 207,
                 "the reader of model sleeps; call `wake` first",
             ),
-            (
-                gpu_api::Error::Deadline { what: "an answer" }.into(),
-                17,
-                "",
-            ),
+            (gpu_api::Error::deadline("an answer").into(), 17, ""),
         ];
         for (error, code, text) in cases {
             assert_eq!(error.code(), code, "{error}");

@@ -4,9 +4,10 @@
 //! them, unmaps, and only then asks the broker, which reads the same words. So an object that is
 //! visible is one whose writes have ended.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use gpu_api::lock::{Acquire, AwaitChange};
 use gpu_api::{Error, EventKind, ForkGuard, Gpu, RawEvent, RawStream, StreamOp};
 use ipc_rc::Stream;
 
@@ -27,10 +28,7 @@ pub(super) struct CommitCell {
 
 impl CommitCell {
     pub(super) fn set(&self, done: Result<Epoch>) {
-        self.done
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(done);
+        self.done.acquire().get_or_insert(done);
         self.changed.notify_all();
     }
 }
@@ -76,11 +74,7 @@ impl Commit {
     fn wait_until(self, deadline: Option<Instant>) -> Result<Epoch> {
         // The thread that finishes it is the parent's.
         self.fork.check("this commit")?;
-        let mut done = self
-            .cell
-            .done
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut done = self.cell.done.acquire();
         loop {
             if let Some(done) = done.take() {
                 return done;
@@ -89,14 +83,9 @@ impl Commit {
                 at.saturating_duration_since(Instant::now())
             });
             if left.is_zero() {
-                return Err(Error::Deadline { what: "the commit" }.into());
+                return Err(Error::deadline("the commit").into());
             }
-            done = self
-                .cell
-                .changed
-                .wait_timeout(done, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            done = self.cell.changed.await_change(done, Some(left));
         }
     }
 }

@@ -142,11 +142,11 @@ fn gone(dir: &Path) -> ObjectError {
 
 /// The broker answered a question that was not asked.
 pub(super) fn nonsense() -> ObjectError {
-    Error::Mismatch {
-        what: "the broker's answer",
-        theirs: "of another kind".into(),
-        ours: "what the question asks for".into(),
-        remedy: "use broker and client of one version",
-    }
+    Error::mismatch(
+        "the broker's answer",
+        "of another kind",
+        "what the question asks for",
+        "use broker and client of one version",
+    )
     .into()
 }

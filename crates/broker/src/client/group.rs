@@ -56,14 +56,16 @@ impl Roll {
     /// As [`newest`](Roll::newest).
     pub fn read(client: &Client, selector: &Selector) -> Result<Roll> {
         let roll = client.open_one(selector)?;
-        let invalid = || gpu_api::Error::Invalid {
-            what: "the roll of a group",
-            got: format!(
-                "{} other bytes beside {} parts",
-                roll.layout().user().len(),
-                roll.layout().parts().len()
-            ),
-            must: "what `GroupWriter::commit` writes",
+        let invalid = || {
+            gpu_api::Error::invalid(
+                "the roll of a group",
+                format!(
+                    "{} other bytes beside {} parts",
+                    roll.layout().user().len(),
+                    roll.layout().parts().len()
+                ),
+                "what `GroupWriter::commit` writes",
+            )
         };
         let identities = roll
             .layout()
@@ -104,11 +106,7 @@ impl Roll {
     fn selector(&self, rank: usize) -> Result<Selector> {
         let member = self.members.get(rank).copied().ok_or_else(|| {
             let got = format!("{rank} of a group of {}", self.members.len());
-            gpu_api::Error::Invalid {
-                what: "a rank",
-                got,
-                must: "below the number of members",
-            }
+            gpu_api::Error::invalid("a rank", got, "below the number of members")
         })?;
         Ok(Selector::Identity(member))
     }
@@ -136,13 +134,10 @@ impl GroupWriter {
     pub fn create(name: &str, ranks: Vec<(Client, Layout)>) -> Result<GroupWriter> {
         check_name("the name of a group", name)?;
         let Some((coordinator, _)) = ranks.first() else {
-            let got = "none".into();
-            return Err(gpu_api::Error::Invalid {
-                what: "the ranks of a group",
-                got,
-                must: "at least one",
-            }
-            .into());
+            let got = "none";
+            return Err(
+                gpu_api::Error::invalid("the ranks of a group", got, "at least one").into(),
+            );
         };
         let coordinator = coordinator.clone();
         let mut writers = Vec::with_capacity(ranks.len());

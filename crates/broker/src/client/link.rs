@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use gpu_api::lock::{Acquire, AwaitChange};
 use gpu_api::{Error, ForkGuard, Gpu, thread};
 use rustix::event::{PollFd, PollFlags};
 use transport::os::poller::poll_for;
@@ -194,17 +195,9 @@ impl Link {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 state.questions.withdraw(request);
-                return Err(Error::Deadline {
-                    what: "the broker's answer",
-                }
-                .into());
+                return Err(Error::deadline("the broker's answer").into());
             }
-            state = self
-                .shared
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = self.shared.changed.await_change(state, Some(left));
         }
     }
 
@@ -407,7 +400,7 @@ impl Thread {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, LinkState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.acquire()
     }
 
     fn greet(&self) -> Result<Connection> {

@@ -1,8 +1,9 @@
 //! What writers and readers have in common: the addresses of parts, and the streams that touch
 //! them.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{DevicePtr, Error, Gpu};
 use ipc_rc::Stream;
 
@@ -17,6 +18,12 @@ pub(super) fn address(manifest: &Manifest, base: DevicePtr, part: &Part) -> Devi
         .take(usize::from(part.region))
         .sum();
     base.offset(before + part.offset)
+}
+
+/// Finds the address of the part of this name.
+pub(super) fn address_of(manifest: &Manifest, base: DevicePtr, part: &str) -> Option<DevicePtr> {
+    let part = manifest.layout.part(part)?;
+    Some(address(manifest, base, part))
 }
 
 /// Lists where each region begins, and its bytes as its parts fill them.
@@ -35,24 +42,26 @@ pub(super) fn check_stream(gpu: &Gpu, stream: &Stream) -> Result<()> {
     if stream.gpu() == gpu {
         return Ok(());
     }
-    Err(Error::Mismatch {
-        what: "the stream's device",
-        theirs: stream.gpu().device().to_string(),
-        ours: gpu.device().to_string(),
-        remedy: "pass a stream of the device that the client was connected with",
-    }
+    Err(Error::mismatch(
+        "the stream's device",
+        stream.gpu().device(),
+        gpu.device(),
+        "pass a stream of the device that the client was connected with",
+    )
     .into())
 }
 
-/// Adds a stream to those that touch an object, once.
-pub(super) fn note(streams: &Mutex<Vec<Stream>>, stream: &Stream) {
-    let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+/// Adds a stream of the client's device to those that touch an object, once.
+pub(super) fn note(gpu: &Gpu, streams: &Mutex<Vec<Stream>>, stream: &Stream) -> Result<()> {
+    check_stream(gpu, stream)?;
+    let mut streams = streams.acquire();
     if !streams
         .iter()
         .any(|known| known.identity() == stream.identity())
     {
         streams.push(stream.clone());
     }
+    Ok(())
 }
 
 /// Copies on the device, each from the second address to the first, and waits.
@@ -86,12 +95,7 @@ pub(super) fn read_part(
             "{} bytes at {offset} of {name}, which has {has}",
             bytes.len()
         );
-        return Err(Error::Invalid {
-            what: "the range to read of a part",
-            got,
-            must: "inside it",
-        }
-        .into());
+        return Err(Error::invalid("the range to read of a part", got, "inside it").into());
     };
     if bytes.is_empty() {
         return Ok(());

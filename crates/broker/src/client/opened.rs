@@ -116,12 +116,12 @@ fn check(
     let gpu = link.gpu();
     // What has no memory lies nowhere: the roll of a group is read on every device.
     if !regions.is_empty() && (manifest.backend != gpu.kind() || manifest.device != gpu.uuid()) {
-        return Err(Error::Mismatch {
-            what: "the object's device",
-            theirs: format!("{} {}", manifest.backend, manifest.device),
-            ours: format!("{} {}", gpu.kind(), gpu.uuid()),
-            remedy: "connect a client with the object's device",
-        }
+        return Err(Error::mismatch(
+            "the object's device",
+            format!("{} {}", manifest.backend, manifest.device),
+            format!("{} {}", gpu.kind(), gpu.uuid()),
+            "connect a client with the object's device",
+        )
         .into());
     }
     let imported = Imported::of(gpu, regions, manifest.mapped_regions())?;

@@ -1,14 +1,15 @@
 //! An object that is mapped.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Access, DevicePtr, Error, Gpu};
 use ipc_rc::Stream;
 use transport::trace_point;
 
 use super::connection::nonsense;
 use super::link::Link;
-use super::mapped::{address, check_stream, copy_and_wait, note, read_part, regions};
+use super::mapped::{address, address_of, copy_and_wait, note, read_part, regions};
 use super::opened::{Lease, Opened, Prepared};
 use super::retire::Retiring;
 use super::scratch::Scratch;
@@ -96,10 +97,7 @@ impl Reader {
     /// [`used_on`](Reader::used_on): work on a stream that was not named, and that is not finished
     /// when the reader advances, sleeps or is dropped, is undefined behaviour.
     pub fn device_ptr(&self, part: &str) -> Option<DevicePtr> {
-        self.manifest
-            .layout
-            .part(part)
-            .map(|part| address(&self.manifest, self.base, part))
+        address_of(&self.manifest, self.base, part)
     }
 
     /// Lists the address and the bytes of each region: all parts lie in them. For copying a whole
@@ -120,9 +118,7 @@ impl Reader {
     /// [`Error::Mismatch`] for a stream of another device.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
         self.link.check_fork()?;
-        check_stream(self.link.gpu(), stream)?;
-        note(&self.streams, stream);
-        Ok(())
+        note(self.link.gpu(), &self.streams, stream)
     }
 
     /// Copies a part to the host.
@@ -169,12 +165,7 @@ impl Reader {
         self.check_mapped()?;
         let Some(part) = self.layout().part(name) else {
             let got = format!("{name}, which {} does not have", self.name());
-            return Err(Error::Invalid {
-                what: "a part to copy",
-                got,
-                must: "a part of the object",
-            }
-            .into());
+            return Err(Error::invalid("a part to copy", got, "a part of the object").into());
         };
         let ours = address(&self.manifest, self.base, part);
         let theirs = to.place_for(name, part.spec.len)?;
@@ -293,12 +284,9 @@ impl Reader {
         self.check_mapped()?;
         if !Arc::ptr_eq(&self.addresses, &to.addresses) {
             let got = format!("{to:?}, which another reader prepared");
-            return Err(Error::Invalid {
-                what: "an object to switch to",
-                got,
-                must: "prepared by this reader",
-            }
-            .into());
+            return Err(
+                Error::invalid("an object to switch to", got, "prepared by this reader").into(),
+            );
         }
         self.wait_for_streams()?;
         let Opened {
@@ -413,7 +401,7 @@ impl Reader {
     }
 
     fn wait_for_streams(&self) -> Result<()> {
-        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let streams = self.streams.acquire();
         streams
             .iter()
             .try_for_each(|stream| Ok(stream.synchronize()?))
@@ -451,8 +439,7 @@ impl Drop for Reader {
         let Some(range) = self.range.take() else {
             return;
         };
-        let streams =
-            std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        let streams = std::mem::take(&mut *self.streams.acquire());
         self.link
             .retire(Retiring::new(self.link.gpu(), range, &streams));
     }
@@ -462,21 +449,16 @@ fn check_same(ours: &Gpu, theirs: &Gpu) -> Result<()> {
     if ours == theirs {
         return Ok(());
     }
-    Err(Error::Mismatch {
-        what: "the writer's device",
-        theirs: theirs.device().to_string(),
-        ours: ours.device().to_string(),
-        remedy: "create and open with clients of one device and one backend",
-    }
+    Err(Error::mismatch(
+        "the writer's device",
+        theirs.device(),
+        ours.device(),
+        "create and open with clients of one device and one backend",
+    )
     .into())
 }
 
 fn too_long(part: &str) -> ObjectError {
     let got = format!("{part}, which does not fit into memory");
-    Error::Invalid {
-        what: "a part to read",
-        got,
-        must: "shorter; read it in pieces",
-    }
-    .into()
+    Error::invalid("a part to read", got, "shorter; read it in pieces").into()
 }

@@ -1,8 +1,9 @@
 //! An object that is being filled.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Access, DevicePtr, Error, Gpu};
 use ipc_rc::Stream;
 use transport::shared::sealed_file;
@@ -12,7 +13,7 @@ use transport::trace_point;
 use super::commit::{Commit, CommitCell, Lane, Pending};
 use super::connection::{Words, nonsense};
 use super::link::Link;
-use super::mapped::{address, check_stream, note, read_part, regions};
+use super::mapped::{address, address_of, check_stream, note, read_part, regions};
 use super::retire::Retiring;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::{Imported, Range, SwapError};
@@ -202,10 +203,7 @@ impl Writer {
     /// Work on it is named with [`used_on`](Writer::used_on) or at the [`commit`](Writer::commit):
     /// work on a stream that was not named is undefined behaviour.
     pub fn device_ptr(&self, part: &str) -> Option<DevicePtr> {
-        self.manifest
-            .layout
-            .part(part)
-            .map(|part| address(&self.manifest, self.base, part))
+        address_of(&self.manifest, self.base, part)
     }
 
     /// Says whether a part is taken over from the former epoch, so that it may be read alone.
@@ -229,9 +227,7 @@ impl Writer {
     /// [`Error::Mismatch`] for a stream of another device.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
         self.link.check_fork()?;
-        check_stream(self.link.gpu(), stream)?;
-        note(&self.streams, stream);
-        Ok(())
+        note(self.link.gpu(), &self.streams, stream)
     }
 
     /// Copies bytes from the host into a part, and waits for it.
@@ -268,12 +264,7 @@ impl Writer {
                 "{} bytes at {offset} for {name}, which has {has}",
                 bytes.len()
             );
-            return Err(Error::Invalid {
-                what: "the data for a part",
-                got,
-                must: "as long as the part",
-            }
-            .into());
+            return Err(Error::invalid("the data for a part", got, "as long as the part").into());
         };
         self.check_own(part)?;
         if bytes.is_empty() {
@@ -317,12 +308,7 @@ impl Writer {
         self.link.check_fork()?;
         let Some(found) = self.manifest.layout.part(part) else {
             let got = format!("{part}, which the layout does not have");
-            return Err(Error::Invalid {
-                what: "a part to fill",
-                got,
-                must: "a part of the object",
-            }
-            .into());
+            return Err(Error::invalid("a part to fill", got, "a part of the object").into());
         };
         self.check_own(found)?;
         let (at, len) = (address(&self.manifest, self.base, found), found.spec.len);
@@ -333,7 +319,7 @@ impl Writer {
             return Ok(());
         }
         // Before the fill: a call that fails may have queued it all the same.
-        note(&self.streams, stream);
+        note(self.link.gpu(), &self.streams, stream)?;
         // SAFETY: `fill` asks for
         // - a live stream: the caller keeps it;
         // - a range that is valid until the fill has finished: the part lies in the mapped range,
@@ -363,12 +349,9 @@ impl Writer {
                 format!("{} bytes", part.spec.len)
             });
             let got = format!("{len} bytes for {name}, which has {has}");
-            return Err(Error::Invalid {
-                what: "what is copied to a part",
-                got,
-                must: "as long as the part",
-            }
-            .into());
+            return Err(
+                Error::invalid("what is copied to a part", got, "as long as the part").into(),
+            );
         };
         self.check_own(part)?;
         Ok(address(&self.manifest, self.base, part))
@@ -398,12 +381,7 @@ impl Writer {
             "{}, which is taken over from the former epoch",
             part.spec.name
         );
-        Err(Error::Invalid {
-            what: "a part to write to",
-            got,
-            must: "not among the unchanged ones",
-        }
-        .into())
+        Err(Error::invalid("a part to write to", got, "not among the unchanged ones").into())
     }
 
     /// Asks for the commit while writes may be under way, as a participant could that lies: a
@@ -429,11 +407,7 @@ impl Writer {
             self.used_on(stream)?;
         }
         let gpu = self.link.gpu().clone();
-        let used = self
-            .streams
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let used = self.streams.acquire().clone();
         trace_point!("commit.begun");
         let lane = Lane::release_behind(&gpu, &self.words, &self.leases, &used)?;
         trace_point!("commit.queued");
@@ -463,8 +437,7 @@ impl Drop for Writer {
         let Some(range) = self.range.take() else {
             return;
         };
-        let streams =
-            std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        let streams = std::mem::take(&mut *self.streams.acquire());
         self.link
             .retire(Retiring::new(self.link.gpu(), range, &streams));
         let identity = self.manifest.identity;
@@ -492,14 +465,7 @@ impl Drop for Abort<'_> {
 
 /// Finds the regions whose parts are all named, one bit each.
 fn regions_of(layout: &Layout, unchanged: &[String]) -> Result<u16> {
-    let invalid = |got, must| {
-        Err(Error::Invalid {
-            what: "the parts that are unchanged",
-            got,
-            must,
-        }
-        .into())
-    };
+    let invalid = |got, must| Err(Error::invalid("the parts that are unchanged", got, must).into());
     let named: HashSet<&str> = unchanged.iter().map(String::as_str).collect();
     if let Some(name) = unchanged.iter().find(|name| layout.part(name).is_none()) {
         return invalid(

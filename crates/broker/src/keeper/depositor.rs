@@ -51,10 +51,7 @@ impl From<DepositError> for Error {
             DepositError::Refused(why) => why,
             DepositError::Absent => "the keeper has gone".into(),
         };
-        Error::Refused {
-            why,
-            remedy: "start keeper and broker of one version",
-        }
+        Error::refused(why, "start keeper and broker of one version")
     }
 }
 

@@ -112,10 +112,10 @@ impl Keeper {
     pub fn open(dir: &Path, most: Option<usize>) -> Result<Keeper> {
         place::prepare(dir)?;
         let most = most.unwrap_or_else(|| room(raise_file_limit()));
-        let lock = lock::take_within(&dir.join(LOCK), TAKES_TO_START)?.ok_or(Error::Refused {
-            why: format!("another keeper is in {}", dir.display()),
-            remedy: "use that one, take over from it with `--take-over`, or choose another directory",
-        })?;
+        let lock = lock::take_within(&dir.join(LOCK), TAKES_TO_START)?.ok_or(Error::refused(
+            format!("another keeper is in {}", dir.display()),
+            "use that one, take over from it with `--take-over`, or choose another directory",
+        ))?;
         Keeper::begin(dir, Shelf::new(most), lock)
     }
 
@@ -135,7 +135,7 @@ impl Keeper {
         if let Some(lock) = lock::take(&path)? {
             return Keeper::begin(dir, shelf, lock);
         }
-        let refused = |why: String, remedy| Error::Refused { why, remedy };
+        let refused = |why: String, remedy| Error::refused(why, remedy);
         let patience = match Depositor::new(&dir.join(SOCKET))?.take_over() {
             Ok(inventory) => {
                 trace_point!("take_over.read");

@@ -221,12 +221,12 @@ impl Range {
                 Ok(Some(imported))
             }
             Content::Unknown => {
-                let (got, must) = ("lost".into(), "reserved and whole");
-                Err(SwapError::Poisoned(gpu_api::Error::Invalid {
-                    what: "the addresses of a range",
+                let (got, must) = ("lost", "reserved and whole");
+                Err(SwapError::Poisoned(gpu_api::Error::invalid(
+                    "the addresses of a range",
                     got,
                     must,
-                }))
+                )))
             }
         }
     }
@@ -235,11 +235,8 @@ impl Range {
         let room = self.range.map_or(0, |range| range.len);
         if imported.bytes() > room {
             let got = format!("{} bytes for {room}", imported.bytes());
-            let error = gpu_api::Error::Invalid {
-                what: "regions to map",
-                got,
-                must: "no longer than their range",
-            };
+            let error =
+                gpu_api::Error::invalid("regions to map", got, "no longer than their range");
             return Err(Half { error, clean: true });
         }
         let mut at = self.base();

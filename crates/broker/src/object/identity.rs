@@ -46,11 +46,7 @@ impl std::str::FromStr for Identity {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Identity> {
-        let invalid = || Error::Invalid {
-            what: "an identity",
-            got: text.into(),
-            must: "32 hexadecimal digits",
-        };
+        let invalid = || Error::invalid("an identity", text, "32 hexadecimal digits");
         if text.len() != 32 || !text.is_ascii() {
             return Err(invalid());
         }
@@ -133,11 +129,11 @@ pub fn check_name(what: &'static str, name: &str) -> Result<()> {
         .map(|c| if c.is_control() { '?' } else { c })
         .collect();
     let got = format!("{shown:?} ({} bytes)", name.len());
-    Err(Error::Invalid {
+    Err(Error::invalid(
         what,
         got,
-        must: "1 to 255 bytes of UTF-8 without control characters",
-    })
+        "1 to 255 bytes of UTF-8 without control characters",
+    ))
 }
 
 /// Refuses a name for a new object that people could take for another one, or for none: as
@@ -158,11 +154,11 @@ pub fn check_new_name(what: &'static str, name: &str) -> Result<()> {
     if is_good {
         return Ok(());
     }
-    Err(Error::Invalid {
+    Err(Error::invalid(
         what,
-        got: format!("{:?}", name.chars().take(64).collect::<String>()),
-        must: "another than `.` and `..`, without a space at either end and without characters that are not seen",
-    })
+        format!("{:?}", name.chars().take(64).collect::<String>()),
+        "another than `.` and `..`, without a space at either end and without characters that are not seen",
+    ))
 }
 
 #[cfg(test)]

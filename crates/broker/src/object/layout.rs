@@ -123,13 +123,13 @@ impl Layout {
     /// As [`pack`](Layout::pack), and [`Error::Invalid`] for parts that overlap, lie outside their
     /// region, are not aligned or not in the order of their names.
     pub fn of(regions: Vec<u64>, parts: Vec<Part>, user: Vec<u8>) -> Result<Layout> {
-        let invalid = |what, got: String, must| Err(Error::Invalid { what, got, must });
+        let invalid = |what, got: String, must| Err(Error::invalid(what, got, must));
         if parts.len() > MOST_PARTS {
-            return Err(Error::Exhausted {
-                what: "parts of an object",
-                limit: MOST_PARTS as u64,
-                remedy: "pack small tensors together, or make several objects",
-            });
+            return Err(Error::exhausted(
+                "parts of an object",
+                MOST_PARTS as u64,
+                "pack small tensors together, or make several objects",
+            ));
         }
         if regions.is_empty() != parts.is_empty() || regions.len() > MOST_REGIONS {
             let got = format!("{} for {} parts", regions.len(), parts.len());
@@ -276,11 +276,7 @@ fn total_of<'a>(specs: impl IntoIterator<Item = &'a PartSpec>) -> Result<u64> {
         .filter(|total| i64::try_from(*total).is_ok())
         .ok_or_else(|| {
             let got = format!("the sum of {count} parts");
-            Error::Invalid {
-                what: "the size of an object",
-                got,
-                must: "below 2^63 bytes",
-            }
+            Error::invalid("the size of an object", got, "below 2^63 bytes")
         })
 }
 

@@ -223,12 +223,12 @@ impl Manifest {
         }
         let version = r.u32()?;
         if version != VERSION {
-            return Err(Error::Mismatch {
-                what: "the version of a manifest",
-                theirs: version.to_string(),
-                ours: VERSION.to_string(),
-                remedy: "commit the object again with this version",
-            });
+            return Err(Error::mismatch(
+                "the version of a manifest",
+                version,
+                VERSION,
+                "commit the object again with this version",
+            ));
         }
         let sum = r.u32()?;
         if sum != checksum(bytes) {
@@ -405,7 +405,7 @@ fn checksum(bytes: &[u8]) -> u32 {
 }
 
 fn invalid(what: &'static str, got: String, must: &'static str) -> Error {
-    Error::Invalid { what, got, must }
+    Error::invalid(what, got, must)
 }
 
 /// Takes from the bytes, and refuses to take more than there are.

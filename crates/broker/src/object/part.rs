@@ -74,11 +74,7 @@ impl PartSpec {
     /// [`Error::Invalid`] for a bad name, an unknown type, more than 32 dimensions, and a size
     /// beyond 64 bits.
     pub fn contiguous(name: impl Into<String>, dtype: DType, shape: &[u64]) -> Result<PartSpec> {
-        let beyond = || Error::Invalid {
-            what: "the size of a part",
-            got: format!("{shape:?}"),
-            must: "below 2^64",
-        };
+        let beyond = || Error::invalid("the size of a part", format!("{shape:?}"), "below 2^64");
         let mut stride = 1u64;
         let mut dimensions = Vec::with_capacity(shape.len());
         for &extent in shape.iter().rev() {
@@ -113,7 +109,7 @@ impl PartSpec {
     ///
     /// [`Error::Invalid`] that names the mistake.
     pub fn check(&self) -> Result<()> {
-        let invalid = |what, got: String, must| Err(Error::Invalid { what, got, must });
+        let invalid = |what, got: String, must| Err(Error::invalid(what, got, must));
         check_name("the name of a part", &self.name)?;
         if !self.dtype.is_known() {
             return invalid(

@@ -75,10 +75,12 @@ impl History {
     ///
     /// [`Error::Invalid`] for anything that [`encode`](History::encode) does not write.
     pub fn decode(bytes: &[u8]) -> Result<History> {
-        let invalid = || Error::Invalid {
-            what: "the file of the history",
-            got: format!("{} other bytes", bytes.len()),
-            must: "what a broker of this version wrote",
+        let invalid = || {
+            Error::invalid(
+                "the file of the history",
+                format!("{} other bytes", bytes.len()),
+                "what a broker of this version wrote",
+            )
         };
         let whole: &[u8; HISTORY_BYTES as usize] = bytes.try_into().map_err(|_| invalid())?;
         let (lineage, floor) = whole[16..].split_first_chunk::<16>().ok_or_else(invalid)?;
@@ -141,10 +143,12 @@ impl Tombs {
     ///
     /// [`Error::Invalid`] for anything that [`encode`](Tombs::encode) does not write.
     pub fn decode(bytes: &[u8]) -> Result<Tombs> {
-        let invalid = || Error::Invalid {
-            what: "the file of removed names",
-            got: format!("{} other bytes", bytes.len()),
-            must: "what a broker of this version wrote",
+        let invalid = || {
+            Error::invalid(
+                "the file of removed names",
+                format!("{} other bytes", bytes.len()),
+                "what a broker of this version wrote",
+            )
         };
         let (magic, rest) = bytes.split_first_chunk::<8>().ok_or_else(invalid)?;
         let (sum, body) = rest.split_first_chunk::<4>().ok_or_else(invalid)?;

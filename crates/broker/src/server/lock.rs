@@ -108,10 +108,10 @@ pub fn wait(path: &Path, leash: impl FnOnce() -> Result<Option<OwnedFd>>) -> Res
 
 /// Why a broker does not serve.
 pub(super) fn keeper_ended() -> Error {
-    Error::Refused {
-        why: "the keeper that started this broker ended before the broker served".into(),
-        remedy: "start `gpu-ipc keep` again: its own broker waits",
-    }
+    Error::refused(
+        "the keeper that started this broker ended before the broker served",
+        "start `gpu-ipc keep` again: its own broker waits",
+    )
 }
 
 /// Reads which process held the lock last, by its own pid.

@@ -49,11 +49,11 @@ fn why_unsafe(is: &Metadata, uid: u32) -> Option<String> {
 }
 
 fn unusable(dir: &Path, why: &str) -> Error {
-    Error::Invalid {
-        what: "the directory of a broker",
-        got: format!("{}: {why}", dir.display()),
-        must: "a directory of this user or of root in which no other user may write",
-    }
+    Error::invalid(
+        "the directory of a broker",
+        format!("{}: {why}", dir.display()),
+        "a directory of this user or of root in which no other user may write",
+    )
 }
 
 #[cfg(test)]
