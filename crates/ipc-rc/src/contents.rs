@@ -242,11 +242,11 @@ impl Stream {
         let extent = block.extent();
         self.require(extent.gpu)?;
         if len as u64 > extent.len {
-            return Err(Error::Invalid {
+            return Err(Error::invalid(
                 what,
-                got: format!("{len} bytes for {} of the block", extent.len),
-                must: "no more than the block or slice has",
-            });
+                format!("{len} bytes for {} of the block", extent.len),
+                "no more than the block or slice has",
+            ));
         }
         self.refuse_capture("do it before the capture begins or after it ended")
     }
@@ -274,11 +274,11 @@ fn check_writable(block: &impl Contents) -> Result<()> {
     if block.extent().access != Access::ReadOnly {
         return Ok(());
     }
-    Err(Error::Invalid {
-        what: "the block to write to",
-        got: "mapped read-only".into(),
-        must: "shared without `read_only`, with a participant that was connected without it",
-    })
+    Err(Error::invalid(
+        "the block to write to",
+        "mapped read-only",
+        "shared without `read_only`, with a participant that was connected without it",
+    ))
 }
 
 impl sealed::Contents for SentBlock {

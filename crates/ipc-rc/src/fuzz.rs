@@ -10,10 +10,11 @@ use std::time::Duration;
 use gpu_api::{BackendKind, DeviceUuid, ParticipantId};
 
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
+use crate::producer::grants::heap_file::HeapFile;
 use crate::producer::grants::ledger::{Ledger, Refusal};
 use crate::producer::grants::slot_group::Effort;
 use transport::os::clock::Tick;
-use transport::shared::counter_file::{GROUP, HeapFile, SlotFile};
+use transport::shared::counter_file::{GROUP, SlotFile};
 use transport::shared::slot::{Claim, Generation, Seen, SlotState, decode};
 use transport::wire::descriptor::{Descriptor, GrantKind, Names, SealKey, Sealer, SessionId};
 use transport::wire::lease_address::LeaseAddress;

@@ -22,14 +22,14 @@ pub(crate) fn part_of(whole: u64, range: &impl RangeBounds<u64>) -> Result<(u64,
     };
     match (from, to) {
         (Some(from), Some(to)) if from < to && to <= whole => Ok((from, to - from)),
-        _ => Err(Error::Invalid {
-            what: "the range of a slice",
-            got: format!(
+        _ => Err(Error::invalid(
+            "the range of a slice",
+            format!(
                 "{:?} to {:?} of {whole} bytes",
                 range.start_bound(),
                 range.end_bound()
             ),
-            must: "inside the block, and not empty",
-        }),
+            "inside the block, and not empty",
+        )),
     }
 }

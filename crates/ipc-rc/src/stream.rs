@@ -258,13 +258,13 @@ impl Stream {
         } else {
             theirs
         };
-        Err(Error::Mismatch {
-            what: "the stream's device",
+        Err(Error::mismatch(
+            "the stream's device",
             theirs,
             ours,
-            remedy: "make the stream with the `Gpu` that the session or participant was opened with, and let it wait \
+            "make the stream with the `Gpu` that the session or participant was opened with, and let it wait \
                      for the other one",
-        })
+        ))
     }
 
     /// Returns a stream that any later moment can be asked of: this one, or, where it is another on
@@ -321,11 +321,11 @@ impl Stream {
         if !self.0.raw.is_per_thread() {
             return Ok(());
         }
-        Err(Error::Invalid {
-            what: "the stream",
-            got: "2, which is another stream on every thread".into(),
-            must: "one that every thread knows: 0, or a stream of its own (`torch.cuda.Stream`, cuStreamCreate)",
-        })
+        Err(Error::invalid(
+            "the stream",
+            "2, which is another stream on every thread",
+            "one that every thread knows: 0, or a stream of its own (`torch.cuda.Stream`, cuStreamCreate)",
+        ))
     }
 
     fn stand_in(&self) -> Result<Option<&Stream>> {

@@ -144,11 +144,11 @@ impl ParticipantBuilder {
     pub(crate) fn check(&self) -> Result<()> {
         self.gpu.check_fork()?;
         if self.access == Access::ReadOnly && !self.gpu.caps().read_only {
-            return Err(Error::Unsupported {
-                what: "mapping read-only",
-                why: format!("{} cannot", self.gpu.info().name),
-                remedy: "connect without `read_only`",
-            });
+            return Err(Error::unsupported(
+                "mapping read-only",
+                format!("{} cannot", self.gpu.info().name),
+                "connect without `read_only`",
+            ));
         }
         Ok(())
     }
@@ -252,8 +252,5 @@ impl ParticipantBuilder {
 }
 
 fn refused(why: &str, remedy: &'static str) -> Error {
-    Error::Refused {
-        why: why.to_owned(),
-        remedy,
-    }
+    Error::refused(why, remedy)
 }

@@ -251,9 +251,7 @@ impl Link {
     /// Asks for what the claims of these descriptors will need, without waiting: one message for 64
     /// tickets. Descriptors that need nothing, or are none, are passed over.
     pub(crate) fn prefetch(&self, descriptors: &[impl AsRef<[u8]>]) -> Result<(), ClaimError> {
-        if self.guard.is_child() {
-            return Err(ClaimError::Forked);
-        }
+        self.guard.check("this participant")?;
         if self.is_gone() {
             return Err(ClaimError::ProducerGone);
         }
@@ -288,48 +286,36 @@ impl Link {
             Err(error) => return error.into(),
         };
         if fields.backend != self.facts.backend {
-            return Error::Mismatch {
-                what: "the descriptor's backend",
-                theirs: fields.backend.to_string(),
-                ours: self.facts.backend.to_string(),
-                remedy: "claim with a participant of that backend",
-            }
+            return Error::mismatch(
+                "the descriptor's backend",
+                fields.backend,
+                self.facts.backend,
+                "claim with a participant of that backend",
+            )
             .into();
         }
         if fields.session != self.facts.session {
-            return ClaimError::Refused {
-                why: format!(
-                    "the descriptor is of session {}, this participant's is {}",
-                    fields.session, self.facts.session
-                ),
-                remedy: "claim with a participant that is connected to that session",
-            };
+            let (theirs, ours) = (fields.session, self.facts.session);
+            return ClaimError::refused(
+                format!("the descriptor is of session {theirs}, this participant's is {ours}"),
+                "claim with a participant that is connected to that session",
+            );
         }
         if fields.kind == GrantKind::Addressed && fields.participant != self.facts.id {
-            return ClaimError::Refused {
-                why: format!(
-                    "the descriptor is for {}, this is {}",
-                    fields.participant, self.facts.id
-                ),
-                remedy: "claim where it is addressed to, or have it shared with this participant",
-            };
+            let (theirs, ours) = (fields.participant, self.facts.id);
+            return ClaimError::refused(
+                format!("the descriptor is for {theirs}, this is {ours}"),
+                "claim where it is addressed to, or have it shared with this participant",
+            );
         }
         let device = self.facts.gpu.uuid();
-        let (what, got, must) = if fields.device == device {
-            // Not what it would have to be: that would be a way to forge.
-            (
-                "the keyed checksum",
-                "not the producer's".into(),
-                "what the producer wrote".into(),
-            )
-        } else {
-            (
-                "the device",
-                fields.device.to_string(),
-                format!("{device}, the session's"),
-            )
-        };
-        Error::BadDescriptor { what, got, must }.into()
+        if fields.device != device {
+            let must = format!("{device}, the session's");
+            return Error::bad_descriptor("the device", fields.device, must).into();
+        }
+        // Not what it would have to be: that would be a way to forge.
+        let (got, must) = ("not the producer's", "what the producer wrote");
+        Error::bad_descriptor("the keyed checksum", got, must).into()
     }
 
     /// Waits for the lease's counter file, if it was announced but has not arrived, and checks the
@@ -350,12 +336,7 @@ impl Link {
         patience: Patience,
     ) -> Result<&File, ClaimError> {
         let no_such = |what, got: u32, below: u64| -> ClaimError {
-            Error::BadDescriptor {
-                what,
-                got: got.to_string(),
-                must: format!("below {below}"),
-            }
-            .into()
+            Error::bad_descriptor(what, got, format!("below {below}")).into()
         };
         if lease.file as usize >= self.files.most() {
             return Err(no_such(
@@ -377,28 +358,15 @@ impl Link {
                     },
                     _,
                 ) => {
-                    let (got, must) = (lease.file.to_string(), "one of this participant's".into());
-                    Some(Err(Error::BadDescriptor {
-                        what: "counter file",
-                        got,
-                        must,
-                    }
-                    .into()))
+                    let (got, must) = (lease.file, "one of this participant's");
+                    Some(Err(Error::bad_descriptor("counter file", got, must).into()))
                 }
-                Look::Refused(no, _) => Some(Err(ClaimError::Refused {
-                    why: no.why,
-                    remedy: no.code.remedy(),
-                })),
+                Look::Refused(no, _) => Some(Err(no.into())),
                 _ => None,
             },
         });
         asking.kept &= found.is_none();
-        let file = found.unwrap_or_else(|| {
-            Err(Error::Deadline {
-                what: "a counter file",
-            }
-            .into())
-        })?;
+        let file = found.unwrap_or_else(|| Err(Error::deadline("a counter file").into()))?;
         let slots = file.counters.slot_count();
         if lease.slot >= slots {
             return Err(no_such("slot", lease.slot, slots.into()));
@@ -410,12 +378,7 @@ impl Link {
         if fence.file != 0 || fence.word >= TIMELINES {
             let got = format!("word {} of file {}", fence.word, fence.file);
             let must = format!("a word below {TIMELINES} of file 0");
-            return Err(Error::BadDescriptor {
-                what: "fence",
-                got,
-                must,
-            }
-            .into());
+            return Err(Error::bad_descriptor("fence", got, must).into());
         }
         Ok(())
     }
@@ -429,10 +392,10 @@ impl Link {
             Claim::Revoked => ClaimError::Revoked,
             Claim::AlreadyClaimed => ClaimError::AlreadyClaimed,
             Claim::Stale => ClaimError::Stale,
-            Claim::Held => ClaimError::Refused {
-                why: "the descriptor's block does not lie in the region that it names".into(),
-                remedy: "pass the bytes of `share` on whole and unchanged",
-            },
+            Claim::Held => ClaimError::refused(
+                "the descriptor's block does not lie in the region that it names",
+                "pass the bytes of `share` on whole and unchanged",
+            ),
         }
     }
 }
@@ -441,19 +404,14 @@ impl Link {
 #[inline(never)]
 fn beyond(offset: u64, len: u64, region: u64) -> ClaimError {
     let got = format!("{len} bytes at offset {offset} of {region}");
-    Error::BadDescriptor {
-        what: "the block",
-        got,
-        must: "inside its region".into(),
-    }
-    .into()
+    Error::bad_descriptor("the block", got, "inside its region").into()
 }
 
 #[cold]
 #[inline(never)]
 fn twice_granted() -> ClaimError {
-    ClaimError::Refused {
-        why: "the descriptor's slot serves a lease that this participant still holds".into(),
-        remedy: "connect anew: the producer, or the counter file, is not in order",
-    }
+    ClaimError::refused(
+        "the descriptor's slot serves a lease that this participant still holds",
+        "connect anew: the producer, or the counter file, is not in order",
+    )
 }

@@ -55,6 +55,12 @@ pub enum ClaimError {
 }
 
 impl ClaimError {
+    /// Makes the error of a refused claim.
+    pub(crate) fn refused(why: impl Into<String>, remedy: &'static str) -> ClaimError {
+        let why = why.into();
+        ClaimError::Refused { why, remedy }
+    }
+
     /// Returns a number that stays the same in every version, for other languages. Variants that
     /// [`Error`] has too have its number.
     pub fn code(&self) -> i32 {
@@ -93,9 +99,7 @@ mod tests {
             why: "for another".into(),
             remedy: "claim it there",
         };
-        let deadline = Error::Deadline {
-            what: "the producer's answer",
-        };
+        let deadline = Error::deadline("the producer's answer");
         for (error, code, text) in [
             (
                 ClaimError::WouldBlock,

@@ -81,9 +81,7 @@ impl GraphBlocks {
     /// list may be another.
     pub fn launched_on(&self, stream: &Stream) -> Result<()> {
         stream.refuse_per_thread()?;
-        let mut kept = self.kept().ok_or(Error::Forked {
-            what: "this graph's blocks",
-        })?;
+        let mut kept = self.kept().ok_or(Error::forked("this graph's blocks"))?;
         kept.leases.iter().for_each(|lease| lease.used_on(stream));
         if !kept
             .launched_on

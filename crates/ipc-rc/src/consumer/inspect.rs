@@ -2,9 +2,10 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::string::FromUtf8Error;
 use std::time::{Duration, Instant};
 
-use gpu_api::{BackendKind, DeviceUuid, Error, Holder, Result};
+use gpu_api::{BackendKind, DeviceUuid, Error, Result};
 use rustix::event::PollFlags;
 
 use crate::consumer::connection::question::{Answer, Key, No, Question};
@@ -88,36 +89,16 @@ pub fn inspect(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<Sess
     let mut from = Some(0);
     while let Some(place) = from {
         let question = Interest::new(Key::Report(place), Question::Report);
-        let Answer::Report(page) = ask(
-            &socket,
-            &mut asked,
-            question,
-            "the session's report",
-            deadline,
-        )?
-        else {
+        let what = "the session's report";
+        let Answer::Report(page) = ask(&socket, &mut asked, question, what, deadline)? else {
             break;
         };
         // A session that always names a further page would keep us for ever.
         from = page.next.filter(|&next| next > place);
         let report = report.get_or_insert_with(|| report_of(&page, seen.filter(|&pid| pid != 0)));
-        report
-            .stats
-            .holders
-            .extend(page.holders.into_iter().map(|row| Holder {
-                oldest: row.oldest(),
-                participant: row.participant,
-                pid: row.pid,
-                command: row.command,
-                leases: row.leases,
-                bytes: row.bytes,
-                mappings: row.mappings,
-                dying: row.dying,
-            }));
+        report.stats.holders.extend(page.holders);
     }
-    report.ok_or(Error::Deadline {
-        what: "the session's report",
-    })
+    report.ok_or(Error::deadline("the session's report"))
 }
 
 fn report_of(page: &ReportPage, seen: Option<u32>) -> SessionReport {
@@ -147,13 +128,8 @@ pub fn snapshot(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<Str
     let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
     let socket = socket::connect_within(path.as_ref(), deadline)?;
     let question = Interest::new(Key::Snapshot, Question::Snapshot);
-    match ask(
-        &socket,
-        &mut Questions::default(),
-        question,
-        "the session's snapshot",
-        deadline,
-    )? {
+    let (mut asked, what) = (Questions::default(), "the session's snapshot");
+    match ask(&socket, &mut asked, question, what, deadline)? {
         Answer::Snapshot {
             len,
             file: Some(file),
@@ -164,18 +140,13 @@ pub fn snapshot(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<Str
 
 /// Reads a snapshot of which nothing is known but that it is text.
 fn text_of(file: &OwnedFd, len: u64) -> Result<String> {
-    String::from_utf8(sealed_file::read(file.as_fd(), len..=len)?).map_err(|e| Error::Invalid {
-        what: "a snapshot's good bytes",
-        got: e.utf8_error().valid_up_to().to_string(),
-        must: "all",
-    })
+    let bytes = sealed_file::read(file.as_fd(), len..=len)?;
+    let end = |e: FromUtf8Error| e.utf8_error().valid_up_to();
+    String::from_utf8(bytes).map_err(|e| Error::invalid("a snapshot's good bytes", end(e), "all"))
 }
 
 fn refused(why: &str) -> Error {
-    Error::Refused {
-        why: why.into(),
-        remedy: "look at the producer's log",
-    }
+    Error::refused(why, "look at the producer's log")
 }
 
 /// Asks a question by the rules of [`questions`](crate::consumer::connection::questions), and waits
@@ -191,12 +162,7 @@ fn ask(
     loop {
         match question.look(asked, Instant::now()) {
             Look::Take(answer) => return Ok(answer),
-            Look::Refused(no, _) => {
-                return Err(Error::Refused {
-                    why: no.why,
-                    remedy: no.code.remedy(),
-                });
-            }
+            Look::Refused(no, _) => return Err(no.into()),
             _ => {}
         }
         asked.send_due(Instant::now(), |message, _| {
@@ -212,10 +178,7 @@ fn ask(
             Ok(ReceiveOutcome::Packet(len)) => {
                 let (request, said) = match ToParticipant::decode(&bytes[..len], fds.len())? {
                     ToParticipant::Refused { code, why } => {
-                        return Err(Error::Refused {
-                            why,
-                            remedy: code.remedy(),
-                        });
+                        return Err(No { code, why }.into());
                     }
                     ToParticipant::Report { request, page } => (request, Ok(Answer::Report(page))),
                     ToParticipant::Snapshot { request, len } => (
@@ -237,7 +200,7 @@ fn ask(
             Ok(ReceiveOutcome::HungUp) => return Err(refused("it closed the connection")),
             Ok(ReceiveOutcome::Empty) => {
                 if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    return Err(Error::Deadline { what });
+                    return Err(Error::deadline(what));
                 }
                 let until = [deadline, asked.next_due()].into_iter().flatten().min();
                 let _ = socket::wait_ready(socket.as_fd(), PollFlags::IN, what, until);

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpu_api::{Error, Gpu, ParticipantId, Result};
 
@@ -121,9 +121,8 @@ impl Participant {
         wait: Wait<'_>,
         timeout: Option<Duration>,
     ) -> Result<ReceivedBlock, ClaimError> {
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         self.holdings()
-            .claim(bytes, wait, Patience::until(deadline))
+            .claim(bytes, wait, Patience::within(timeout))
     }
 
     /// Claims what a descriptor grants if that needs no waiting. Otherwise it sends the questions
@@ -205,10 +204,9 @@ impl Participant {
         wait: Wait<'_>,
         timeout: Option<Duration>,
     ) -> Vec<Result<ReceivedBlock, ClaimError>> {
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         // What cannot be asked ahead is asked by its own claim, which tells why it cannot.
         let _ = self.link().prefetch(descriptors);
-        let patience = Patience::until(deadline);
+        let patience = Patience::within(timeout);
         descriptors
             .iter()
             .map(|bytes| self.holdings().claim(bytes.as_ref(), wait, patience))
@@ -286,11 +284,8 @@ impl Participant {
         timeout: Option<Duration>,
     ) -> Result<(), ClaimError> {
         let link = self.link();
-        if link.guard.is_child() {
-            return Err(ClaimError::Forked);
-        }
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        link.deposit(id, file.into(), Patience::until(deadline))
+        link.guard.check("this participant")?;
+        link.deposit(id, file.into(), Patience::within(timeout))
     }
 
     /// Fetches the file descriptor that the session keeps under a name. Of several that ask, one
@@ -307,11 +302,8 @@ impl Participant {
     /// See [`deposit`](Participant::deposit).
     pub fn fetch(&self, id: DepositId, timeout: Option<Duration>) -> Result<OwnedFd, ClaimError> {
         let link = self.link();
-        if link.guard.is_child() {
-            return Err(ClaimError::Forked);
-        }
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        link.fetch(id, Patience::until(deadline))
+        link.guard.check("this participant")?;
+        link.fetch(id, Patience::within(timeout))
     }
 
     /// Takes the oldest unread notice. While there is one, the participant's [`AsFd`] is readable.
@@ -351,12 +343,8 @@ impl Participant {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn close(self, timeout: Option<Duration>) -> Result<()> {
-        if self.link().guard.is_child() {
-            return Err(Error::Forked {
-                what: "this participant",
-            });
-        }
-        let patience = Patience::until(timeout.and_then(|t| Instant::now().checked_add(t)));
+        self.link().guard.check("this participant")?;
+        let patience = Patience::within(timeout);
         let holdings = Arc::clone(self.holdings());
         drop(self);
         let link = &holdings.link;
@@ -367,14 +355,14 @@ impl Participant {
         let done = link.wait_until(patience, |questions| {
             (left() && questions.is_at_rest()).then_some(())
         });
-        done.ok_or_else(|| Error::Deadline {
-            what: match link.closing.load(Ordering::Relaxed) {
+        done.ok_or_else(|| {
+            Error::deadline(match link.closing.load(Ordering::Relaxed) {
                 false => "the drop of the participant's other handles",
                 true if holdings.is_any_held() => {
                     "the drop of the participant's blocks and the end of their GPU work"
                 }
                 true => "the producer to hear the goodbye",
-            },
+            })
         })
     }
 

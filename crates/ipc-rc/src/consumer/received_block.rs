@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 use std::ops::RangeBounds;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpu_api::{Access, DevicePtr, RegionId, Result};
 
@@ -150,17 +150,14 @@ impl ReceivedBlock {
     /// ```
     pub fn wait(&self, wait: Wait<'_>, timeout: Option<Duration>) -> Result<(), ClaimError> {
         let link = self.lease.held().link();
-        if link.guard.is_child() {
-            return Err(ClaimError::Forked);
-        }
+        link.guard.check("this block")?;
         link.check_stream(wait)?;
         if let Wait::Stream(stream) = wait {
             // Before the wait is queued: it needs words that are registered while the block is
             // held.
             self.note_use(stream.ahead()?);
         }
-        let patience =
-            Patience::until(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
+        let patience = Patience::within(timeout);
         match self.lease.fence() {
             Some(fence) => link.wait_after_claim(&fence, wait, patience),
             None => Ok(()),
@@ -286,11 +283,8 @@ impl ReceivedBlock {
     ) -> Result<Descriptor, ClaimError> {
         let held = self.lease.held();
         let link = held.link();
-        if link.guard.is_child() {
-            return Err(ClaimError::Forked);
-        }
-        let patience =
-            Patience::until(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
+        link.guard.check("this block")?;
+        let patience = Patience::within(timeout);
         if let Some(fence) = self.lease.fence() {
             link.wait_on_host(&fence, patience)?;
         }

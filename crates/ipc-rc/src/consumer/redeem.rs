@@ -3,8 +3,6 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use gpu_api::Error;
-
 use crate::consumer::claim_error::ClaimError;
 use crate::consumer::connection::asking::{Asking, Patience};
 use crate::consumer::connection::link::Link;
@@ -14,6 +12,9 @@ use transport::trace_point;
 use transport::wire::descriptor::Descriptor;
 use transport::wire::lease_address::LeaseAddress;
 use transport::wire::message::{DepositId, Granted, Heir, Outcome, RefusalCode, TicketId};
+
+/// What a wish about a deposit waits for.
+const ABOUT_A_DEPOSIT: &str = "the producer's answer about a deposit";
 
 impl Link {
     /// Begins to ask for the lease that a ticket gives this participant. While the interest is
@@ -29,29 +30,24 @@ impl Link {
         asking: &mut Asking<'_>,
         patience: Patience,
     ) -> Result<Granted, ClaimError> {
-        let outcome = self.wait_for_answer(patience, |questions| match asking.look(questions) {
+        let what = "the producer's answer about a ticket";
+        let outcome = asking.wait_for(patience, what, |look| match look {
             Look::Ticket(outcome) => Some(Ok(outcome)),
-            _ => self.is_gone().then_some(Err(ClaimError::ProducerGone)),
-        });
-        let Some(outcome) = outcome.transpose()? else {
-            return Err(Error::Deadline {
-                what: "the producer's answer about a ticket",
-            }
-            .into());
-        };
+            _ => None,
+        })?;
         let refused = match outcome {
             Outcome::Granted(granted) => return Ok(granted),
             Outcome::Revoked => ClaimError::Revoked,
             Outcome::AlreadyClaimed => ClaimError::AlreadyClaimed,
             Outcome::Stale => ClaimError::Stale,
-            Outcome::Limit => ClaimError::Refused {
-                why: "all lease slots of this participant are in use".into(),
-                remedy: "drop some blocks, or raise the session's `max_slots` (`max_leases` in Python and C)",
-            },
-            Outcome::Failed | Outcome::Later => ClaimError::Refused {
-                why: "a call of the producer's driver or system failed".into(),
-                remedy: "look at the producer's log, and claim again",
-            },
+            Outcome::Limit => ClaimError::refused(
+                "all lease slots of this participant are in use",
+                "drop some blocks, or raise the session's `max_slots` (`max_leases` in Python and C)",
+            ),
+            Outcome::Failed | Outcome::Later => ClaimError::refused(
+                "a call of the producer's driver or system failed",
+                "look at the producer's log, and claim again",
+            ),
         };
         asking.kept = false;
         Err(refused)
@@ -68,31 +64,16 @@ impl Link {
         patience: Patience,
     ) -> Result<Descriptor, ClaimError> {
         trace_point!("forward");
-        let key = self.table().wish_key();
-        let mut asking = Asking::new(
-            self,
-            key,
-            Question::Forward {
-                lease,
-                part,
-                heir,
-                user: Box::new(user),
-            },
-            patience,
-        );
-        let answer = self.wait_for_answer(patience, |questions| match asking.look(questions) {
-            Look::Take(Answer::Forwarded(descriptor)) => Some(Ok(*descriptor)),
-            Look::Refused(no, _) => Some(Err(ClaimError::Refused {
-                why: no.why,
-                remedy: no.code.remedy(),
-            })),
-            _ => self.is_gone().then_some(Err(ClaimError::ProducerGone)),
-        });
-        answer.unwrap_or_else(|| {
-            Err(Error::Deadline {
-                what: "the producer's answer to a wish to forward",
-            }
-            .into())
+        let question = Question::Forward {
+            lease,
+            part,
+            heir,
+            user: Box::new(user),
+        };
+        let what = "the producer's answer to a wish to forward";
+        self.wish_for(question, patience, what, |answer| match answer {
+            Answer::Forwarded(descriptor) => Some(*descriptor),
+            _ => None,
         })
     }
 
@@ -104,14 +85,16 @@ impl Link {
         patience: Patience,
     ) -> Result<(), ClaimError> {
         let file = File(Arc::new(file));
-        self.wish_for(Question::Deposit { id, file }, patience, |answer| {
+        let question = Question::Deposit { id, file };
+        self.wish_for(question, patience, ABOUT_A_DEPOSIT, |answer| {
             matches!(answer, Answer::Done).then_some(())
         })
     }
 
     /// Fetches a descriptor that the producer keeps. One that gave up in time leaves it there.
     pub fn fetch(&self, id: DepositId, patience: Patience) -> Result<OwnedFd, ClaimError> {
-        self.wish_for(Question::Fetch { id }, patience, |answer| match answer {
+        let question = Question::Fetch { id };
+        self.wish_for(question, patience, ABOUT_A_DEPOSIT, |answer| match answer {
             Answer::Fetched(file) => file,
             _ => None,
         })
@@ -121,31 +104,19 @@ impl Link {
         &self,
         question: Question,
         patience: Patience,
+        what: &'static str,
         read: impl Fn(Answer) -> Option<T>,
     ) -> Result<T, ClaimError> {
         let key = self.table().wish_key();
         let mut asking = Asking::new(self, key, question, patience);
-        let answer = self.wait_for_answer(patience, |questions| match asking.look(questions) {
-            Look::Take(answer) => {
-                Some(
-                    read(answer).ok_or_else(|| ClaimError::Refused {
-                        why: "the producer answered with another message, or without a descriptor"
-                            .into(),
-                        remedy: RefusalCode::Protocol.remedy(),
-                    }),
+        asking.wait_for(patience, what, |look| match look {
+            Look::Take(answer) => Some(read(answer).ok_or_else(|| {
+                ClaimError::refused(
+                    "the producer answered with another message, or without a descriptor",
+                    RefusalCode::Protocol.remedy(),
                 )
-            }
-            Look::Refused(no, _) => Some(Err(ClaimError::Refused {
-                why: no.why,
-                remedy: no.code.remedy(),
             })),
-            _ => self.is_gone().then_some(Err(ClaimError::ProducerGone)),
-        });
-        answer.unwrap_or_else(|| {
-            Err(Error::Deadline {
-                what: "the producer's answer about a deposit",
-            }
-            .into())
+            _ => None,
         })
     }
 }

@@ -50,10 +50,7 @@ impl Link {
             }
             if patience.is_over() {
                 self.watch_fence(*fence);
-                return Err(Error::Deadline {
-                    what: "the producer's work on the block",
-                }
-                .into());
+                return Err(Error::deadline("the producer's work on the block").into());
             }
             if turn < 100 {
                 std::hint::spin_loop();

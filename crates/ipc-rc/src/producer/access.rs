@@ -68,11 +68,11 @@ impl Core {
             ),
             Export::Fd(_) => return Ok(()),
         };
-        Err(Error::Unsupported {
-            what: "sharing this memory read-only",
-            why: why.into(),
+        Err(Error::unsupported(
+            "sharing this memory read-only",
+            why,
             remedy,
-        })
+        ))
     }
 
     /// Makes of a region's descriptor what a participant that may only read is sent; `None` where

@@ -273,11 +273,7 @@ impl SessionBuilder {
     /// Makes the arena of a session that was given no source.
     fn own_arena(&self) -> Result<Arc<Arena>> {
         if self.region_bytes == 0 {
-            return Err(Error::Invalid {
-                what: "region size",
-                got: "0 bytes".into(),
-                must: "at least 1 byte",
-            });
+            return Err(Error::invalid("region size", "0 bytes", "at least 1 byte"));
         }
         let mut options = ArenaOptions::default().growth(Growth::Fixed(self.region_bytes));
         options = options.grows_in_place(self.grows_in_place);

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{BackendKind, Error, Gpu, ParticipantId, RegionSource, Result};
 
 use crate::notices::Notices;
@@ -227,8 +228,7 @@ impl Core {
 
     /// Says whether the application passed connections on that the thread has not taken in.
     pub fn has_arrivals(&self) -> bool {
-        let arrivals = self.arrivals.lock();
-        !arrivals.unwrap_or_else(PoisonError::into_inner).is_empty()
+        !self.arrivals.acquire().is_empty()
     }
 
     /// Sees to it that the thread looks when a grant lapses. Called after the grant was written

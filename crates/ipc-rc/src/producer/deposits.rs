@@ -12,8 +12,9 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, ParticipantId, Result};
 use transport::os::closer::{Closer, Foreign};
 use transport::wire::message::{DepositId, RefusalCode};
@@ -151,7 +152,7 @@ impl Deposits {
 
     /// Locks the table.
     pub fn table(&self) -> MutexGuard<'_, Table<Foreign>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.acquire()
     }
 
     /// Keeps a descriptor of the session's own process.
@@ -162,10 +163,12 @@ impl Deposits {
     pub fn keep_own(&self, id: DepositId, file: OwnedFd) -> Result<()> {
         let file = self.closer.guard(file);
         let kept = self.table().keep(id, None, file);
-        kept.map_err(|_| Error::Invalid {
-            what: "the name of a deposit",
-            got: id.to_string(),
-            must: "one under which no other descriptor is kept",
+        kept.map_err(|_| {
+            Error::invalid(
+                "the name of a deposit",
+                id,
+                "one under which no other descriptor is kept",
+            )
         })
     }
 
@@ -178,11 +181,11 @@ impl Deposits {
     pub fn take(&self, id: DepositId) -> Result<OwnedFd> {
         let mut table = self.table();
         let Some(kept) = table.look(id) else {
-            return Err(Error::Invalid {
-                what: "the name of a deposit",
-                got: id.to_string(),
-                must: "one under which a descriptor is kept: it was fetched, or its depositor is gone",
-            });
+            return Err(Error::invalid(
+                "the name of a deposit",
+                id,
+                "one under which a descriptor is kept: it was fetched, or its depositor is gone",
+            ));
         };
         let file = kept
             .as_fd()

@@ -17,7 +17,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpu_api::{Error, Result};
 
@@ -240,7 +240,6 @@ impl Released {
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         let core = &self.core;
         core.check_fork()?;
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let is_gone = || {
             core.collect(Effort::Marked);
             let is_gone = self.block.strong_count() == 0;
@@ -249,10 +248,8 @@ impl Released {
             is_gone.then_some(())
         };
         core.wakeups
-            .wait_until(deadline, is_gone)
-            .ok_or(Error::Deadline {
-                what: "the holders of a loan",
-            })
+            .wait_for(timeout, is_gone)
+            .ok_or(Error::deadline("the holders of a loan"))
     }
 
     /// Says whether nothing holds the loan any more, as far as is known without looking.

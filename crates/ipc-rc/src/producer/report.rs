@@ -9,7 +9,7 @@ use crate::producer::blocks::count::Amount;
 use crate::producer::core::Core;
 use crate::producer::grants::ledger::Tally;
 use transport::os::clock::Tick;
-use transport::wire::message::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, ToParticipant};
+use transport::wire::message::{MOST_HOLDERS, NUMBERS, ReportPage, ToParticipant};
 
 /// A session at one moment. Numbers are of blocks unless they say bytes; a sum taken while others
 /// work is a picture of that moment, not a transaction.
@@ -266,17 +266,7 @@ impl Core {
                 next = Some(place);
                 break;
             }
-            let holder = peer.holder(now);
-            holders.push(HolderRow {
-                participant: holder.participant,
-                leases: holder.leases,
-                bytes: holder.bytes,
-                mappings: holder.mappings,
-                oldest_ms: u64::try_from(holder.oldest.as_millis()).unwrap_or(u64::MAX),
-                pid: holder.pid,
-                dying: holder.dying,
-                command: holder.command,
-            });
+            holders.push(peer.holder(now));
         }
         let page = ReportPage {
             session: self.facts.id,

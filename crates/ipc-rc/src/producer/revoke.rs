@@ -39,11 +39,11 @@ impl Core {
             return Ok(false);
         };
         if self.is_altered(&fields, descriptor) {
-            return Err(Error::BadDescriptor {
-                what: "the keyed checksum",
-                got: "not this session's".into(),
-                must: "what `share` wrote".into(),
-            });
+            return Err(Error::bad_descriptor(
+                "the keyed checksum",
+                "not this session's",
+                "what `share` wrote",
+            ));
         }
         match fields.kind {
             GrantKind::Ticket => self.revoke_ticket(
@@ -144,12 +144,12 @@ impl Core {
 }
 
 fn foreign(what: &'static str, theirs: String, ours: String) -> Error {
-    Error::Mismatch {
+    Error::mismatch(
         what,
         theirs,
         ours,
-        remedy: "revoke with the session, and cancel with the block, that the descriptor was made by",
-    }
+        "revoke with the session, and cancel with the block, that the descriptor was made by",
+    )
 }
 
 fn place(block: &Block) -> String {

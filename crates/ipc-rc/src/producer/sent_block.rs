@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpu_api::{DevicePtr, Error, Piece, Region, RegionSource, Result};
 
@@ -140,11 +140,11 @@ impl SentBlock {
         let (whole, core) = (&*self.block, &*self.core);
         core.check_open()?;
         if len == 0 || offset.checked_add(len).is_none_or(|end| end > whole.len()) {
-            return Err(Error::Invalid {
-                what: "the part of a block",
-                got: format!("{len} bytes at {offset} of {}", whole.len()),
-                must: "inside the block, and not empty",
-            });
+            return Err(Error::invalid(
+                "the part of a block",
+                format!("{len} bytes at {offset} of {}", whole.len()),
+                "inside the block, and not empty",
+            ));
         }
         let mut piece = Piece {
             region: whole.region().clone(),
@@ -250,7 +250,6 @@ impl SentBlock {
     pub fn wait_released(&self, timeout: Option<Duration>) -> Result<()> {
         let core = &self.core;
         core.check_fork()?;
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let released = || {
             core.collect(Effort::Marked);
             let is_released = self.held() == 0;
@@ -259,12 +258,10 @@ impl SentBlock {
             fence(Ordering::Acquire);
             is_released.then_some(())
         };
-        core.wakeups.wait_until(deadline, released).ok_or_else(|| {
+        core.wakeups.wait_for(timeout, released).ok_or_else(|| {
             core.releases.watch(&self.block);
             core.wakeups.thread.nudge();
-            Error::Deadline {
-                what: "the consumers of a block",
-            }
+            Error::deadline("the consumers of a block")
         })
     }
 
@@ -325,11 +322,11 @@ const ALIGN: u64 = 256;
 /// Allocates a block from the session's source.
 pub(crate) fn alloc(core: &Arc<Core>, len: u64) -> Result<SentBlock> {
     if len == 0 {
-        return Err(Error::Invalid {
-            what: "the length of a block",
-            got: "0".into(),
-            must: "at least 1 byte",
-        });
+        return Err(Error::invalid(
+            "the length of a block",
+            "0",
+            "at least 1 byte",
+        ));
     }
     let piece = RegionSource::take(&*core.memory.source, len, ALIGN)?;
     // The source may round up; the block is what was asked for, and the piece goes back whole.

@@ -181,8 +181,7 @@ impl Session {
     /// patience.
     pub fn alloc_within(&self, len: u64, timeout: Duration) -> Result<SentBlock> {
         let core = self.core();
-        let start = Instant::now();
-        let mut ask = start;
+        let mut ask = Instant::now();
         let mut last = None;
         let room = || match self.alloc(len) {
             Err(error @ Error::OutOfMemory { .. }) => {
@@ -197,11 +196,9 @@ impl Session {
             }
             done => Some(done),
         };
-        match core.wakeups.wait_until(start.checked_add(timeout), room) {
+        match core.wakeups.wait_for(Some(timeout), room) {
             Some(done) => done,
-            None => Err(last.unwrap_or(Error::Deadline {
-                what: "room for a block",
-            })),
+            None => Err(last.unwrap_or(Error::deadline("room for a block"))),
         }
     }
 
@@ -286,12 +283,12 @@ impl Session {
             if Arc::ptr_eq(block.core(), self.core()) {
                 return Ok((block.shared(), to));
             }
-            Err(Error::Mismatch {
-                what: "the block's session",
-                theirs: block.core().facts.id.to_string(),
-                ours: self.id().to_string(),
-                remedy: "share blocks with the session that allocated them",
-            })
+            Err(Error::mismatch(
+                "the block's session",
+                block.core().facts.id,
+                self.id(),
+                "share blocks with the session that allocated them",
+            ))
         };
         grants.map(own).collect()
     }
@@ -355,12 +352,12 @@ impl Session {
     pub fn lend(&self, block: SentBlock, after: After<'_>) -> Result<Loan> {
         self.core().check_fork()?;
         if !Arc::ptr_eq(block.core(), self.core()) {
-            return Err(Error::Mismatch {
-                what: "the block's session",
-                theirs: block.core().facts.id.to_string(),
-                ours: self.id().to_string(),
-                remedy: "lend blocks of the session that made them",
-            });
+            return Err(Error::mismatch(
+                "the block's session",
+                block.core().facts.id,
+                self.id(),
+                "lend blocks of the session that made them",
+            ));
         }
         Loan::new(block, after)
     }
@@ -491,19 +488,14 @@ impl Session {
         timeout: Option<Duration>,
     ) -> Result<Vec<ParticipantId>> {
         let core = self.core();
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let enough = || {
             let connected = core.check_open().map(|()| self.participants());
             let waits = matches!(&connected, Ok(connected) if connected.len() < count);
             (!waits).then_some(connected)
         };
-        let late = Error::Deadline {
-            what: "participants to connect",
-        };
+        let late = Error::deadline("participants to connect");
         core.check_fork()?;
-        core.wakeups
-            .wait_until(deadline, enough)
-            .unwrap_or(Err(late))
+        core.wakeups.wait_for(timeout, enough).unwrap_or(Err(late))
     }
 
     /// Finds leases that have ended, frees blocks without holders, and returns the tokens of
@@ -572,8 +564,7 @@ impl Session {
             return ShutdownReport::default();
         }
         core.close();
-        let deadline = Instant::now().checked_add(timeout);
-        core.wakeups.wait_until(deadline, || {
+        core.wakeups.wait_for(Some(timeout), || {
             core.collect(Effort::Everything);
             core.shutdown_report().is_only_leaked().then_some(())
         });

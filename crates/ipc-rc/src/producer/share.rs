@@ -375,22 +375,22 @@ impl Core {
         let (block, access) = from
             .ledger
             .with_lease(wanted.lease, |block, access| (block.clone(), access))
-            .ok_or(Error::Invalid {
-                what: "the lease to forward",
-                got: "none of yours".into(),
-                must: "a lease that is held",
-            })?;
+            .ok_or(Error::invalid(
+                "the lease to forward",
+                "none of yours",
+                "a lease that is held",
+            ))?;
         let (place, all) = (wanted.place_in(&block), block.extent());
         let Some(place) = place else {
             let (offset, len) = wanted.part;
-            return Err(Error::Invalid {
-                what: "the part to forward",
-                got: format!(
+            return Err(Error::invalid(
+                "the part to forward",
+                format!(
                     "{len} bytes at offset {offset}, of a block of {} at {}",
                     all.len, all.offset
                 ),
-                must: "inside the block, and not empty",
-            });
+                "inside the block, and not empty",
+            ));
         };
         // The forwarder has waited for the producer's work, and says that its own is done.
         self.share(

@@ -1,11 +1,11 @@
 //! Wake-ups: of the session's thread, and of callers that wait for a change of the session.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use gpu_api::Result;
-use gpu_api::lock::Acquire;
+use gpu_api::lock::{Acquire, AwaitChange};
 
 use transport::os::waker::Waker;
 
@@ -58,13 +58,13 @@ impl Wakeups {
         }
     }
 
-    /// Waits until `done` gives something, looking again at every change; `None` after the
-    /// deadline.
-    pub fn wait_until<T>(
+    /// Waits until `done` gives something, looking again at every change; `None` after so long.
+    pub fn wait_for<T>(
         &self,
-        deadline: Option<Instant>,
+        timeout: Option<Duration>,
         done: impl FnMut() -> Option<T>,
     ) -> Option<T> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         self.waiters.fetch_add(1, Ordering::Relaxed);
         let value = self.wait_as_waiter(deadline, done);
         self.waiters.fetch_sub(1, Ordering::Relaxed);
@@ -97,10 +97,7 @@ impl Wakeups {
                 continue;
             }
             changes.waiting += 1;
-            let (mut changes, _) = self
-                .changed
-                .wait_timeout(changes, wait)
-                .unwrap_or_else(PoisonError::into_inner);
+            changes = self.changed.await_change(changes, Some(wait));
             changes.waiting -= 1;
         }
     }
@@ -121,7 +118,7 @@ mod tests {
                 waiter.announce_change();
                 None::<()>
             };
-            let _ = done.send(waiter.wait_until(Some(Instant::now()), look));
+            let _ = done.send(waiter.wait_for(Some(Duration::ZERO), look));
         });
         let waited = ended.recv_timeout(Duration::from_secs(120));
         assert_eq!(waited, Ok(None), "it looks for ever");

@@ -1,11 +1,11 @@
 //! Waiting for descriptors and for a time, by a thread of the library's own.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use gpu_api::{Error, Result};
-use rustix::event::{PollFd, Timespec, epoll, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 
 /// Descriptors that one call of [`Poller::wait`] tells of.
@@ -94,6 +94,18 @@ impl Poller {
 /// [`Errno::INTR`] for an interruption, and what else the kernel says.
 pub fn poll_for(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<usize, Errno> {
     poll(fds, timeout.map(timespec).as_ref())
+}
+
+/// Says whether a descriptor is in this state at this moment. In doubt it says no.
+pub(super) fn is_now(fd: impl AsFd, state: PollFlags) -> bool {
+    loop {
+        let mut fds = [PollFd::new(&fd, state)];
+        match poll_for(&mut fds, Some(Duration::ZERO)) {
+            Ok(_) => return fds[0].revents().contains(state),
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
 }
 
 fn timespec(time: Duration) -> Timespec {

@@ -17,9 +17,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use gpu_api::{Error, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use crate::os::poller::is_now;
 
 /// Returns a pidfd of this process.
 ///
@@ -35,18 +37,7 @@ pub fn own_pidfd() -> Result<OwnedFd> {
 /// In doubt it says no: a process that is wrongly taken for alive holds memory longer, the other
 /// way round it would lose memory that it still uses.
 pub fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    loop {
-        let mut fds = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
-        match poll(&mut fds, Some(&now)) {
-            Ok(_) => return fds[0].revents().contains(PollFlags::IN),
-            Err(Errno::INTR) => {}
-            Err(_) => return false,
-        }
-    }
+    is_now(pidfd, PollFlags::IN)
 }
 
 /// `PF_EXITING` of the kernel's `include/linux/sched.h`.

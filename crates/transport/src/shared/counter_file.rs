@@ -88,29 +88,29 @@ impl CounterFile {
     /// [`Error::Invalid`] for a file that is no counter file: of another size, or not sealed.
     pub fn open(file: OwnedFd, slots: u32) -> Result<CounterFile> {
         if slots == 0 || slots > MOST_SLOTS || !slots.is_multiple_of(GROUP) {
-            return Err(Error::Invalid {
-                what: "the slot count of a counter file",
-                got: slots.to_string(),
-                must: "a multiple of 64 up to 65,536",
-            });
+            return Err(Error::invalid(
+                "the slot count of a counter file",
+                slots,
+                "a multiple of 64 up to 65,536",
+            ));
         }
         let size = rustix::fs::fstat(&file)
             .map_err(|e| Error::system("fstat of a counter file", "report this", e))?
             .st_size;
         if size != bytes_of(slots) as i64 {
-            return Err(Error::Invalid {
-                what: "the size of a counter file",
-                got: size.to_string(),
-                must: "what its slots take",
-            });
+            return Err(Error::invalid(
+                "the size of a counter file",
+                size,
+                "what its slots take",
+            ));
         }
         let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK) {
-            return Err(Error::Invalid {
-                what: "a counter file's seals",
-                got: format!("{seals:?}"),
-                must: "sealed against shrinking",
-            });
+            return Err(Error::invalid(
+                "a counter file's seals",
+                format!("{seals:?}"),
+                "sealed against shrinking",
+            ));
         }
         Self::map(file, slots)
     }
@@ -262,45 +262,6 @@ pub const fn bytes_of(slots: u32) -> usize {
 
 const fn dirty_bytes(slots: u32) -> usize {
     ((slots / GROUP) as usize * 8).next_multiple_of(PAGE)
-}
-
-/// A file in this process' own memory, for tests and fuzzing.
-#[derive(Debug)]
-pub struct HeapFile {
-    slots: Vec<Slot<AtomicU64>>,
-    dirty: Vec<Dirty<AtomicU64>>,
-}
-
-impl HeapFile {
-    /// Makes a file of free slots.
-    pub fn new(slots: u32) -> HeapFile {
-        HeapFile {
-            slots: (0..slots).map(|_| Slot::new(AtomicU64::new(0))).collect(),
-            dirty: (0..slots / GROUP)
-                .map(|_| Dirty::new(AtomicU64::new(0)))
-                .collect(),
-        }
-    }
-
-    /// Writes anything into a slot, as its participant could; numbers past the last go round.
-    pub fn scribble_slot(&self, index: usize, word: u64) {
-        self.slots[index % self.slots.len()].scribble(word);
-    }
-
-    /// Writes anything into a dirty word.
-    pub fn scribble_dirty(&self, index: usize, word: u64) {
-        self.dirty[index % self.dirty.len()].scribble(word);
-    }
-}
-
-impl SlotFile for HeapFile {
-    type Word = AtomicU64;
-    fn slots(&self) -> &[Slot<AtomicU64>] {
-        &self.slots
-    }
-    fn dirty(&self) -> &[Dirty<AtomicU64>] {
-        &self.dirty
-    }
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ pub fn create(name: &str, bytes: &[u8]) -> Result<OwnedFd> {
 /// [`Error::Invalid`] for a file that could still change or is of another size; [`Error::System`]
 /// when it cannot be read.
 pub fn read(file: BorrowedFd<'_>, sizes: RangeInclusive<u64>) -> Result<Vec<u8>> {
-    let invalid = |what, got: String, must| Error::Invalid { what, got, must };
+    let invalid = |what, got: String, must| Error::invalid(what, got, must);
     // Anything but a memfd has no seals to ask for.
     let seals = fcntl_get_seals(file).unwrap_or(SealFlags::empty());
     if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW) {

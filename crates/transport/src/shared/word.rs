@@ -85,59 +85,36 @@ pub trait Tally: Word {
     fn fence(order: Ordering);
 }
 
+/// Implements methods by those of the same name that the atomic has itself.
+macro_rules! forward {
+    ($atomic:ty: $($method:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        #[inline]
+        fn $method(&self, $($argument: $type),*) $(-> $result)? {
+            <$atomic>::$method(self, $($argument),*)
+        }
+    )*};
+}
+
 macro_rules! word {
     ($atomic:ty, $fence:path) => {
         impl Word for $atomic {
-            #[inline]
-            fn load(&self, order: Ordering) -> u64 {
-                <$atomic>::load(self, order)
-            }
-            #[inline]
-            fn store(&self, value: u64, order: Ordering) {
-                <$atomic>::store(self, value, order);
-            }
-            #[inline]
-            fn swap(&self, value: u64, order: Ordering) -> u64 {
-                <$atomic>::swap(self, value, order)
-            }
-            #[inline]
-            fn compare_exchange(
-                &self,
-                current: u64,
-                new: u64,
-                success: Ordering,
-                failure: Ordering,
-            ) -> Result<u64, u64> {
-                <$atomic>::compare_exchange(self, current, new, success, failure)
+            forward! {
+                $atomic:
+                load(order: Ordering) -> u64;
+                store(value: u64, order: Ordering);
+                swap(value: u64, order: Ordering) -> u64;
+                compare_exchange(current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64>;
             }
         }
 
         impl Tally for $atomic {
-            #[inline]
-            fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
-                <$atomic>::fetch_add(self, value, order)
-            }
-            #[inline]
-            fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
-                <$atomic>::fetch_sub(self, value, order)
-            }
-            #[inline]
-            fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
-                <$atomic>::fetch_or(self, value, order)
-            }
-            #[inline]
-            fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
-                <$atomic>::fetch_and(self, value, order)
-            }
-            #[inline]
-            fn compare_exchange_weak(
-                &self,
-                current: u64,
-                new: u64,
-                success: Ordering,
-                failure: Ordering,
-            ) -> Result<u64, u64> {
-                <$atomic>::compare_exchange_weak(self, current, new, success, failure)
+            forward! {
+                $atomic:
+                fetch_add(value: u64, order: Ordering) -> u64;
+                fetch_sub(value: u64, order: Ordering) -> u64;
+                fetch_or(value: u64, order: Ordering) -> u64;
+                fetch_and(value: u64, order: Ordering) -> u64;
+                compare_exchange_weak(current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64>;
             }
             #[inline]
             fn fence(order: Ordering) {

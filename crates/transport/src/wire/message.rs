@@ -89,7 +89,7 @@ pub use crate::wire::packet::MOST_BYTES;
 pub use crate::wire::refusal::RefusalCode;
 pub use crate::wire::table::DecodeError;
 pub use deposit::DepositId;
-pub use report::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, shown};
+pub use report::{MOST_HOLDERS, NUMBERS, ReportPage, shown};
 pub use ticket::{Extent, Granted, MOST_TICKETS, Outcome, TicketAnswer, TicketId};
 pub use to_participant::{MOST_SNAPSHOT, RegionPlace, ToParticipant};
 pub use to_producer::{Heir, ToProducer};

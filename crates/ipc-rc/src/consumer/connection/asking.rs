@@ -1,9 +1,12 @@
 //! Asking the producer, and waiting for its answer.
 
 use std::os::fd::AsFd;
-use std::sync::PoisonError;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use gpu_api::Error;
+use gpu_api::lock::AwaitChange;
+
+use crate::consumer::claim_error::ClaimError;
 use crate::consumer::connection::hear::Heard;
 use crate::consumer::connection::link::{Link, Locked, SOCKET};
 use crate::consumer::connection::question::{Key, Question};
@@ -19,10 +22,10 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// Waits until a deadline.
-    pub fn until(deadline: Option<Instant>) -> Patience {
+    /// Waits for so long; `None` for ever.
+    pub fn within(timeout: Option<Duration>) -> Patience {
         Patience {
-            deadline,
+            deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             again: false,
         }
     }
@@ -35,9 +38,14 @@ impl Patience {
         }
     }
 
-    fn left(self) -> Option<std::time::Duration> {
-        self.deadline
-            .map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    fn left(self) -> Option<Duration> {
+        self.left_before(None)
+    }
+
+    /// Returns the time that is left, or that until something else is due, if that is less.
+    fn left_before(self, due: Option<Instant>) -> Option<Duration> {
+        let until = [self.deadline, due].into_iter().flatten().min();
+        until.map(|until| until.saturating_duration_since(Instant::now()))
     }
 
     /// Says whether the time is over.
@@ -77,6 +85,22 @@ impl<'a> Asking<'a> {
         self.interest.renew(&mut table, Instant::now());
     }
 
+    /// Waits for `what`, as `read` finds it in what was answered. A refusal and the producer's end
+    /// are errors, and so is the deadline.
+    pub fn wait_for<T>(
+        &mut self,
+        patience: Patience,
+        what: &'static str,
+        read: impl Fn(Look) -> Option<Result<T, ClaimError>>,
+    ) -> Result<T, ClaimError> {
+        let link = self.link;
+        let answer = link.wait_for_answer(patience, |questions| match self.look(questions) {
+            Look::Refused(no, _) => Some(Err(no.into())),
+            look => read(look).or_else(|| link.is_gone().then_some(Err(ClaimError::ProducerGone))),
+        });
+        answer.unwrap_or_else(|| Err(Error::deadline(what).into()))
+    }
+
     /// Asks anew, whatever was answered.
     pub fn ask_anew(&mut self, questions: &mut Questions) {
         self.interest.ask_anew(questions, Instant::now());
@@ -106,23 +130,9 @@ impl Link {
             if seen.is_some() || patience.is_over() {
                 return seen;
             }
-            let due = locked
-                .next_due()
-                .map(|due| due.saturating_duration_since(Instant::now()));
-            let wait = [patience.left(), due].into_iter().flatten().min();
+            let wait = patience.left_before(locked.next_due());
             let Locked { link, table } = locked;
-            let table = match wait {
-                Some(wait) => {
-                    self.changed
-                        .wait_timeout(table, wait)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0
-                }
-                None => self
-                    .changed
-                    .wait(table)
-                    .unwrap_or_else(PoisonError::into_inner),
-            };
+            let table = self.changed.await_change(table, wait);
             locked = Locked { link, table };
         }
     }
@@ -151,15 +161,13 @@ impl Link {
                 if table.is_anybody_acting() {
                     break None;
                 }
-                table
-                    .next_due()
-                    .map(|due| due.saturating_duration_since(Instant::now()))
+                table.next_due()
             };
             match self.hear() {
                 Heard::Message => {}
                 Heard::Nothing if patience.is_over() => break Some(None),
                 Heard::Nothing => {
-                    if !self.await_packet([patience.left(), due].into_iter().flatten().min()) {
+                    if !self.await_packet(patience.left_before(due)) {
                         break None;
                     }
                 }

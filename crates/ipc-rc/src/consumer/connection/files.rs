@@ -86,14 +86,13 @@ impl Files {
 
     /// Adds a counter file. Called by the thread whose turn it is to read the socket.
     pub fn add(&self, gpu: &Gpu, index: u32, counters: CounterFile) -> Result<()> {
-        let place = self
-            .files
-            .get(index as usize)
-            .ok_or_else(|| Error::Invalid {
-                what: "a counter file's number",
-                got: index.to_string(),
-                must: "within the quota of the welcome",
-            })?;
+        let place = self.files.get(index as usize).ok_or_else(|| {
+            Error::invalid(
+                "a counter file's number",
+                index,
+                "within the quota of the welcome",
+            )
+        })?;
         // SAFETY: `register` asks for a file that stays mapped until `unregister_words`: the files
         // stay here, and are unregistered before they go, or leaked.
         let registered = unsafe { counters.register(gpu) }?;

@@ -3,7 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use gpu_api::{Access, DeviceUuid, RegionId};
+use crate::consumer::claim_error::ClaimError;
+use gpu_api::{Access, DeviceUuid, Error, RegionId};
 use transport::wire::descriptor::Descriptor;
 use transport::wire::lease_address::LeaseAddress;
 use transport::wire::message::{
@@ -141,4 +142,16 @@ pub(crate) enum Answer {
 pub(crate) struct No {
     pub code: RefusalCode,
     pub why: String,
+}
+
+impl From<No> for ClaimError {
+    fn from(no: No) -> ClaimError {
+        ClaimError::refused(no.why, no.code.remedy())
+    }
+}
+
+impl From<No> for Error {
+    fn from(no: No) -> Error {
+        Error::refused(no.why, no.code.remedy())
+    }
 }

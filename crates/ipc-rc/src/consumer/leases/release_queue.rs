@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
@@ -371,11 +371,7 @@ impl<E: Ends> ReleaseQueues<E> {
         self.table
             .load()
             .values()
-            .all(|queue| match queue.try_lock() {
-                Ok(mut queue) => queue.is_dry(),
-                Err(TryLockError::Poisoned(queue)) => queue.into_inner().is_dry(),
-                Err(TryLockError::WouldBlock) => false,
-            })
+            .all(|queue| queue.try_acquire().is_some_and(|mut queue| queue.is_dry()))
     }
 
     /// Gives up the queues.

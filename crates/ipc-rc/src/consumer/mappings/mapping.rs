@@ -55,17 +55,8 @@ pub(crate) struct Mapping<H> {
 }
 
 impl<H: Home> Mapping<H> {
-    /// Makes one that is closed.
-    pub fn closed(home: &Arc<H>) -> Mapping<H> {
-        Mapping::closed_as(home, NONE)
-    }
-
-    /// Makes the span of this number, closed.
-    pub fn closed_span(home: &Arc<H>, number: u64) -> Mapping<H> {
-        Mapping::closed_as(home, number)
-    }
-
-    fn closed_as(home: &Arc<H>, span: u64) -> Mapping<H> {
+    /// Makes one that is closed: the span of this number, or one of a region.
+    pub fn closed(home: &Arc<H>, span: Option<u64>) -> Mapping<H> {
         Mapping {
             home: Arc::downgrade(home),
             keeper: Mutex::default(),
@@ -74,7 +65,7 @@ impl<H: Home> Mapping<H> {
             len: AtomicU64::new(0),
             local: AtomicBool::new(false),
             behind: AtomicU64::new(NONE),
-            span,
+            span: span.unwrap_or(NONE),
             uses: UseCount::closed(AtomicU64::new),
             touched: AtomicBool::new(false),
         }

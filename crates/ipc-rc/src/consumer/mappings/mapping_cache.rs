@@ -134,7 +134,7 @@ impl<H: Home> Mappings<H> {
     fn open(&self, home: &Arc<H>, opened: Opened, by: usize) -> Arc<Mapping<H>> {
         let spare = self.spare.acquire().pop();
         let mapping = spare.unwrap_or_else(|| {
-            let fresh = Arc::new(Mapping::closed(home));
+            let fresh = Arc::new(Mapping::closed(home, None));
             self.made.acquire().push(fresh.clone());
             fresh
         });
@@ -208,21 +208,15 @@ impl<H: Home> Mappings<H> {
                     },
                     _,
                 ) => Some(Turn::Failed(NotMapped::NotLeased)),
-                Look::Refused(no, _) => {
-                    let error = Error::Refused {
-                        why: no.why,
-                        remedy: no.code.remedy(),
-                    };
-                    Some(Turn::Failed(NotMapped::Failed(error)))
-                }
+                Look::Refused(no, _) => Some(Turn::Failed(NotMapped::Failed(no.into()))),
                 _ => None,
             }
         });
         asking.kept &= turn.is_none();
         match turn {
-            None => Err(NotMapped::Failed(Error::Deadline {
-                what: "the producer's answer about a region",
-            })),
+            None => Err(NotMapped::Failed(Error::deadline(
+                "the producer's answer about a region",
+            ))),
             Some(Turn::Mapped(mapping)) => Ok(mapping),
             Some(Turn::Failed(not)) => Err(not),
             Some(Turn::Open(answer)) => {
@@ -379,19 +373,19 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
         fd,
     } = answer
     else {
-        return Err(Error::Invalid {
-            what: "an answer about a region",
-            got: "another answer".into(),
-            must: "a region",
-        });
+        return Err(Error::invalid(
+            "an answer about a region",
+            "another answer",
+            "a region",
+        ));
     };
     if device != link.facts.gpu.uuid() {
-        return Err(Error::Mismatch {
-            what: "the region's device",
-            theirs: device.to_string(),
-            ours: link.facts.gpu.uuid().to_string(),
-            remedy: "open the participant on the producer's device",
-        });
+        return Err(Error::mismatch(
+            "the region's device",
+            device,
+            link.facts.gpu.uuid(),
+            "open the participant on the producer's device",
+        ));
     }
     let (backend, access) = (link.facts.gpu.backend(), link.facts.access_to(region));
     let behind = match place {
@@ -406,18 +400,18 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
             (ptr, true)
         }
         (RegionPlace::Local(_) | RegionPlace::LocalPiece(..), _) => {
-            return Err(Error::Invalid {
-                what: "the place of a region",
-                got: "an address in the producer's process".into(),
-                must: "a handle or a file descriptor, since this is another process",
-            });
+            return Err(Error::invalid(
+                "the place of a region",
+                "an address in the producer's process",
+                "a handle or a file descriptor, since this is another process",
+            ));
         }
         (RegionPlace::Handle(_), _) if region.access() == Access::ReadOnly => {
-            return Err(Error::Invalid {
-                what: "the place of a region that is only read",
-                got: "a handle, which is always writable".into(),
-                must: "a file descriptor",
-            });
+            return Err(Error::invalid(
+                "the place of a region that is only read",
+                "a handle, which is always writable",
+                "a file descriptor",
+            ));
         }
         (RegionPlace::Handle(handle), _) => {
             let base = backend.open_handle(link.facts.gpu.device(), &handle)?;
@@ -429,11 +423,11 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
                 let _ = unsafe { backend.close(base) };
                 let got =
                     size.map_or_else(|error| error.to_string(), |size| format!("{size} bytes"));
-                return Err(Error::Invalid {
-                    what: "an opened region",
+                return Err(Error::invalid(
+                    "an opened region",
                     got,
-                    must: "as long as the producer says",
-                });
+                    "as long as the producer says",
+                ));
             }
             (base, false)
         }
@@ -446,10 +440,10 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
             false,
         ),
         (RegionPlace::Fd | RegionPlace::Piece(_), None) => {
-            return Err(Error::Refused {
-                why: "the answer came without its file descriptor".into(),
-                remedy: "raise RLIMIT_NOFILE",
-            });
+            return Err(Error::refused(
+                "the answer came without its file descriptor",
+                "raise RLIMIT_NOFILE",
+            ));
         }
     };
     Ok(Opened {

@@ -170,11 +170,7 @@ impl Ranges {
 
 fn invalid(len: u64, spot: Spot, must: &'static str) -> Error {
     let got = format!("{len} bytes at {} of {}", spot.offset, spot.range_len);
-    Error::Invalid {
-        what: "the place of a region in its range",
-        got,
-        must,
-    }
+    Error::invalid("the place of a region in its range", got, must)
 }
 
 #[cfg(test)]

@@ -72,11 +72,11 @@ impl<H: Home> Pieces<H> {
                 self.len = len;
                 Ok(())
             }
-            _ => Err(Error::Invalid {
-                what: "the region behind another",
-                got: format!("one at {base:#x}"),
-                must: "where the other one ends",
-            }),
+            _ => Err(Error::invalid(
+                "the region behind another",
+                format!("one at {base:#x}"),
+                "where the other one ends",
+            )),
         }
     }
 }
@@ -113,7 +113,7 @@ impl<H: Home> Spans<H> {
         let mut table = self.table();
         let number = table.spare.pop().unwrap_or_else(|| {
             let number = table.made.len() as u64;
-            let mapping = Arc::new(Mapping::closed_span(home, number));
+            let mapping = Arc::new(Mapping::closed(home, Some(number)));
             table.made.push(Span {
                 mapping,
                 pieces: Vec::new(),

@@ -38,17 +38,19 @@ impl Adopted {
     /// does not lie in one allocation.
     pub(crate) fn piece(&self, gpu: &Gpu, ptr: DevicePtr, len: u64) -> Result<Piece> {
         if len == 0 {
-            return Err(Error::Invalid {
-                what: "the length of a block",
-                got: "0".into(),
-                must: "at least 1 byte",
-            });
+            return Err(Error::invalid(
+                "the length of a block",
+                "0",
+                "at least 1 byte",
+            ));
         }
         let info = gpu.backend().classify(ptr)?;
-        let sharing = info.sharing.ok_or_else(|| Error::Unsupported {
-            what: "adopting this memory",
-            why: why_not(gpu.kind(), info.kind).into(),
-            remedy: "allocate it with the session's `alloc`, or plainly (cuMemAlloc, hipMalloc)",
+        let sharing = info.sharing.ok_or_else(|| {
+            Error::unsupported(
+                "adopting this memory",
+                why_not(gpu.kind(), info.kind),
+                "allocate it with the session's `alloc`, or plainly (cuMemAlloc, hipMalloc)",
+            )
         })?;
         let range = match info.range {
             Some(range) => range,
@@ -56,14 +58,14 @@ impl Adopted {
         };
         let offset = ptr.0 - range.base.0;
         if offset.checked_add(len).is_none_or(|end| end > range.len) {
-            return Err(Error::Invalid {
-                what: "the adopted range",
-                got: format!(
+            return Err(Error::invalid(
+                "the adopted range",
+                format!(
                     "{len} bytes at offset {offset} of an allocation of {}",
                     range.len
                 ),
-                must: "inside one allocation",
-            });
+                "inside one allocation",
+            ));
         }
         let mut regions = self.regions.acquire();
         let known = regions.get(&range.base.0).and_then(Weak::upgrade);

@@ -17,7 +17,7 @@ use gpu_api::{Error, Gpu, MAX_BATCH, ParticipantId, Result, StreamOp};
 
 use crate::gpu_event::GpuEvent;
 use crate::producer::fences::progress::{Debt, Progress};
-use crate::producer::fences::words::{Cell, Words, try_lock};
+use crate::producer::fences::words::{Cell, Words};
 use crate::stream::{Stream, StreamKey, advise};
 use transport::shared::counter_file::timeline_word;
 use transport::shared::timeline::{LIMIT, Timeline};
@@ -114,7 +114,11 @@ impl Fences {
         self.lines.rcu(|lines| {
             let mut lines = BTreeMap::clone(lines);
             let line = lines.entry(stream).or_insert_with(|| fresh.clone());
-            if try_lock(&line.state).is_some_and(|state| state.is_retired) {
+            if line
+                .state
+                .try_acquire()
+                .is_some_and(|state| state.is_retired)
+            {
                 *line = fresh.clone();
             }
             lines
@@ -132,7 +136,7 @@ impl Fences {
             .values()
             .filter(|line| !line.progress.owes())
         {
-            let Some(mut state) = try_lock(&line.state) else {
+            let Some(mut state) = line.state.try_acquire() else {
                 continue;
             };
             // Again, under the lock that values are queued under.
@@ -142,7 +146,11 @@ impl Fences {
             }
         }
         self.lines.rcu(|lines| {
-            let is_kept = |line: &Line| try_lock(&line.state).is_none_or(|state| !state.is_retired);
+            let is_kept = |line: &Line| {
+                line.state
+                    .try_acquire()
+                    .is_none_or(|state| !state.is_retired)
+            };
             let kept = lines.iter().filter(|(_, line)| is_kept(line));
             kept.map(|(key, line)| (*key, line.clone()))
                 .collect::<BTreeMap<_, _>>()
@@ -161,7 +169,7 @@ impl Fences {
     /// Looks at the events that shares have recorded for participants that have gone. Never waits.
     pub fn look_at_proofs(&self) {
         for line in self.lines.load().values() {
-            let Some(mut state) = try_lock(&line.state) else {
+            let Some(mut state) = line.state.try_acquire() else {
                 continue;
             };
             // An error means that nobody knows: it stays, and so does what waits for it.
@@ -177,8 +185,11 @@ impl Fences {
 
     /// Says whether events are recorded that have not passed.
     pub fn has_proofs(&self) -> bool {
-        let has =
-            |line: &Arc<Line>| try_lock(&line.state).is_none_or(|state| !state.proofs.is_empty());
+        let has = |line: &Arc<Line>| {
+            line.state
+                .try_acquire()
+                .is_none_or(|state| !state.proofs.is_empty())
+        };
         self.lines.load().values().any(has)
     }
 
@@ -187,7 +198,7 @@ impl Fences {
         for line in self.lines.load().values() {
             // A share that holds the lock keeps a number that is never used again; it goes with the
             // line.
-            if let Some(mut state) = try_lock(&line.state) {
+            if let Some(mut state) = line.state.try_acquire() {
                 state.cells.remove(&participant);
             }
         }
@@ -317,7 +328,7 @@ impl Drop for Fences {
     fn drop(&mut self) {
         for line in self.lines.load().values() {
             // Locked only in a forked child, by a thread that it does not have.
-            if let Some(mut state) = try_lock(&line.state) {
+            if let Some(mut state) = line.state.try_acquire() {
                 state.cells.clear();
             }
         }
@@ -346,11 +357,11 @@ fn value_after(next: u64, last: u64) -> Result<u64> {
     if value < LIMIT {
         return Ok(value);
     }
-    Err(Error::Exhausted {
-        what: "values of a timeline word",
-        limit: LIMIT,
-        remedy: "use a new stream",
-    })
+    Err(Error::exhausted(
+        "values of a timeline word",
+        LIMIT,
+        "use a new stream",
+    ))
 }
 
 fn enqueue(gpu: &Gpu, stream: &Stream, writes: &[(&Words, u32, u64)]) -> Result<()> {

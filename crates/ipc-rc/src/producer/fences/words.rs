@@ -4,7 +4,7 @@
 //! thread only ever tries it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex};
 
 use gpu_api::lock::Acquire;
 use gpu_api::{Error, ParticipantId, Result, WordPtr};
@@ -102,7 +102,7 @@ impl Words {
         }
         for cell in cells.iter() {
             // A cell that its stream is using at this moment is not free.
-            let Some(mut free) = try_lock(cell) else {
+            let Some(mut free) = cell.try_acquire() else {
                 continue;
             };
             let is_free = !self.is_awaited(&free);
@@ -120,11 +120,11 @@ impl Words {
                 return Ok(cell.clone());
             }
         }
-        Err(Error::Exhausted {
-            what: "timeline words of a participant",
-            limit: u64::from(TIMELINES),
-            remedy: "share after fewer streams at once, or after synchronising them (After::Done)",
-        })
+        Err(Error::exhausted(
+            "timeline words of a participant",
+            u64::from(TIMELINES),
+            "share after fewer streams at once, or after synchronising them (After::Done)",
+        ))
     }
 
     /// Says whether a stream of ours has yet to write a word, by our own events alone. Never waits.
@@ -134,7 +134,7 @@ impl Words {
             || taken
                 .cells
                 .iter()
-                .any(|cell| try_lock(cell).is_none_or(|cell| cell.owes()))
+                .any(|cell| cell.try_acquire().is_none_or(|cell| cell.owes()))
     }
 
     /// Has the next share after each stream that owes a word record an event.
@@ -143,7 +143,7 @@ impl Words {
         let owing = taken
             .cells
             .iter()
-            .filter_map(|cell| try_lock(cell))
+            .filter_map(|cell| cell.try_acquire())
             .filter(|cell| cell.owes());
         owing.for_each(|cell| cell.owner.want_proof());
         let former = taken.former.iter().filter(|debt| debt.is_open());
@@ -158,7 +158,7 @@ impl Words {
             .acquire()
             .cells
             .iter()
-            .any(|cell| try_lock(cell).is_none_or(|cell| self.is_awaited(&cell)))
+            .any(|cell| cell.try_acquire().is_none_or(|cell| self.is_awaited(&cell)))
     }
 
     fn is_awaited(&self, cell: &Cell) -> bool {
@@ -173,20 +173,11 @@ impl Words {
             .acquire()
             .cells
             .iter()
-            .filter_map(|cell| try_lock(cell))
+            .filter_map(|cell| cell.try_acquire())
         {
             if self.is_awaited(&cell) {
                 self.file.timeline(cell.index).poison();
             }
         }
-    }
-}
-
-/// Locks what nobody else has locked at this moment.
-pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
     }
 }

@@ -80,6 +80,18 @@ struct Shard<B, F> {
     first_lapse: Tick,
 }
 
+impl<B, F> Default for Shard<B, F> {
+    fn default() -> Shard<B, F> {
+        Shard {
+            parts: Vec::new(),
+            owner: None,
+            first_free: 0,
+            cursor: 0,
+            first_lapse: Tick::NEVER,
+        }
+    }
+}
+
 /// A shard and its lock, kept off its neighbours' cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -118,18 +130,11 @@ pub struct Ledger<B, F> {
 impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Makes an empty ledger without a participant.
     pub fn new() -> Ledger<B, F> {
-        let shard = || Shard {
-            parts: Vec::new(),
-            owner: None,
-            first_free: 0,
-            cursor: 0,
-            first_lapse: Tick::NEVER,
-        };
         Ledger {
             shards: std::array::from_fn(|n| Locked {
                 busy: AtomicBool::new(false),
                 room: AtomicUsize::new(n),
-                shard: Mutex::new(shard()),
+                shard: Mutex::default(),
             }),
             corrupt_words: AtomicUsize::new(0),
         }
@@ -159,13 +164,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         for locked in &self.shards {
             let mut shard = locked.shard.acquire();
             debug_assert!(!locked.is_busy(), "left with a lease");
-            *shard = Shard {
-                parts: Vec::new(),
-                owner: None,
-                first_free: 0,
-                cursor: 0,
-                first_lapse: Tick::NEVER,
-            };
+            *shard = Shard::default();
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::fuzz::sealer_of;
-use transport::shared::counter_file::HeapFile;
+use crate::producer::grants::heap_file::HeapFile;
 use transport::shared::slot::Claim;
 
 type Block = Arc<u32>;

@@ -3,6 +3,8 @@
 // Tests: `crates/ipc-rc/tests/loom_count.rs`, `crates/ipc-rc/tests/loom_dirty.rs`,
 // `tests/processes/ticket.rs`.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod heap_file;
 pub(crate) mod lapse;
 pub(crate) mod ledger;
 pub(crate) mod slot_group;

@@ -137,7 +137,7 @@ pub(crate) struct Plan {
 }
 
 /// What a ticket leaves when it ends before its last claim.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[must_use]
 pub(crate) struct Ended {
     /// It was live until now.
@@ -179,11 +179,11 @@ impl Tickets {
     ) -> Result<TicketId> {
         let mut table = self.table.acquire();
         if self.live() >= MOST_LIVE {
-            return Err(Error::Exhausted {
-                what: "tickets of a session",
-                limit: MOST_LIVE as u64,
-                remedy: "let some be claimed, cancel them, or give them a shorter time to live",
-            });
+            return Err(Error::exhausted(
+                "tickets of a session",
+                MOST_LIVE as u64,
+                "let some be claimed, cancel them, or give them a shorter time to live",
+            ));
         }
         let hold = match claims {
             Claims::Once => Hold::Counted(block.clone(), 1),
@@ -224,11 +224,11 @@ impl Tickets {
             block.note_tickets();
             if block.is_in_limbo() {
                 table.end(number, TicketState::Revoked);
-                return Err(Error::Invalid {
-                    what: "an unlimited ticket",
-                    got: "of a block that its producer dropped".into(),
-                    must: "made while the producer keeps the block; name how many claims instead",
-                });
+                return Err(Error::invalid(
+                    "an unlimited ticket",
+                    "of a block that its producer dropped",
+                    "made while the producer keeps the block; name how many claims instead",
+                ));
             }
             table
                 .unlimited
@@ -332,11 +332,7 @@ impl Tickets {
     ) -> Result<Ended, Option<Arc<Block>>> {
         let mut table = self.table.acquire();
         let Some(row) = table.find(ticket) else {
-            return Ok(Ended {
-                was_live: false,
-                block: None,
-                given: Vec::new(),
-            });
+            return Ok(Ended::default());
         };
         if let (Some(block), TicketState::Live(live)) = (block, &row.state) {
             let of = match &live.hold {
@@ -398,11 +394,7 @@ impl Tickets {
     }
 
     fn end(&self, table: &mut Table, number: u32, state: TicketState) -> Ended {
-        let mut ended = Ended {
-            was_live: false,
-            block: None,
-            given: Vec::new(),
-        };
+        let mut ended = Ended::default();
         let Some(live) = table.end(number, state) else {
             return ended;
         };

@@ -67,11 +67,11 @@ impl Outbox {
         }
         let queue = kept.entry(peer.id).or_default();
         if fd.is_some() && queue.iter().filter(|kept| kept.fd.is_some()).count() >= MOST_KEPT_FDS {
-            return Err(Error::Exhausted {
-                what: "file descriptors kept for a participant that does not read",
-                limit: MOST_KEPT_FDS as u64,
-                remedy: "let the participant run, or end it",
-            });
+            return Err(Error::exhausted(
+                "file descriptors kept for a participant that does not read",
+                MOST_KEPT_FDS as u64,
+                "let the participant run, or end it",
+            ));
         }
         let fd = match fd {
             Some(fd) => Some(
@@ -81,11 +81,11 @@ impl Outbox {
             None => None,
         };
         if queue.len() >= MOST_KEPT {
-            return Err(Error::Exhausted {
-                what: "messages kept for a participant that does not read",
-                limit: MOST_KEPT as u64,
-                remedy: "let the participant run, or end it",
-            });
+            return Err(Error::exhausted(
+                "messages kept for a participant that does not read",
+                MOST_KEPT as u64,
+                "let the participant run, or end it",
+            ));
         }
         queue.push_back(Kept {
             bytes: bytes[..len].to_vec(),

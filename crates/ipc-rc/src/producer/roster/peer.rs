@@ -230,11 +230,11 @@ impl Peer {
             }
             let slots = Leases::next_file_slots(files.len() as u32);
             if have + u64::from(slots) > max_slots {
-                return Err(Error::Exhausted {
-                    what: "lease slots of a participant",
-                    limit: have,
-                    remedy: "let it release some, or raise the session's `max_slots` (`max_leases` in Python and C)",
-                });
+                return Err(Error::exhausted(
+                    "lease slots of a participant",
+                    have,
+                    "let it release some, or raise the session's `max_slots` (`max_leases` in Python and C)",
+                ));
             }
             let file = Arc::new(CounterFile::create(slots)?);
             announce(files.len() as u32, &file);

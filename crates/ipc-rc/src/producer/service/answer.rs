@@ -20,6 +20,7 @@ use crate::producer::service::state::Service;
 use crate::producer::share::{To, Wanted};
 use transport::os::clock::Tick;
 use transport::os::closer::Foreign;
+use transport::server::Refused;
 use transport::trace_point;
 use transport::wire::lease_address::LeaseAddress;
 use transport::wire::message::{
@@ -75,16 +76,8 @@ impl Service {
             }
             ToProducer::TakeSnapshot { request } => {
                 let why =
-                    "a participant has no right to a snapshot; ask on a connection of its own"
-                        .into();
-                self.tell(
-                    peer,
-                    &ToParticipant::Declined {
-                        request,
-                        code: RefusalCode::Protocol,
-                        why,
-                    },
-                );
+                    "a participant has no right to a snapshot; ask on a connection of its own";
+                self.decline(peer, request, (RefusalCode::Protocol, why.into()));
             }
             ToProducer::Unmapped { request, region } => {
                 let unmapped = peer.note_unmapping(region);
@@ -239,14 +232,7 @@ impl Service {
             }
             None => {
                 let why = format!("there is no counter file {index} of yours");
-                self.tell(
-                    peer,
-                    &ToParticipant::Declined {
-                        request,
-                        code: RefusalCode::Lease,
-                        why,
-                    },
-                );
+                self.decline(peer, request, (RefusalCode::Lease, why));
             }
         }
     }
@@ -403,7 +389,7 @@ impl Service {
                 let answer = ToParticipant::Fetched { request, id };
                 self.tell_with(peer, &answer, Some(file.as_fd()));
             }
-            Err((code, why)) => self.tell(peer, &ToParticipant::Declined { request, code, why }),
+            Err(refused) => self.decline(peer, request, refused),
         }
     }
 
@@ -429,17 +415,24 @@ impl Service {
                 answer
             }
         };
-        self.tell(
-            peer,
-            &match answer {
-                Ok(Some(descriptor)) => ToParticipant::Forwarded {
-                    request,
-                    descriptor: *descriptor,
-                },
-                Ok(None) => ToParticipant::Noted { request },
-                Err((code, why)) => ToParticipant::Declined { request, code, why },
-            },
-        );
+        match answer {
+            Ok(Some(descriptor)) => {
+                let descriptor = *descriptor;
+                self.tell(
+                    peer,
+                    &ToParticipant::Forwarded {
+                        request,
+                        descriptor,
+                    },
+                );
+            }
+            Ok(None) => self.tell(peer, &ToParticipant::Noted { request }),
+            Err(refused) => self.decline(peer, request, refused),
+        }
+    }
+
+    fn decline(&self, peer: &Peer, request: u64, (code, why): Refused) {
+        self.tell(peer, &ToParticipant::Declined { request, code, why });
     }
 
     fn tell(&self, peer: &Peer, answer: &ToParticipant) {

@@ -60,11 +60,11 @@ fn descendants_holding_at_most(prefixes: &[&str], most: usize) -> Result<Vec<Own
             continue;
         }
         if holders.len() == most {
-            return Err(Error::Exhausted {
-                what: "child processes that keep the device's files open",
-                limit: most as u64,
-                remedy: "connect before starting them, or close the device's files in them",
-            });
+            return Err(Error::exhausted(
+                "child processes that keep the device's files open",
+                most as u64,
+                "connect before starting them, or close the device's files in them",
+            ));
         }
         holders.push(pidfd);
     }
@@ -171,14 +171,14 @@ fn own_pid_in_proc() -> Result<u32> {
     let link = fs::read_link("/proc/self").map_err(proc_error)?;
     let own = getpid().as_raw_nonzero().get().unsigned_abs();
     if number(link.as_os_str().as_bytes()) != Some(u64::from(own)) {
-        return Err(Error::Unsupported {
-            what: "finding child processes that keep the device's files open",
-            why: format!(
+        return Err(Error::unsupported(
+            "finding child processes that keep the device's files open",
+            format!(
                 "/proc is of another pid namespace: process {own} is {} there",
                 link.display()
             ),
-            remedy: "mount the /proc of this process' own namespace",
-        });
+            "mount the /proc of this process' own namespace",
+        ));
     }
     Ok(own)
 }

@@ -46,11 +46,7 @@ pub fn runtime_dir(explicit: Option<&Path>) -> Result<PathBuf> {
     let bytes = dir.as_os_str().len();
     if bytes > MOST_BYTES {
         let got = format!("{} ({bytes} bytes)", dir.display());
-        return Err(Error::Invalid {
-            what: RUNTIME_DIR,
-            got,
-            must: MUST_BE_SHORT,
-        });
+        return Err(Error::invalid(RUNTIME_DIR, got, MUST_BE_SHORT));
     }
     make_private(&dir, uid)?;
     Ok(dir)
@@ -96,11 +92,11 @@ fn make_private(dir: &Path, uid: u32) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Error::Invalid {
-        what: RUNTIME_DIR,
-        got: format!("{}, which is {wrong}", dir.display()),
-        must: MUST,
-    })
+    Err(Error::invalid(
+        RUNTIME_DIR,
+        format!("{}, which is {wrong}", dir.display()),
+        MUST,
+    ))
 }
 
 fn not_made(dir: &Path, e: &io::Error) -> Error {
@@ -108,16 +104,16 @@ fn not_made(dir: &Path, e: &io::Error) -> Error {
     let got = |why| format!("{}, which cannot be made: {why}", dir.display());
     match errno {
         // Only the last component is made, so it is the place that is wrong.
-        Errno::NOENT | Errno::NOTDIR => Error::Invalid {
-            what: RUNTIME_DIR,
-            got: got("there is no directory to make it in"),
-            must: MUST,
-        },
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => Error::Invalid {
-            what: RUNTIME_DIR,
-            got: got("this user may not write where it should be"),
-            must: MUST,
-        },
+        Errno::NOENT | Errno::NOTDIR => Error::invalid(
+            RUNTIME_DIR,
+            got("there is no directory to make it in"),
+            MUST,
+        ),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => Error::invalid(
+            RUNTIME_DIR,
+            got("this user may not write where it should be"),
+            MUST,
+        ),
         errno => system_error("mkdir", errno),
     }
 }

@@ -129,11 +129,11 @@ impl Listener {
         let listens = rustix::net::sockopt::socket_acceptconn(&socket)
             .map_err(|e| system_error("getsockopt", e))?;
         if !listens {
-            return Err(Error::Invalid {
-                what: "the listening socket",
-                got: "a socket that does not listen".into(),
-                must: "one that `listen` was called on",
-            });
+            return Err(Error::invalid(
+                "the listening socket",
+                "a socket that does not listen",
+                "one that `listen` was called on",
+            ));
         }
         let name = rustix::net::getsockname(&socket).map_err(|e| system_error("getsockname", e))?;
         let path = SocketAddrUnix::try_from(name)

@@ -23,11 +23,11 @@ pub fn take_over(socket: &OwnedFd) -> Result<()> {
     let domain = rustix::net::sockopt::socket_domain(socket);
     let kind = rustix::net::sockopt::socket_type(socket);
     if (domain, kind) != (Ok(AddressFamily::UNIX), Ok(SocketType::SEQPACKET)) {
-        return Err(Error::Invalid {
-            what: "the connection",
-            got: format!("descriptor {}, which is something else", socket.as_raw_fd()),
-            must: "a Unix socket of type SOCK_SEQPACKET",
-        });
+        return Err(Error::invalid(
+            "the connection",
+            format!("descriptor {}, which is something else", socket.as_raw_fd()),
+            "a Unix socket of type SOCK_SEQPACKET",
+        ));
     }
     rustix::io::ioctl_fionbio(socket, true)
         .map_err(|e| system_error("making a socket not block", e))?;
@@ -48,11 +48,11 @@ pub(super) fn new_socket() -> Result<OwnedFd> {
 pub(super) fn address_of(path: &Path) -> Result<SocketAddrUnix> {
     let bytes = path.as_os_str().as_bytes();
     if bytes.is_empty() || bytes.len() > MOST_PATH || bytes.contains(&0) {
-        return Err(Error::Invalid {
-            what: "socket path",
-            got: format!("{} ({} bytes)", path.display(), bytes.len()),
-            must: "1 to 107 bytes without a zero: that is what a socket address holds",
-        });
+        return Err(Error::invalid(
+            "socket path",
+            format!("{} ({} bytes)", path.display(), bytes.len()),
+            "1 to 107 bytes without a zero: that is what a socket address holds",
+        ));
     }
     SocketAddrUnix::new(path).map_err(|e| system_error("making a socket address", e))
 }
@@ -80,19 +80,19 @@ pub(super) fn open_directory(dir: &Path) -> Result<OwnedFd> {
         Mode::empty(),
     );
     opened.map_err(|e| match e {
-        Errno::NOENT | Errno::NOTDIR => Error::Invalid {
-            what: "the socket's directory",
-            got: format!("{}, which is missing or not a directory", dir.display()),
-            must: "a directory that exists; make it, or choose another path",
-        },
+        Errno::NOENT | Errno::NOTDIR => Error::invalid(
+            "the socket's directory",
+            format!("{}, which is missing or not a directory", dir.display()),
+            "a directory that exists; make it, or choose another path",
+        ),
         e => system_error("opening the socket's directory", e),
     })
 }
 
 pub(super) fn taken(path: &Path, is: &str) -> Error {
-    Error::Invalid {
-        what: "socket path",
-        got: format!("{}, {is}", path.display()),
-        must: "free, or what a dead producer left; close the other or choose another path",
-    }
+    Error::invalid(
+        "socket path",
+        format!("{}, {is}", path.display()),
+        "free, or what a dead producer left; close the other or choose another path",
+    )
 }

@@ -16,7 +16,7 @@ use rustix::process::Uid;
 
 use super::packet_socket::system_error;
 use crate::os::closer::{Closer, Foreign};
-use crate::os::poller::poll_for;
+use crate::os::poller::{is_now, poll_for};
 use crate::wire::message::MOST_BYTES;
 
 /// The most descriptors that the kernel passes with one packet (`SCM_MAX_FD`).
@@ -225,14 +225,7 @@ pub fn hang_up(fd: impl AsFd) {
 /// Says whether the other end is closed in every process that had it. Packets of it may still be
 /// unread.
 pub fn has_hung_up(fd: impl AsFd) -> bool {
-    loop {
-        let mut fds = [PollFd::new(&fd, PollFlags::empty())];
-        match poll_for(&mut fds, Some(Duration::ZERO)) {
-            Ok(_) => return fds[0].revents().contains(PollFlags::HUP),
-            Err(Errno::INTR) => {}
-            Err(_) => return false,
-        }
-    }
+    is_now(fd, PollFlags::HUP)
 }
 
 /// Waits until a socket can be read or written, or its other end is closed.
@@ -248,7 +241,7 @@ pub fn wait_ready(
 ) -> Result<()> {
     let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
     if left == Some(Duration::ZERO) {
-        return Err(Error::Deadline { what });
+        return Err(Error::deadline(what));
     }
     match poll_for(&mut [PollFd::new(&socket, flags)], left) {
         Ok(_) | Err(Errno::INTR) => Ok(()),

@@ -31,12 +31,12 @@ impl<'a> View<'a> {
         }
         let version = u16::from_le_bytes(d.array(AT_VERSION));
         if version != VERSION {
-            return Err(Error::Mismatch {
-                what: "descriptor version",
-                theirs: version.to_string(),
-                ours: VERSION.to_string(),
-                remedy: "build both sides from one version of gpu-ipc",
-            });
+            return Err(Error::mismatch(
+                "descriptor version",
+                version,
+                VERSION,
+                "build both sides from one version of gpu-ipc",
+            ));
         }
         d.check_head()?;
         d.check_body()?;
@@ -79,15 +79,15 @@ impl<'a> View<'a> {
         if BackendKind::from_byte(self.0[AT_BACKEND]).is_none() {
             return Err(bad(
                 "the backend",
-                self.0[AT_BACKEND].to_string(),
-                "1 (host), 2 (cuda) or 3 (hip)".into(),
+                self.0[AT_BACKEND],
+                "1 (host), 2 (cuda) or 3 (hip)",
             ));
         }
         let Some(kind) = GrantKind::from_byte(self.0[AT_KIND]) else {
             return Err(bad(
                 "the kind of grant",
-                self.0[AT_KIND].to_string(),
-                "1 (addressed) or 2 (ticket)".into(),
+                self.0[AT_KIND],
+                "1 (addressed) or 2 (ticket)",
             ));
         };
         let participant = self.u64_at(AT_PARTICIPANT);
@@ -95,7 +95,7 @@ impl<'a> View<'a> {
             return Err(bad(
                 "the participant of a ticket",
                 format!("{participant:#x}"),
-                "0".into(),
+                "0",
             ));
         }
         Ok(())
@@ -106,25 +106,17 @@ impl<'a> View<'a> {
     pub(super) fn check_body(&self) -> Result<()> {
         let generation = self.u64_at(AT_GENERATION);
         if generation >= LIMIT {
-            return Err(bad(
-                "the generation",
-                generation.to_string(),
-                "below 2^61".into(),
-            ));
+            return Err(bad("the generation", generation, "below 2^61"));
         }
         let (offset, len) = (self.u64_at(AT_OFFSET), self.u64_at(AT_LEN));
         if len == 0 {
-            return Err(bad(
-                "the block's length",
-                "0 bytes".into(),
-                "at least 1 byte".into(),
-            ));
+            return Err(bad("the block's length", "0 bytes", "at least 1 byte"));
         }
         if offset.checked_add(len).is_none() {
             return Err(bad(
                 "the block's end",
                 format!("{offset} + {len}"),
-                "below 2^64".into(),
+                "below 2^64",
             ));
         }
         let (word, file) = (self.u32_at(AT_FENCE_WORD), self.u32_at(AT_FENCE_FILE));
@@ -134,30 +126,26 @@ impl<'a> View<'a> {
                 return Err(bad(
                     "the absent fence",
                     format!("file {file}, value {value}"),
-                    "file 0, value 0".into(),
+                    "file 0, value 0",
                 ));
             }
         } else if value == 0 || value >= LIMIT {
-            return Err(bad(
-                "the fence's value",
-                value.to_string(),
-                "above 0 and below 2^61".into(),
-            ));
+            return Err(bad("the fence's value", value, "above 0 and below 2^61"));
         }
         let flags = self.u64_at(AT_FLAGS);
         if flags & !HAS_USER != 0 {
-            return Err(bad("the flags", format!("{flags:#x}"), "0 or 1".into()));
+            return Err(bad("the flags", format!("{flags:#x}"), "0 or 1"));
         }
         if self.has_user() != is_any(self.user()) {
             return Err(bad(
                 "the flag of user bytes",
-                flags.to_string(),
-                "1 with user bytes, and 0 with 64 zeroes".into(),
+                flags,
+                "1 with user bytes, and 0 with 64 zeroes",
             ));
         }
         let zero: [u8; AT_SUM - AT_ZERO] = self.array(AT_ZERO);
         if zero != [0; AT_SUM - AT_ZERO] {
-            return Err(bad("the padding", hex(&zero), "zero".into()));
+            return Err(bad("the padding", hex(&zero), "zero"));
         }
         Ok(())
     }
@@ -214,8 +202,8 @@ fn bad_length(len: usize) -> Error {
 }
 
 #[cold]
-fn bad(what: &'static str, got: String, must: String) -> Error {
-    Error::BadDescriptor { what, got, must }
+fn bad(what: &'static str, got: impl ToString, must: impl ToString) -> Error {
+    Error::bad_descriptor(what, got, must)
 }
 
 #[cold]

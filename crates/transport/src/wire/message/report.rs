@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpu_api::{BackendKind, DeviceUuid, ParticipantId};
+use gpu_api::{BackendKind, DeviceUuid, Holder, ParticipantId};
 
 use crate::record;
 use crate::wire::descriptor::SessionId;
@@ -37,35 +37,7 @@ pub struct ReportPage {
     /// The place from which to ask on.
     pub next: Option<u32>,
     /// Participants that hold leases or mappings.
-    pub holders: Vec<HolderRow>,
-}
-
-/// A participant in a report.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct HolderRow {
-    /// The participant.
-    pub participant: ParticipantId,
-    /// Leases that are granted or held.
-    pub leases: u64,
-    /// Bytes of the blocks behind these leases.
-    pub bytes: u64,
-    /// Regions that it has mapped.
-    pub mappings: u64,
-    /// Age of its oldest lease in milliseconds.
-    pub oldest_ms: u64,
-    /// Its process, as the producer sees it; 0 in another pid namespace.
-    pub pid: u32,
-    /// Its death is noticed and not yet proven.
-    pub dying: bool,
-    /// Up to 32 bytes; the kernel keeps 15 of a command's name.
-    pub command: String,
-}
-
-impl HolderRow {
-    /// Returns the age of its oldest lease.
-    pub fn oldest(&self) -> Duration {
-        Duration::from_millis(self.oldest_ms)
-    }
+    pub holders: Vec<Holder>,
 }
 
 /// Returns as much of a process' name or command as is shown: whole characters, up to 32 bytes, with
@@ -81,17 +53,14 @@ pub fn shown(name: &str) -> String {
     shown
 }
 
-impl Field for HolderRow {
+/// A holder, with the age of its oldest lease in milliseconds, and as much of its command as is
+/// [shown].
+impl Field for Holder {
     fn write(&self, w: &mut Writer<'_>) {
-        for number in [
-            self.participant.0,
-            self.leases,
-            self.bytes,
-            self.mappings,
-            self.oldest_ms,
-        ] {
-            w.u64(number);
-        }
+        let oldest = u64::try_from(self.oldest.as_millis()).unwrap_or(u64::MAX);
+        let numbers = [self.participant.0, self.leases, self.bytes, self.mappings];
+        numbers.into_iter().for_each(|number| w.u64(number));
+        w.u64(oldest);
         w.u32(self.pid);
         let shown = shown(&self.command);
         let mut command = [0; MOST_COMMAND];
@@ -100,10 +69,18 @@ impl Field for HolderRow {
         w.put(&command);
     }
 
-    fn read(r: &mut Reader<'_>) -> Result<HolderRow, Malformed> {
-        let participant = ParticipantId(r.u64()?);
-        let (leases, bytes, mappings, oldest_ms) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
-        let (pid, [dying, len]) = (r.u32()?, r.array()?);
+    fn read(r: &mut Reader<'_>) -> Result<Holder, Malformed> {
+        let mut holder = Holder {
+            participant: ParticipantId(r.u64()?),
+            leases: r.u64()?,
+            bytes: r.u64()?,
+            mappings: r.u64()?,
+            oldest: Duration::from_millis(r.u64()?),
+            pid: r.u32()?,
+            dying: false,
+            command: String::new(),
+        };
+        let [dying, len] = r.array()?;
         if dying > 1 {
             return Err(malformed("whether a holder is dying", dying, "0 or 1"));
         }
@@ -118,23 +95,15 @@ impl Field for HolderRow {
         let command = str::from_utf8(command)
             .map_err(|e| malformed("a command's good bytes", e.valid_up_to(), "all"))?;
         if let Some(c) = command.chars().find(|c| c.is_control()) {
+            let c = u32::from(c);
             return Err(malformed(
                 "a character of a command",
-                u32::from(c),
+                c,
                 "no control character",
             ));
         }
-        let (dying, command) = (dying == 1, command.into());
-        Ok(HolderRow {
-            participant,
-            leases,
-            bytes,
-            mappings,
-            oldest_ms,
-            pid,
-            dying,
-            command,
-        })
+        (holder.dying, holder.command) = (dying == 1, command.into());
+        Ok(holder)
     }
 }
 
@@ -165,18 +134,18 @@ impl Field for Option<u32> {
     }
 }
 
-impl Field for Vec<HolderRow> {
+impl Field for Vec<Holder> {
     fn write(&self, w: &mut Writer<'_>) {
         debug_assert!(self.len() <= MOST_HOLDERS);
         w.u32(self.len() as u32);
         self.iter().for_each(|holder| holder.write(w));
     }
 
-    fn read(r: &mut Reader<'_>) -> Result<Vec<HolderRow>, Malformed> {
+    fn read(r: &mut Reader<'_>) -> Result<Vec<Holder>, Malformed> {
         let count = r.u32()?;
         if count as usize > MOST_HOLDERS {
             return Err(malformed("the number of holders", count, "at most 40"));
         }
-        (0..count).map(|_| HolderRow::read(r)).collect()
+        (0..count).map(|_| Holder::read(r)).collect()
     }
 }

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 use crate::os::process::MOST_DESCENDANTS;
 use crate::shared::slot::Generation;
@@ -6,7 +8,7 @@ use crate::wire::lease_address::LeaseAddress;
 use crate::wire::packet::Versions;
 use crate::wire::table::DecodeError;
 use gpu_api::{
-    Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot,
+    Access, BackendKind, DevicePtr, DeviceUuid, Holder, MemHandle, ParticipantId, RegionId, Spot,
 };
 use proptest::prelude::*;
 
@@ -131,12 +133,12 @@ fn page() -> impl Strategy<Value = ReportPage> {
         |(numbers, pid, dying, command)| {
             let [participant, leases, bytes, mappings, oldest_ms] = numbers;
             let participant = ParticipantId(participant);
-            HolderRow {
+            Holder {
                 participant,
                 leases,
                 bytes,
                 mappings,
-                oldest_ms,
+                oldest: Duration::from_millis(oldest_ms),
                 pid,
                 dying,
                 command,

@@ -9,11 +9,12 @@ use std::time::Duration;
 use crate::fuzz::sealer_of;
 use crate::producer::blocks::count::Count;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
+use crate::producer::grants::heap_file::HeapFile;
 use crate::producer::grants::ledger::{Ledger, Refusal};
 use crate::producer::grants::slot_group::Effort;
 use gpu_api::ParticipantId;
 use transport::os::clock::Tick;
-use transport::shared::counter_file::{GROUP, HeapFile, SlotFile};
+use transport::shared::counter_file::{GROUP, SlotFile};
 use transport::shared::slot::Claim;
 use transport::wire::lease_address::LeaseAddress;
 
