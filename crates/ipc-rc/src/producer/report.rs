@@ -7,7 +7,6 @@ use gpu_api::{Holder, Reclaim, SourceUsage};
 
 use crate::producer::blocks::count::Amount;
 use crate::producer::core::Core;
-use crate::producer::grants::ledger::Tally;
 use transport::os::clock::Tick;
 use transport::wire::message::{MOST_HOLDERS, NUMBERS, ReportPage, ToParticipant};
 
@@ -309,20 +308,14 @@ impl Core {
         };
         for peer in self.roster.peers().iter().flatten() {
             stats.participants += 1;
-            let Tally {
-                in_flight,
-                held,
-                corrupt,
-                bytes,
-                ..
-            } = peer.ledger.tally(now, |block| block.len());
-            stats.in_flight += in_flight;
-            stats.held += held;
-            stats.poisoned += corrupt;
+            let tally = peer.ledger.tally(now, |block| block.len());
+            stats.in_flight += tally.in_flight;
+            stats.held += tally.held;
+            stats.poisoned += tally.corrupt;
             stats.corrupt_words += peer.ledger.corrupt_words() as u64;
             if peer.gone.load(Ordering::Relaxed) {
-                stats.quarantined += in_flight + held + corrupt;
-                stats.quarantined_bytes += bytes;
+                stats.quarantined += tally.in_flight + tally.held + tally.corrupt;
+                stats.quarantined_bytes += tally.bytes;
             }
         }
         stats

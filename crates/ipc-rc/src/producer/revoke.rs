@@ -31,8 +31,8 @@ impl Core {
         if fields.session != self.facts.id {
             return Err(foreign(
                 "the descriptor's session",
-                fields.session.to_string(),
-                self.facts.id.to_string(),
+                fields.session,
+                self.facts.id,
             ));
         }
         let Some(generation) = Generation::new(fields.generation) else {
@@ -143,7 +143,7 @@ impl Core {
     }
 }
 
-fn foreign(what: &'static str, theirs: String, ours: String) -> Error {
+fn foreign(what: &'static str, theirs: impl ToString, ours: impl ToString) -> Error {
     Error::mismatch(
         what,
         theirs,

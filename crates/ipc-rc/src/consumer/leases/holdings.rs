@@ -136,23 +136,16 @@ impl Ends for Held {
     }
 
     fn stores(&self) -> Option<[StreamOp; 2]> {
-        let (
-            file,
-            LeaseAddress {
-                slot, generation, ..
-            },
-        ) = (self.file(), self.entry);
+        let (file, slot) = (self.file(), self.entry.slot);
         let words = file.registered?;
-        let released = StreamOp::Write {
-            word: words.word(slot_word(file.counters.slot_count(), slot)),
-            value: released_word(generation),
+        let write = |word, value| {
+            let word = words.word(word);
+            StreamOp::Write { word, value }
         };
+        let released = slot_word(file.counters.slot_count(), slot);
         Some([
-            released,
-            StreamOp::Write {
-                word: words.word(dirty_word(slot)),
-                value: MARKED,
-            },
+            write(released, released_word(self.entry.generation)),
+            write(dirty_word(slot), MARKED),
         ])
     }
 

@@ -199,25 +199,18 @@ impl Tickets {
             time_to_live,
             lapses,
         });
-        let number = match table.reusable() {
-            Some(number) => {
-                let row = &mut table.rows[number as usize];
-                *row = Row {
-                    generation: row.generation.next(),
-                    state,
-                    given: Vec::new(),
-                };
-                number
-            }
-            None => {
-                table.rows.push(Row {
-                    generation: Generation::ZERO.next(),
-                    state,
-                    given: Vec::new(),
-                });
-                table.rows.len() as u32 - 1
-            }
+        let former = table.reusable();
+        let last = former.map_or(Generation::ZERO, |n| table.rows[n as usize].generation);
+        let row = Row {
+            generation: last.next(),
+            state,
+            given: Vec::new(),
         };
+        let number = former.unwrap_or(table.rows.len() as u32);
+        match table.rows.get_mut(number as usize) {
+            Some(former) => *former = row,
+            None => table.rows.push(row),
+        }
         if claims == Claims::Unlimited {
             // Before the look: the drop of the `SentBlock` sets limbo and then asks for tickets, so
             // one of the two sees the other.
@@ -239,7 +232,7 @@ impl Tickets {
         self.live.fetch_add(1, Ordering::Relaxed);
         Ok(TicketId {
             number,
-            generation: table.rows[number as usize].generation,
+            generation: last.next(),
         })
     }
 
