@@ -4,9 +4,12 @@
 
 `with`: servers with the module, and for each a worker with the genuine adapter of LMCache that is killed in its warm-up, while it stores, and
 while streams of the server wait for work that it had not finished; memory of `cuMemCreate` that has no handle but a descriptor; and an idle
-worker that must stay. `without`: a server as LMCache starts it, killed in warm-up and while it serves; the first is not waited for to its end
-(3,600 s). `words`: whether a survivor can end waits for the words and events of a process that died. With `cpu` only what `/status` shows
-counts: for a machine without a GPU.
+worker that must stay. `without`: a server as LMCache starts it, killed in warm-up and while it serves; the first is not waited for to its
+end (3,600 s). `words`: whether a survivor can end waits for the words and events of a process that died. With `cpu`
+only what `/status` shows counts: for a machine without a GPU.
+
+LMCache's compiled operations of 0.5.6 ask PyTorch 2.11 for one name that it lacks, a constructor of an error; with `lmcache_symbols.so`
+beside this program (ci/device/lmcache-bundle) they load. Without them LMCache neither copies nor completes in the order of its streams.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -36,6 +40,7 @@ OPTIONS.add_argument("--port", type=int)
 OPTIONS.add_argument("--handles", default="torch", choices=["torch", "isolated", "vmm"])
 OPTIONS.add_argument("--stage", default="warm-up", choices=["warm-up", "pinging", "serving", "pending", "word", "event"])
 OPTIONS.add_argument("--plain", action="store_true")
+SYMBOLS = Path(__file__).resolve().with_name("lmcache_symbols.so")
 LAYERS, BLOCK, HEADS, SIZE = 8, 16, 8, 128
 CHUNK = 256
 
@@ -153,9 +158,13 @@ class Server:
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
-    def status(self) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status", timeout=10) as answer:
+    def status(self, timeout: float = 10) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status", timeout=timeout) as answer:
             return json.load(answer)
+
+    def operations(self) -> str:
+        """Tell which operations of a device it has."""
+        return "PyTorch's" if "stays on the torch baseline" in self.log.read_text(errors="replace") else "compiled"
 
     def wait(self) -> "Server":
         until(lambda: self.answers(), 150, f"{self.log} does not answer")
@@ -168,11 +177,14 @@ class Server:
         except OSError:
             return False
 
-    def show_threads(self) -> None:
-        """Have it write down what its threads do, and end."""
+    def show_threads(self) -> list[str]:
+        """Have it write down what its threads do, and end; return the first lines of each."""
         self.process.send_signal(signal.SIGABRT)
         self.process.wait()
-        print(self.log.read_text(errors="replace")[-6000:], file=sys.stderr, flush=True)
+        text = self.log.read_text(errors="replace")
+        print(text[-8000:], file=sys.stderr, flush=True)
+        threads = text[text.rfind("Fatal Python error") :].split("\n\n")
+        return ["; ".join(line.strip() for line in thread.splitlines()[:5]) for thread in threads if "lmcache" in thread][:12]
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -239,12 +251,24 @@ def free_bytes(options: argparse.Namespace) -> int:
 
 def seconds_to_return(options: argparse.Namespace, worker: Worker, instance: int, patience: float) -> dict[str, Any]:
     """Kill a worker, and time how long its caches stay registered and its memory taken."""
-    registered = lambda: instance in worker.server.status()["registered_gpu_ids"]
-    assert registered()
+    silent = 0.0
+
+    def registered() -> bool:
+        nonlocal silent
+        asked = time.monotonic()
+        try:
+            return instance in worker.server.status()["registered_gpu_ids"]
+        except OSError:
+            return True
+        finally:
+            silent = max(silent, time.monotonic() - asked)
+
+    is_registered = registered()
     before = free_bytes(options)
     start = time.monotonic()
     worker.kill()
-    found: dict[str, Any] = {"unregistered_s": None, "memory_back_s": None, "patience_s": patience}
+    found: dict[str, Any] = {"registered_before": is_registered, "killed_s": round(time.monotonic() - start, 3)}
+    found |= {"unregistered_s": None, "memory_back_s": None, "patience_s": patience}
     while time.monotonic() - start < patience and None in found.values():
         passed = round(time.monotonic() - start, 3)
         back = free_bytes(options) - before
@@ -254,41 +278,51 @@ def seconds_to_return(options: argparse.Namespace, worker: Worker, instance: int
         if found["unregistered_s"] is None and not registered():
             found["unregistered_s"] = round(time.monotonic() - start, 3)
         time.sleep(0.01)
-    return found
+    return found | {"longest_answer_s": round(silent, 3)}
+
+
+CASES = [("warm-up", "torch"), ("serving", "torch"), ("warm-up", "isolated"), ("serving", "isolated"), ("pending", "isolated")]
+CASES += [("warm-up", "vmm"), ("pending", "torch")]
 
 
 def run_with(options: argparse.Namespace, out: Path) -> dict[str, Any]:
     """Everything with the module."""
     found: dict[str, Any] = {}
+    names = CASES if options.device == "cuda" else CASES[:2]
+    names = [name for name in names if not options.cases or "-".join(name) in options.cases]
+    idle = Server(out, "--worker-reap-timeout-seconds", "30", "--worker-registration-grace-seconds", "30")
     plain, isolated = Server(out), Server(out, "--isolated-ipc")
-    grace = ["--worker-reap-timeout-seconds", "30", "--worker-registration-grace-seconds", "30"]
-    idle = Server(out, *grace)
-    is_cuda = options.device == "cuda"
-    cases = [("warm-up", plain, "torch"), ("serving", plain, "torch")]
-    if is_cuda:
-        cases += [("warm-up", isolated, "isolated"), ("serving", isolated, "isolated"), ("pending", isolated, "isolated")]
-        cases += [("warm-up", plain, "vmm"), ("pending", plain, "torch")]
-    cases = [case for case in cases if not options.cases or f"{case[0]}-{case[2]}" in options.cases]
+    # One that hangs takes no other case with it.
+    pending = Server(out) if ("pending", "torch") in names else plain
     idle_worker = Worker(out, idle, options, mib=64)
-    workers = [Worker(out, server, options, "--handles", handles, "--stage", stage) for stage, server, handles in cases]
+    cases = []
+    for stage, handles in names:
+        server = isolated if handles == "isolated" else pending if stage == "pending" else plain
+        # After what waits, the next: a worker that is killed in its warm-up.
+        kinds = [stage, "warm-up"] if stage == "pending" else [stage]
+        cases.append((stage, handles, server, [Worker(out, server, options, "--handles", handles, "--stage", kind) for kind in kinds]))
     idle.wait()
     idle_instance, idle_since = idle_worker.begin().told("registered"), time.monotonic()
-    for (stage, server, handles), worker in zip(cases, workers, strict=True):
+    for stage, handles, server, workers in cases:
         name = f"{stage}, {handles}"
+        found[name] = {}
         try:
             server.wait()
-            instance = worker.begin().told("registered")
-            if stage != "warm-up":
-                worker.told("stored")
-                time.sleep(1)
-            found[name] = seconds_to_return(options, worker, instance, 20)
+            for number, worker in enumerate(workers):
+                instance = worker.begin().told("registered")
+                if number == 0 and stage != "warm-up":
+                    worker.told("stored")
+                    time.sleep(1)
+                result = seconds_to_return(options, worker, instance, 20)
+                found[name] |= {"the next": result} if number else result
             found[name]["status"] = server.status()["gpu_ipc"]
-            if None in found[name].values():
-                server.show_threads()
         except (AssertionError, OSError) as error:
-            found[name] = {"error": str(error)[-2000:]}
-            worker.kill()
-            server.show_threads()
+            found[name]["error"] = str(error)[-1000:]
+        found[name]["operations"] = server.operations()
+        if "error" in found[name] or None in found[name].values():
+            for worker in workers:
+                worker.kill()
+            found[name]["threads"] = server.show_threads()
         print(json.dumps({name: found[name]}), flush=True)
     # Two reaper's scans, each of 7.5 s, after its time limit.
     until(lambda: time.monotonic() - idle_since > 50, 60, "time")
@@ -299,13 +333,12 @@ def run_with(options: argparse.Namespace, out: Path) -> dict[str, Any]:
     }
     print(json.dumps({"idle worker": found["idle worker"]}), flush=True)
     idle_worker.kill()
-    for server in (plain, isolated, idle):
-        server.stop()
+    stop(idle, plain, isolated, pending)
     return found
 
 
 def run_without(options: argparse.Namespace, out: Path) -> dict[str, Any]:
-    """As LMCache is: a server for each, since both deaths are waited for at once."""
+    """As LMCache is: a server for each, since all deaths are waited for at once."""
     found: dict[str, Any] = {}
     warming, serving = Server(out, plain=True), Server(out, plain=True)
     pool = options.mib // 2
@@ -323,9 +356,17 @@ def run_without(options: argparse.Namespace, out: Path) -> dict[str, Any]:
     still = early in warming.status()["registered_gpu_ids"]
     found["warm-up, torch"] = {"registered_still": still, "patience_s": options.patience, "mib_held": pool if still else 0}
     print(json.dumps(found), flush=True)
-    for server in (warming, serving):
-        server.stop()
+    stop(warming, serving)
     return found
+
+
+def stop(*servers: Server) -> None:
+    """End servers, all at once."""
+    threads = [threading.Thread(target=server.stop) for server in servers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 # What a survivor can do about a wait for a process that died (LMCache#4676).
@@ -352,15 +393,23 @@ sys.stdin.read()
 
 
 def survivor(options: argparse.Namespace) -> None:
-    """Wait for a word, or an event, of another process; then write the word. It tells each step, since any may never end."""
+    """Wait for a word, or an event, of another process; then complete it. It tells each step, since any may never end."""
     import torch
     from cuda.bindings import driver, runtime
 
     tell = lambda **said: print(json.dumps(said), flush=True)
+    ticks = [time.monotonic()]
+
+    def tick() -> None:
+        while True:
+            ticks.append(time.monotonic())
+            time.sleep(0.02)
+
+    threading.Thread(target=tick, daemon=True).start()
     torch.zeros(1, device="cuda")
-    stream, side = torch.cuda.Stream(), torch.cuda.Stream()
+    stream = torch.cuda.Stream()
     is_done = lambda: stream.query()
-    memory, event = sys.stdin.readline().split()
+    memory, handle_of_event = sys.stdin.readline().split()
     if options.stage == "word":
         handle = runtime.cudaIpcMemHandle_t()
         ctypes.memmove(handle.getPtr(), bytes.fromhex(memory), 64)
@@ -370,21 +419,32 @@ def survivor(options: argparse.Namespace) -> None:
         (error,) = driver.cuStreamWaitValue64(stream.cuda_stream, int(base) + 8, 5, geq)
         assert int(error) == 0, error
     else:
-        torch.cuda.Event.from_ipc_handle(torch.device("cuda:0"), bytes.fromhex(event)).wait(stream)
-    tell(queued=1)
-    tell(done_before_the_death=is_done())
+        event = torch.cuda.Event.from_ipc_handle(torch.device("cuda:0"), bytes.fromhex(handle_of_event))
+        tell(opened=1)
+        event.wait(stream)
+        # What LMCache's server does next: an event of its own.
+        tell(queued=1)
+        own = torch.cuda.Event(interprocess=True)
+        own.record(stream)
+        tell(recorded=1)
+        own.ipc_handle()
+    tell(done_before_the_death=is_done(), prepared=1)
     assert sys.stdin.readline() == "dead\n"
     start = time.monotonic()
     while time.monotonic() - start < 8 and not is_done():
         time.sleep(0.001)
     tell(done_after_the_death=is_done(), seconds=round(time.monotonic() - start, 3))
-    if options.stage == "word" and not is_done():
+    if not is_done():
+        from gpu_ipc.integrations import _waits
+
         start = time.monotonic()
-        (error,) = driver.cuStreamWriteValue64(side.cuda_stream, int(base) + 8, 5, 0)
-        tell(write=str(error))
+        word = argparse.Namespace(base_ptr=int(base), slot_offset=8, seq=5) if options.stage == "word" else event
+        _waits.complete("cuda:0", [word])
+        tell(completing_s=round(time.monotonic() - start, 4))
         while time.monotonic() - start < 8 and not is_done():
             time.sleep(0.0005)
-        tell(done_after_the_write=is_done(), seconds=round(time.monotonic() - start, 4))
+        tell(done_after_completing=is_done(), seconds=round(time.monotonic() - start, 4))
+    tell(longest_without_the_interpreter_s=round(max(later - one for one, later in zip(ticks, ticks[1:], strict=False)), 3))
     if is_done():
         with torch.cuda.stream(stream):
             tell(stream_goes_on=float(torch.ones(1 << 20, device="cuda").sum().item()) == float(1 << 20))
@@ -394,37 +454,49 @@ def run_words(options: argparse.Namespace, _: Path) -> dict[str, Any]:
     """Both kinds of wait, each in processes of its own that are ended."""
     found: dict[str, Any] = {}
     for what in ("word", "event") if options.device == "cuda" else ():
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        dead = subprocess.Popen([sys.executable, "-c", EXPORTER], **pipes)  # type: ignore[call-overload]
-        command = [sys.executable, "-X", "faulthandler", __file__, "--role", "survivor", "--stage", what]
-        lives = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]
-        handles = dead.stdout.readline().split()
-        assert handles[0] == "HANDLES", handles
-        lives.stdin.write(" ".join(handles[1:]) + "\n")
-        lives.stdin.flush()
-        steps = [lives.stdout.readline() for _ in range(2)] if what == "word" else []
-        time.sleep(0 if steps else 15)
-        start = time.monotonic()
-        dead.kill()
-        dead.wait()
-        found[f"{what}: seconds of the exporter's end"] = round(time.monotonic() - start, 3)
+        found |= run_wait(what)
+        print(json.dumps({key: value for key, value in found.items() if key.startswith(what)}), flush=True)
+    return found
+
+
+def run_wait(what: str) -> dict[str, Any]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    dead = subprocess.Popen([sys.executable, "-c", EXPORTER], **pipes)  # type: ignore[call-overload]
+    command = [sys.executable, "-X", "faulthandler", __file__, "--role", "survivor", "--stage", what]
+    lives = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]
+    handles = dead.stdout.readline().split()
+    assert handles[0] == "HANDLES", handles
+    lives.stdin.write(" ".join(handles[1:]) + "\n")
+    lives.stdin.flush()
+    said: list[Any] = []
+    reader = threading.Thread(target=lambda: said.extend(json.loads(line) for line in lives.stdout if line.startswith("{")))
+    reader.start()
+    end = time.monotonic() + 30
+    while time.monotonic() < end and lives.poll() is None and not any("prepared" in one for one in said):
+        time.sleep(0.01)
+    before = len(said)
+    start = time.monotonic()
+    dead.kill()
+    dead.wait()
+    found: dict[str, Any] = {f"{what}: seconds of the exporter's end": round(time.monotonic() - start, 3)}
+    try:
         lives.stdin.write("dead\n")
         lives.stdin.flush()
-        try:
-            lives.wait(25)
-        except subprocess.TimeoutExpired:
-            # Its threads, to the log.
-            lives.send_signal(signal.SIGABRT)
-            lives.wait()
-            found[f"{what}: hangs"] = True
-        found[what] = [json.loads(line) for line in steps + lives.stdout.readlines() if line.startswith("{")]
-        print(json.dumps(found), flush=True)
-    return found
+        lives.wait(25)
+    except (BrokenPipeError, subprocess.TimeoutExpired) as error:
+        # Its threads, to the log.
+        lives.send_signal(signal.SIGABRT)
+        lives.wait()
+        found[f"{what}: hangs"] = str(error)[:100]
+    reader.join()
+    return found | {f"{what}: before the death": said[:before], what: said[before:]}
 
 
 def main() -> int:
     options = OPTIONS.parse_args()
     os.environ |= {"LMCACHE_TRACK_USAGE": "false", "PYTHONFAULTHANDLER": "1"}
+    if SYMBOLS.exists():
+        os.environ["LD_PRELOAD"] = str(SYMBOLS)
     if options.role:
         {"worker": worker, "survivor": survivor}[options.role](options)
         return 0

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import contextlib
 import inspect
 import os
 import pathlib
@@ -23,6 +24,7 @@ import pytest
 pytest.importorskip("lmcache", reason="LMCache is not installed: pip install 'gpu-ipc[lmcache]'")
 import lmcache_deaths
 import torch
+from gpu_ipc.integrations import _waits
 from gpu_ipc.integrations import lmcache as plug
 from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter
 from lmcache.v1.platform.base.cache_context import BaseCacheContext
@@ -234,7 +236,7 @@ def storage() -> Storage:
 
 @pytest.fixture
 def module(owner: Owner, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> Iterator[plug.ProofOfDeath]:
-    monkeypatch.setattr(BaseCacheContext, "hold_imported_event", lambda context, event: 7)
+    monkeypatch.setattr(BaseCacheContext, "hold_imported_event", hold_imported_event)
     context = types.SimpleNamespace(storage_manager=storage)
     build = types.SimpleNamespace(server_context=context, modules=(owner,), config={})
     module = plug.build_server_modules(build)  # type: ignore[arg-type]
@@ -248,11 +250,31 @@ def died(instance: int) -> Any:
 
 
 class Context:
+    """What LMCache's caches of a worker are to ours."""
+
     device = "cuda:0"
+
+    def __init__(self) -> None:
+        self.kv_caches_ = [torch.zeros(256), torch.zeros(256)]
+        self._held_imports: dict[int, Any] = {}
+        self._held_imports_lock = threading.Lock()
+
+
+def hold_imported_event(context: Any, event: Any) -> int:
+    context._held_imports[len(context._held_imports)] = event
+    return len(context._held_imports)
 
 
 def entry() -> Any:
-    return types.SimpleNamespace(cache_context=Context(), event_backend="theirs")
+    return types.SimpleNamespace(cache_context=Context())
+
+
+@pytest.fixture
+def completed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was completed: a device and events."""
+    calls: list[Any] = []
+    monkeypatch.setattr(plug, "complete", lambda *args: calls.append(args))
+    return calls
 
 
 def test_only_a_proven_death_unregisters(module: plug.ProofOfDeath, owner: Owner) -> None:
@@ -288,57 +310,124 @@ def test_one_that_hangs_is_reported_and_holds_up_no_other(
     owner.entries = {1: entry(), 2: entry()}
     owner.gate.clear()
     module._note(died(1))
-    until(lambda: "worker 1 is dead and LMCache still waits for its streams" in told.text, "the log does not say so")
-    assert module.report_status()["gpu_ipc"]["unregistering"] == [1]
+    says = "worker 1 is dead and LMCache still waits for its streams after 0.01 s: its 2048 bytes stay until they end"
+    until(lambda: says in told.text, "the log does not say so")
+    status = module.report_status()["gpu_ipc"]
+    assert (status["unregistering"], status["bytes_held"], status["unregistered_after_death"]) == ([1], 2048, 0)
     module._note(died(2))
     until(lambda: 2 not in owner.entries, "another waits for it")
     owner.gate.set()
     until(lambda: sorted(owner.unregistered) == [1, 2], "they do not end")
+    until(lambda: module.report_status()["gpu_ipc"]["bytes_held"] == 0, "what was freed is reported as held")
 
 
 def test_waits_for_the_dead_end_and_what_was_not_finished_is_not_stored(
-    module: plug.ProofOfDeath, owner: Owner, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    module: plug.ProofOfDeath, owner: Owner, storage: Storage, completed: list[Any]
 ) -> None:
-    written: list[Any] = []
-    monkeypatch.setattr(plug, "_write", lambda *args: written.append(args))
     owner.entries = {1: entry(), 2: entry()}
     dead, other = owner.entries[1].cache_context, owner.entries[2].cache_context
 
-    def store(context: Any, word: int, value: int, key: str) -> Any:
-        event = types.SimpleNamespace(base_ptr=4096, slot_offset=word, seq=value)
-        assert BaseCacheContext.hold_imported_event(context, event) == 7
+    def store(context: Any, event: str, key: str) -> Any:
+        assert BaseCacheContext.hold_imported_event(context, event) == len(context._held_imports)  # type: ignore[arg-type]
         return storage.prepare_write_completion({key: None})
 
-    of_dead = [store(dead, 8, 3, "a"), store(dead, 8, 5, "b"), store(dead, 16, 1, "c")]
-    of_other = store(other, 24, 9, "d")
+    of_dead = [store(dead, "one", "a"), store(dead, "two", "b"), store(dead, "three", "c")]
+    of_other = store(other, "four", "d")
     finish = owner.handlers["finish_write_by_owner"]
     finish(of_dead[0])
+    # As LMCache does once the stream has passed it.
+    del dead._held_imports[0]
     module._note(died(1))
     until(lambda: owner.unregistered == [1], "the dead worker's caches stay")
-    # Each word once, with the highest value; and what the dead had not finished stays out of the cache.
-    assert written == [("theirs", "cuda:0", {4104: 5, 4112: 1})]
+    # What the stream still waits for; and what the dead had not finished stays out of the cache.
+    assert completed == [("cuda:0", ["two", "three"])]
     for completion in (of_dead[1], of_other, of_dead[2]):
         finish(completion)
     assert storage.finished == [of_dead[0], of_other]
+    # One that was on its way when its worker died.
+    finish(store(dead, "late", "e"))
+    assert completed[1:] == [("cuda:0", ["late"])] and len(storage.finished) == 2
 
 
-def test_an_event_of_the_driver_is_not_written(module: plug.ProofOfDeath, owner: Owner) -> None:
-    owner.entries = {1: entry()}
-    # Nothing of CUDA is there to write with.
-    assert BaseCacheContext.hold_imported_event(owner.entries[1].cache_context, object()) == 7
-    module._note(died(1))
-    until(lambda: owner.unregistered == [1], "the dead worker's caches stay")
-
-
-def test_words_that_cannot_be_written_keep_no_caches(
-    module: plug.ProofOfDeath, owner: Owner, told: pytest.LogCaptureFixture
+def test_waits_that_cannot_be_completed_keep_no_caches(
+    module: plug.ProofOfDeath, owner: Owner, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
 ) -> None:
     owner.entries = {1: entry()}
-    event = types.SimpleNamespace(base_ptr=4096, slot_offset=8, seq=1)
-    BaseCacheContext.hold_imported_event(owner.entries[1].cache_context, event)
+    BaseCacheContext.hold_imported_event(owner.entries[1].cache_context, object())  # type: ignore[arg-type]
+    monkeypatch.setattr(plug, "complete", lambda *_: 1 / 0)
     module._note(died(1))
     until(lambda: owner.unregistered == [1], "the dead worker's caches stay")
     assert "what waits for worker 1, which is dead, waits on" in told.text
+
+
+class Cuda:
+    """The calls of `cuda.bindings` that complete events, as their arguments; `fails` names one that does not succeed."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.calls, self.streams = fails, [], 0
+        self.cudaStreamNonBlocking = 1
+
+    def CUstream(self, stream: int) -> int:  # noqa: N802
+        return stream
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[str, int]:  # noqa: N802
+        assert flags == self.cudaStreamNonBlocking
+        self.streams += 1
+        return self.ended("create"), self.streams
+
+    def cuStreamWriteValue64(self, stream: int, word: int, value: int, flags: int) -> tuple[str]:  # noqa: N802
+        self.calls.append(("write", stream, word, value, flags))
+        return (self.ended("write"),)
+
+    def cudaEventRecord(self, event: int, stream: int) -> tuple[str]:  # noqa: N802
+        self.calls.append(("record", stream, event))
+        return (self.ended("record"),)
+
+    def cudaStreamDestroy(self, stream: int) -> tuple[str]:  # noqa: N802
+        self.calls.append(("destroy", stream))
+        return (self.ended("destroy"),)
+
+    def ended(self, call: str) -> str:
+        return f"{call} failed" if call == self.fails else ""
+
+
+def complete(monkeypatch: pytest.MonkeyPatch, cuda: Cuda, *events: Any) -> None:
+    from lmcache.v1.platform.devices.cuda import utils
+
+    def check(result: Any, what: str) -> None:
+        if result[0]:
+            raise RuntimeError(f"{what}: {result[0]}")
+
+    monkeypatch.setattr(utils, "_cuda", types.SimpleNamespace(driver=cuda, runtime=cuda))
+    monkeypatch.setattr(utils, "_CHECK_CUDA", check)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    _waits.complete("cuda:0", list(events))
+
+
+def word(offset: int, value: int) -> Any:
+    return types.SimpleNamespace(base_ptr=4096, slot_offset=offset, seq=value)
+
+
+def test_a_word_gets_its_highest_value_and_an_event_is_recorded_on_a_stream_of_each_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda()
+    complete(monkeypatch, cuda, word(8, 5), word(16, 1), word(8, 3), word(24, 0), types.SimpleNamespace(cuda_event=77))
+    of_one = [("write", 4104, 5, 0), ("write", 4112, 1, 0), ("record", 77), ("destroy",)]
+    assert cuda.calls == [(what, stream, *rest) for stream in range(1, _waits._QUEUES + 1) for what, *rest in of_one]
+
+
+@pytest.mark.parametrize("fails", ["create", "write", "record", "destroy"])
+def test_a_call_that_fails_is_named_and_leaves_no_stream(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    cuda = Cuda(fails)
+    with pytest.raises(RuntimeError, match=f": {fails} failed"):
+        complete(monkeypatch, cuda, word(8, 5), types.SimpleNamespace(cuda_event=77))
+    assert [call[0] for call in cuda.calls] == ([] if fails == "create" else ["write", "record", "destroy"])
+
+
+def test_an_event_of_a_processor_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda("create")
+    monkeypatch.setattr(Context, "device", "cpu")
+    _waits.complete(Context.device, [object()])
+    assert cuda.calls == []
 
 
 def test_what_a_worker_that_left_in_order_had_finished_is_stored(owner: Owner, storage: Storage, module: Any) -> None:
@@ -446,10 +535,7 @@ def test_lmcaches_interfaces_are_those_that_the_module_uses() -> None:
     from lmcache.v1.multiprocess.modules.lmcache_driven_transfer import LMCacheDrivenTransferModule
     from lmcache.v1.multiprocess.transport.base import RequestClient
     from lmcache.v1.platform.devices.cuda import utils
-    from lmcache.v1.platform.devices.cuda.timeline_semaphore_event_ipc import (
-        TimelineSemaphoreEvent,
-        TimelineSemaphoreEventIPCBackend,
-    )
+    from lmcache.v1.platform.devices.cuda.timeline_semaphore_event_ipc import TimelineSemaphoreEvent
 
     for module in (LMCacheDrivenTransferModule, EngineDrivenTransferModule):
         assert parameters(module.unregister_kv_cache) == ["self", "instance_id"]
@@ -462,10 +548,15 @@ def test_lmcaches_interfaces_are_those_that_the_module_uses() -> None:
     assert '"registered_gpu_ids"' in inspect.getsource(driven.report_status)
     assert '"registered_non_cuda_instance_ids"' in inspect.getsource(EngineDrivenTransferModule.report_status)
     assert parameters(BaseCacheContext.hold_imported_event) == ["self", "event"]
+    assert "self._held_imports[token] = event" in inspect.getsource(BaseCacheContext.hold_imported_event)
+    assert "with self._held_imports_lock" in inspect.getsource(BaseCacheContext.release_imported_event)
+    assert "self.kv_caches_ = " in inspect.getsource(BaseCacheContext.__init__)
+    # Each wait of a stream is held until the stream has passed it.
+    for wait in (driven.store_with_chunk_mask, driven.retrieve):
+        source = inspect.getsource(wait)
+        assert source.index("wait_event(") < source.index("hold_imported_event(") < source.index('"release_imported_event"')
     assert parameters(StorageManager.prepare_write_completion) == ["self", "objects"]
     assert parameters(StorageManager.finish_write_by_owner) == ["self", "completion"]
-    assert parameters(TimelineSemaphoreEventIPCBackend._get_buffer) == ["self", "device_index"]
-    assert "buffer_ops_stream" in inspect.getsource(TimelineSemaphoreEventIPCBackend._get_buffer)
     assert {"base_ptr", "slot_offset", "seq"} <= set(parameters(TimelineSemaphoreEvent))
     assert parameters(RequestClient.register_kv_cache)[:3] == ["self", "instance_id", "kv_cache"]
     assert len(parameters(RequestClient.register_kv_cache_engine_driven_context)) == 2

@@ -23,6 +23,7 @@ from lmcache.v1.multiprocess.ext_server_module import server_module_handler
 from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
 
 import gpu_ipc
+from gpu_ipc.integrations._waits import complete
 
 __all__ = ["Presence", "attach", "build_server_modules"]
 
@@ -35,7 +36,7 @@ _SESSION, _NAME = "gpu_ipc.session", "lmcache "
 _LOOK, _LOOK_AGAIN = 5.0, 0.2
 # Seconds in which a registration may arrive that a worker sent before it died.
 _LATE = 120.0
-# Seconds that LMCache may take to unregister caches before that is reported.
+# Seconds that LMCache may take to unregister caches before the memory that they hold is reported.
 _SLOW = 10.0
 
 
@@ -63,7 +64,8 @@ class ProofOfDeath(InstanceLivenessTarget):  # type: ignore[misc]
         _set_resolver(self._session.fetch)
         # Until when registrations of the dead are looked for, by instance.
         self._dead: dict[int, float] = {}
-        self._ending: set[int] = set()
+        # The bytes of caches that are being unregistered, by instance.
+        self._ending: dict[int, int] = {}
         self._ended = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-ipc-lmcache", daemon=True)
@@ -83,6 +85,7 @@ class ProofOfDeath(InstanceLivenessTarget):  # type: ignore[misc]
                 "workers": sorted(self._living()),
                 "unregistered_after_death": self._ended,
                 "unregistering": sorted(self._ending),
+                "bytes_held": sum(self._ending.values()),
             }
         }
 
@@ -152,9 +155,9 @@ class ProofOfDeath(InstanceLivenessTarget):  # type: ignore[misc]
         """Unregister the caches of a dead worker, on a thread: LMCache waits for the stream of the caches first."""
         if instance in self._ending or instance not in self._registered():
             return
-        self._ending.add(instance)
-        says = "worker %d is dead and LMCache still waits for its streams: its memory stays until they end"
-        slow = threading.Timer(_SLOW, logger.error, (says, instance))
+        self._ending[instance] = self._stores.nbytes(instance)
+        says = "worker %d is dead and LMCache still waits for its streams after %g s: its %d bytes stay until they end"
+        slow = threading.Timer(_SLOW, logger.error, (says, instance, _SLOW, self._ending[instance]))
         slow.daemon = True
 
         def end() -> None:
@@ -174,25 +177,16 @@ class ProofOfDeath(InstanceLivenessTarget):  # type: ignore[misc]
                 logger.exception("the caches of worker %d, which is dead, cannot be unregistered", instance)
             finally:
                 slow.cancel()
-                self._ending.discard(instance)
+                self._ending.pop(instance)
 
         threading.Thread(target=end, name=f"gpu-ipc-lmcache-{instance}", daemon=True).start()
 
-class _Caches:
-    """What is queued on the server's streams for a worker's caches."""
-
-    def __init__(self) -> None:
-        # The highest value that each word is waited for.
-        self.words: dict[int, int] = {}
-        self.are_dead = False
-
 
 class _Stores:
-    """What streams of the server wait for by a worker's words, and what they commit afterwards.
+    """What streams of the server wait for by workers' events, and what they commit afterwards.
 
-    With ``--isolated-ipc`` a worker's event is a value of a word in its memory, which the server maps. A worker that died
-    never writes it, and LMCache waits for such a stream before it unregisters (LMCache#4676). So the words are written here.
-    What the dead worker had not finished is copied then, and must not be committed.
+    An event is a word of the worker's (``--isolated-ipc``) or one of CUDA's. LMCache waits for the stream before it unregisters
+    (LMCache#4676), so those of a dead worker are completed here. What is copied then must not be committed.
     """
 
     def __init__(self, build: Any) -> None:
@@ -202,25 +196,23 @@ class _Stores:
         self._storage = build.server_context.storage_manager
         self._owners = [module for module in build.modules if hasattr(module, "context_entries_snapshot")]
         self._lock = threading.Lock()
-        self._caches: weakref.WeakKeyDictionary[Any, _Caches] = weakref.WeakKeyDictionary()
-        # The caches of each write that a stream will commit.
-        self._writes: dict[Any, _Caches] = {}
-        # Those that a thread stores of.
+        # Set once the worker is dead: of its caches, of each write that a stream will commit, and of what a thread stores.
+        self._deaths: weakref.WeakKeyDictionary[Any, threading.Event] = weakref.WeakKeyDictionary()
+        self._writes: dict[Any, threading.Event] = {}
         self._here = threading.local()
         hold, prepare = BaseCacheContext.hold_imported_event, self._storage.prepare_write_completion
 
         def hold_imported_event(context: Any, event: Any) -> int:
-            with self._lock:
-                caches = self._here.caches = self._caches.setdefault(context, _Caches())
-                if getattr(event, "base_ptr", 0) and event.seq:
-                    word = event.base_ptr + event.slot_offset
-                    caches.words[word] = max(event.seq, caches.words.get(word, 0))
-            return int(hold(context, event))
+            death = self._here.death = self._death(context)
+            token = int(hold(context, event))
+            if death.is_set():
+                complete(context.device, [event])
+            return token
 
         def prepare_write_completion(objects: Any) -> Any:
             completion = prepare(objects)
             with self._lock:
-                self._writes.update((_key(write), self._here.caches) for write in completion)
+                self._writes.update((_key(write), self._here.death) for write in completion)
             return completion
 
         BaseCacheContext.hold_imported_event = hold_imported_event
@@ -228,25 +220,34 @@ class _Stores:
         for owner in self._owners:
             owner.register_host_func("finish_write_by_owner", self._finish, L1WriteCompletion)
 
+    def _contexts(self, instance: int) -> list[Any]:
+        return [entry.cache_context for owner in self._owners if (entry := owner.context_entries_snapshot().get(instance))]
+
+    def _death(self, context: Any) -> threading.Event:
+        with self._lock:
+            return self._deaths.setdefault(context, threading.Event())
+
     def _finish(self, completion: Any) -> None:
         with self._lock:
-            stored = [self._writes.pop(_key(write), None) for write in completion]
-            is_dead = any(caches is not None and caches.are_dead for caches in stored)
-        if is_dead:
+            deaths = [death for write in completion if (death := self._writes.pop(_key(write), None))]
+        if any(death.is_set() for death in deaths):
             # As LMCache treats a copy that failed: the reservation ends by its time to live.
             logger.warning("what a dead worker had not finished is not stored")
         else:
             self._storage.finish_write_by_owner(completion)
 
+    def nbytes(self, instance: int) -> int:
+        """Return the bytes that the caches of a worker have."""
+        return sum(tensor.nbytes for context in self._contexts(instance) for tensor in context.kv_caches_)
+
     def end(self, instance: int) -> None:
         """Commit nothing more of a dead worker's, and end the waits for it."""
-        for owner in self._owners:
-            if entry := owner.context_entries_snapshot().get(instance):
-                with self._lock:
-                    caches = self._caches.setdefault(entry.cache_context, _Caches())
-                    caches.are_dead, words = True, dict(caches.words)
-                if words:
-                    _write(entry.event_backend, entry.cache_context.device, words)
+        for context in self._contexts(instance):
+            self._death(context).set()
+            with context._held_imports_lock:
+                events = list(context._held_imports.values())
+            if events:
+                complete(context.device, events)
 
 
 def _key(write: Any) -> Any:
@@ -256,18 +257,6 @@ def _key(write: Any) -> Any:
 
 def _set_resolver(resolver: Callable[[bytes], int] | None) -> None:
     import_module("lmcache.v1.platform.devices.cuda.ipc_wrapper").set_vmm_fd_resolver(resolver)
-
-
-def _write(backend: Any, device: Any, words: dict[int, int]) -> None:
-    """Write words in memory of a device, on the stream that LMCache made for that and that waits for no other."""
-    import torch
-    from lmcache.v1.platform.devices.cuda.utils import _CHECK_CUDA, _cuda
-
-    stream = _cuda.driver.CUstream(int(backend._get_buffer(torch.device(device).index).buffer_ops_stream))
-    with torch.cuda.device(device):
-        for word, value in words.items():
-            _CHECK_CUDA(_cuda.driver.cuStreamWriteValue64(stream, word, value, 0), "cuStreamWriteValue64")
-        _CHECK_CUDA(_cuda.driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
 
 
 def _instance(name: str | None) -> int | None:
