@@ -145,6 +145,8 @@ class Server:
     """A server of LMCache, with the module or as it is."""
 
     started = 0
+    # Seconds until it must answer.
+    patience = 150.0
 
     def __init__(self, out: Path, *more: str, plain: bool = False, port: int = 0) -> None:
         Server.started += 1
@@ -167,7 +169,7 @@ class Server:
         return "PyTorch's" if "stays on the torch baseline" in self.log.read_text(errors="replace") else "compiled"
 
     def wait(self) -> "Server":
-        until(lambda: self.answers(), 150, f"{self.log} does not answer")
+        until(lambda: self.answers(), self.patience, f"{self.log} does not answer")
         return self
 
     def answers(self) -> bool:

@@ -32,7 +32,8 @@ from lmcache.v1.platform.devices.cuda import ipc_wrapper
 
 import gpu_ipc
 
-WATCHDOG = 240.0
+WATCHDOG = 900.0
+lmcache_deaths.Server.patience = WATCHDOG
 OPTIONS = argparse.Namespace(device="cpu", mib=16)
 
 
