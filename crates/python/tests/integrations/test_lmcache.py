@@ -304,22 +304,37 @@ def test_a_registration_that_arrives_after_the_death_is_ended(module: plug.Proof
     until(lambda: owner.unregistered == [1], "a late registration stays")
 
 
-def test_one_that_hangs_is_reported_and_holds_up_no_other(
+def test_one_that_hangs_is_reported_with_its_memory_and_those_after_it_wait(
     module: plug.ProofOfDeath, owner: Owner, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
 ) -> None:
+    """What releases memory while a stream waits stops the server, by LMCache's reaper too."""
     monkeypatch.setattr(plug, "_SLOW", 0.01)
-    owner.entries = {1: entry(), 2: entry()}
+    owner.entries = {1: entry(), 2: entry(), 3: entry()}
     owner.gate.clear()
-    module._note(died(1))
-    says = "worker 1 is dead and LMCache still waits for its streams after 0.01 s: its 2048 bytes stay until they end"
-    until(lambda: says in told.text, "the log does not say so")
+    for dead in (1, 2):
+        module._note(died(dead))
+        says = f"worker {dead} is dead and LMCache still waits for streams after 0.01 s: its 2048 bytes stay until they end"
+        until(lambda says=says: says in told.text, "the log does not say so")  # type: ignore[misc]
     status = module.report_status()["gpu_ipc"]
-    assert (status["unregistering"], status["bytes_held"], status["unregistered_after_death"]) == ([1], 2048, 0)
-    module._note(died(2))
-    until(lambda: 2 not in owner.entries, "another waits for it")
+    assert (status["unregistering"], status["bytes_held"], status["unregistered_after_death"]) == ([1, 2], 4096, 0)
+    until(lambda: 2 in owner.touched, "LMCache may reap the second meanwhile")
+    assert set(owner.entries) == {2, 3} and 3 not in owner.touched
     owner.gate.set()
-    until(lambda: sorted(owner.unregistered) == [1, 2], "they do not end")
+    until(lambda: owner.dropped == [1, 2], "they do not end")
     until(lambda: module.report_status()["gpu_ipc"]["bytes_held"] == 0, "what was freed is reported as held")
+
+
+def test_one_that_cannot_be_unregistered_keeps_no_other_from_it(
+    module: plug.ProofOfDeath, owner: Owner, told: pytest.LogCaptureFixture
+) -> None:
+    owner.entries = {1: entry(), 2: entry()}
+    fails = owner.drop_instance_state
+    owner.drop_instance_state = lambda instance: fails(instance) if instance == 2 else fails(1 // 0)  # type: ignore[method-assign]
+    for dead in (1, 2):
+        module._note(died(dead))
+    until(lambda: owner.dropped == [2], "the second stays")
+    assert "the caches of worker 1, which is dead, cannot be unregistered" in told.text
+    assert module.report_status()["gpu_ipc"]["unregistered_after_death"] == 1
 
 
 def test_waits_for_the_dead_end_and_what_was_not_finished_is_not_stored(
@@ -362,7 +377,7 @@ def test_waits_that_cannot_be_completed_keep_no_caches(
 
 
 class Cuda:
-    """The calls of `cuda.bindings` that complete events, as their arguments; `fails` names one that does not succeed."""
+    """The calls of `cuda.bindings` that write words, as their arguments; `fails` names one that does not succeed."""
 
     def __init__(self, fails: str = "") -> None:
         self.fails, self.calls, self.streams = fails, [], 0
@@ -379,10 +394,6 @@ class Cuda:
     def cuStreamWriteValue64(self, stream: int, word: int, value: int, flags: int) -> tuple[str]:  # noqa: N802
         self.calls.append(("write", stream, word, value, flags))
         return (self.ended("write"),)
-
-    def cudaEventRecord(self, event: int, stream: int) -> tuple[str]:  # noqa: N802
-        self.calls.append(("record", stream, event))
-        return (self.ended("record"),)
 
     def cudaStreamDestroy(self, stream: int) -> tuple[str]:  # noqa: N802
         self.calls.append(("destroy", stream))
@@ -409,26 +420,26 @@ def word(offset: int, value: int) -> Any:
     return types.SimpleNamespace(base_ptr=4096, slot_offset=offset, seq=value)
 
 
-def test_a_word_gets_its_highest_value_and_an_event_is_recorded_on_a_stream_of_each_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_word_gets_its_highest_value_on_a_stream_of_each_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda()
-    complete(monkeypatch, cuda, word(8, 5), word(16, 1), word(8, 3), word(24, 0), types.SimpleNamespace(cuda_event=77))
-    of_one = [("write", 4104, 5, 0), ("write", 4112, 1, 0), ("record", 77), ("destroy",)]
+    complete(monkeypatch, cuda, word(8, 5), word(16, 1), object(), word(8, 3), word(24, 0))
+    of_one = [("write", 4104, 5, 0), ("write", 4112, 1, 0), ("destroy",)]
     assert cuda.calls == [(what, stream, *rest) for stream in range(1, _waits._QUEUES + 1) for what, *rest in of_one]
 
 
-@pytest.mark.parametrize("fails", ["create", "write", "record", "destroy"])
+@pytest.mark.parametrize("fails", ["create", "write", "destroy"])
 def test_a_call_that_fails_is_named_and_leaves_no_stream(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     cuda = Cuda(fails)
     with pytest.raises(RuntimeError, match=f": {fails} failed"):
-        complete(monkeypatch, cuda, word(8, 5), types.SimpleNamespace(cuda_event=77))
-    assert [call[0] for call in cuda.calls] == ([] if fails == "create" else ["write", "record", "destroy"])
+        complete(monkeypatch, cuda, word(8, 5))
+    assert [call[0] for call in cuda.calls] == ([] if fails == "create" else ["write", "destroy"])
 
 
-def test_an_event_of_a_processor_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_are_no_words_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda("create")
-    monkeypatch.setattr(Context, "device", "cpu")
-    _waits.complete(Context.device, [object()])
-    assert cuda.calls == []
+    # One of CUDA's, and a word that was never recorded.
+    complete(monkeypatch, cuda, object(), word(8, 0))
+    assert cuda.streams == 0
 
 
 def test_what_a_worker_that_left_in_order_had_finished_is_stored(owner: Owner, storage: Storage, module: Any) -> None:

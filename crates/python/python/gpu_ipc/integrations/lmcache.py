@@ -9,6 +9,7 @@ The server opens a session without GPU memory. Each worker connects to it under 
 caches, and deposits the descriptors of memory that has no other handle.
 """
 
+import queue
 import select
 import threading
 import time
@@ -66,10 +67,13 @@ class ProofOfDeath(InstanceLivenessTarget):  # type: ignore[misc]
         self._dead: dict[int, float] = {}
         # The bytes of caches that are being unregistered, by instance.
         self._ending: dict[int, int] = {}
+        self._queue: queue.SimpleQueue[tuple[int, threading.Timer]] = queue.SimpleQueue()
         self._ended = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-ipc-lmcache", daemon=True)
         self._thread.start()
+        # It may wait for a stream that never ends.
+        threading.Thread(target=self._end_each, name="gpu-ipc-lmcache-end", daemon=True).start()
         logger.info("workers' deaths are proven through %s", self._session.path)
 
     @property
@@ -129,7 +133,8 @@ class ProofOfDeath(InstanceLivenessTarget):  # type: ignore[misc]
 
     def _look(self) -> None:
         living, registered = self._living(), self._registered()
-        for instance in living & registered:
+        # Those that wait for their turn are not LMCache's to reap either: it would release them at once.
+        for instance in (living | set(self._ending)) & registered:
             for owner in self._owners:
                 owner.touch_instance(instance)
         now = time.monotonic()
@@ -152,19 +157,25 @@ class ProofOfDeath(InstanceLivenessTarget):  # type: ignore[misc]
         return found
 
     def _end(self, instance: int) -> None:
-        """Unregister the caches of a dead worker, on a thread: LMCache waits for the stream of the caches first."""
-        if instance in self._ending or instance not in self._registered():
-            return
-        self._ending[instance] = self._stores.nbytes(instance)
-        says = "worker %d is dead and LMCache still waits for its streams after %g s: its %d bytes stay until they end"
-        slow = threading.Timer(_SLOW, logger.error, (says, instance, _SLOW, self._ending[instance]))
-        slow.daemon = True
+        """Have the caches of a dead worker unregistered, after those of workers that died before.
 
-        def end() -> None:
+        LMCache waits for the stream of the caches, which the death of a worker may have left waiting. It releases memory after
+        that, and CUDA then waits for all streams while no other thread can run Python: so one at a time, on one thread.
+        """
+        if instance not in self._ending and instance in self._registered():
+            held = self._ending[instance] = self._stores.bury(instance)
+            says = "worker %d is dead and LMCache still waits for streams after %g s: its %d bytes stay until they end"
+            slow = threading.Timer(_SLOW, logger.error, (says, instance, _SLOW, held))
+            slow.daemon = True
+            slow.start()
+            self._queue.put((instance, slow))
+
+    def _end_each(self) -> None:
+        while True:
+            instance, slow = self._queue.get()
             try:
-                slow.start()
                 try:
-                    self._stores.end(instance)
+                    self._stores.end_waits(instance)
                 except Exception:
                     logger.exception("what waits for worker %d, which is dead, waits on", instance)
                 for owner in self._owners:
@@ -179,14 +190,13 @@ class ProofOfDeath(InstanceLivenessTarget):  # type: ignore[misc]
                 slow.cancel()
                 self._ending.pop(instance)
 
-        threading.Thread(target=end, name=f"gpu-ipc-lmcache-{instance}", daemon=True).start()
-
 
 class _Stores:
     """What streams of the server wait for by workers' events, and what they commit afterwards.
 
-    An event is a word of the worker's (``--isolated-ipc``) or one of CUDA's. LMCache waits for the stream before it unregisters
-    (LMCache#4676), so those of a dead worker are completed here. What is copied then must not be committed.
+    An event is a word of the worker's (``--isolated-ipc``), which the server maps, or one of CUDA's. LMCache waits for the stream
+    before it unregisters (LMCache#4676). So the words of a dead worker are written here, and what is copied then is not
+    committed. Nothing but the worker completes an event of CUDA's.
     """
 
     def __init__(self, build: Any) -> None:
@@ -236,18 +246,19 @@ class _Stores:
         else:
             self._storage.finish_write_by_owner(completion)
 
-    def nbytes(self, instance: int) -> int:
-        """Return the bytes that the caches of a worker have."""
-        return sum(tensor.nbytes for context in self._contexts(instance) for tensor in context.kv_caches_)
-
-    def end(self, instance: int) -> None:
-        """Commit nothing more of a dead worker's, and end the waits for it."""
-        for context in self._contexts(instance):
+    def bury(self, instance: int) -> int:
+        """Commit nothing more of a dead worker's, and return the bytes of its caches."""
+        contexts = self._contexts(instance)
+        for context in contexts:
             self._death(context).set()
+        return sum(tensor.nbytes for context in contexts for tensor in context.kv_caches_)
+
+    def end_waits(self, instance: int) -> None:
+        """Complete what streams still wait for of a dead worker's."""
+        for context in self._contexts(instance):
             with context._held_imports_lock:
                 events = list(context._held_imports.values())
-            if events:
-                complete(context.device, events)
+            complete(context.device, events)
 
 
 def _key(write: Any) -> Any:
