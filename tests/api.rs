@@ -101,11 +101,12 @@ const ROOT: [&str; 18] = [
 ];
 
 /// The modules, by their readers.
-const MODULES: [&str; 10] = [
+const MODULES: [&str; 11] = [
     "admin",
     "allocators",
     "backend",
     "broker",
+    "concepts",
     "cuda",
     "hip",
     "host",
