@@ -293,11 +293,15 @@ impl Vendor for Cuda {
         &["/dev/nvidia"]
     }
 
-    fn signs_of_life(&self, _: u32) -> Vec<PathBuf> {
+    fn own_sign(&self, _: DeviceId) -> Result<u32> {
+        Ok(0)
+    }
+
+    fn signs_of_life(&self, _: u32, _: u32) -> Vec<PathBuf> {
         Vec::new()
     }
 
-    fn quarantine(&self) -> Duration {
+    fn quarantine(&self, _: bool) -> Duration {
         gpu_api::QUARANTINE
     }
 

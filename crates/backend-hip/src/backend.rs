@@ -302,13 +302,23 @@ impl Vendor for Hip {
         &self.device_files
     }
 
-    fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
-        let shown = self.signs.iter();
-        shown.map(|folder| folder.join(pid.to_string())).collect()
+    fn own_sign(&self, device: DeviceId) -> Result<u32> {
+        self.ordinal(device)?;
+        let own = || {
+            self.signs
+                .as_ref()?
+                .own(|len, then| self.hold(device, len, then))
+        };
+        Ok(own().unwrap_or(0))
     }
 
-    fn quarantine(&self) -> Duration {
-        if self.signs.is_some() {
+    fn signs_of_life(&self, pid: u32, sign: u32) -> Vec<PathBuf> {
+        let signs = self.signs.iter();
+        signs.flat_map(|signs| signs.of(pid, sign)).collect()
+    }
+
+    fn quarantine(&self, is_shown: bool) -> Duration {
+        if is_shown {
             gpu_api::QUARANTINE
         } else {
             UNSEEN

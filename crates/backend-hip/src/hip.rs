@@ -1,15 +1,15 @@
 //! The running runtime, its devices, and what was proved of it.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use driver::{Driver, Quirks};
-use gpu_api::{DeviceId, DeviceUuid};
+use driver::{Driver, Quirks, Vendor};
+use gpu_api::{DeviceId, DeviceUuid, Result};
 
 use crate::handles::Handles;
 use crate::kernel::IpcMode;
 use crate::proof::{Proof, Step};
+use crate::signs::Signs;
 use crate::sys::{Own, Symbols};
 use crate::version::Version;
 
@@ -25,8 +25,7 @@ pub struct Hip {
     /// Where the devices lie on the PCI bus, likewise.
     pub(crate) places: Vec<Option<String>>,
     pub(crate) device_files: Vec<&'static str>,
-    /// The folder that shows whose queues there are, where there is one with this process' pids.
-    pub(crate) signs: Option<PathBuf>,
+    pub(crate) signs: Option<Signs>,
     /// How the runtime shares plain memory.
     pub(crate) mode: IpcMode,
     pub(crate) handles: Arc<Handles>,
@@ -65,6 +64,21 @@ impl Hip {
     /// Lists the functions that the runtime lacks, of those that this backend would call.
     pub fn missing_functions(&self) -> Vec<&'static str> {
         self.symbols.missing(&self.driver.calls)
+    }
+
+    /// Holds memory of this length for as long as `then` runs.
+    pub(crate) fn hold(&self, device: DeviceId, len: u64, then: &mut dyn FnMut()) -> Result<()> {
+        let (scope, calls) = (self.on_device(device)?, &self.driver.calls);
+        let mut base = 0;
+        scope.call(&calls.malloc, |function| {
+            // SAFETY: `hipMalloc` writes one address: `base` is one.
+            unsafe { function(&raw mut base, len as usize) }
+        })?;
+        then();
+        scope.call(&calls.free, |function| {
+            // SAFETY: `hipFree` asks for memory that nothing uses: allocated above, never touched.
+            unsafe { function(base) }
+        })
     }
 
     pub(crate) fn symbols(&self) -> &Symbols {

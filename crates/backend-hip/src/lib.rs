@@ -9,7 +9,7 @@
 //! 2. `kernel`: which driver the kernel has. `error`: the runtime's codes and what they become;
 //!    `bugs`: what others reported of which version; `pool_defect`: what its pools may do wrong;
 //!    [`proof`]: what may be used; `named`: how both are named.
-//! 3. `start`, [`hip`]: the running runtime. [`backend`]: [`HipBackend`], which is [`driver::Backend`] over
+//! 3. `signs`: what the kernel shows of a process's GPU work. `start`, [`hip`]: the running runtime. [`backend`]: [`HipBackend`], which is [`driver::Backend`] over
 //!    [`Hip`]: what AMD's runtime does otherwise than NVIDIA's driver.
 //! 4. `call`: the current device and the last error of the calling thread. `device`: what the
 //!    runtime says of a device. `stream`, `word`: queues of GPU work. `exporter`, `handles`, `seal`, `plain`,
@@ -50,6 +50,7 @@ mod pool_defect;
 pub mod proof;
 mod quirks;
 mod seal;
+mod signs;
 mod start;
 mod stream;
 mod sys;

@@ -8,6 +8,7 @@ use driver::code::{Code, NO_DEVICE, SUCCESS};
 use gpu_api::{BackendKind, Error, Result};
 
 use crate::kernel;
+use crate::signs::Signs;
 use crate::sys::{Symbols, Text};
 use crate::version::Version;
 
@@ -89,16 +90,16 @@ fn named(function: Option<Text>) -> Option<&'static str> {
     named.to_str().ok()
 }
 
-/// Finds the folder that shows whose queues there are. Its pids are those of the first PID
-/// namespace: another one's process sees its own pids elsewhere, and would take the file of a
-/// stranger for a sign.
-pub(crate) fn signs(symbols: &Symbols) -> Option<PathBuf> {
-    let folder = match named(symbols.signs_of_life) {
-        Some(folder) => PathBuf::from(folder),
-        None if kernel::sees_kernels_pids() => PathBuf::from(kernel::PROCESSES),
-        None => return None,
-    };
-    folder.is_dir().then_some(folder)
+/// Finds the folder that shows whose queues there are. A library that stands in for the runtime
+/// names its own, behind `hidden:` if the pids there are to be those of another PID namespace.
+pub(crate) fn signs(symbols: &Symbols) -> Option<Signs> {
+    match named(symbols.signs_of_life) {
+        Some(named) => match named.strip_prefix("hidden:") {
+            Some(folder) => Signs::find(folder, false),
+            None => Signs::find(named, true),
+        },
+        None => Signs::find(kernel::PROCESSES, kernel::sees_kernels_pids()),
+    }
 }
 
 /// Calls a function that starts the runtime: whatever goes wrong, the runtime is unavailable.

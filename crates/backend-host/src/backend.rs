@@ -30,6 +30,9 @@ use crate::stream::{Stream, Waits};
 
 /// Above the handles of default streams.
 const FIRST_NUMBER: u64 = 16;
+/// The quarantine of a process whose life is not shown, where that of others is: longer than any
+/// test.
+const HIDDEN: Duration = Duration::from_secs(3600);
 
 #[derive(Debug)]
 pub(crate) struct Tables {
@@ -294,16 +297,22 @@ unsafe impl GpuDevices for HostBackend {
         &["/memfd:gpu-ipc-host"]
     }
 
-    fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
-        self.config
-            .signs_of_life
-            .iter()
-            .map(|folder| folder.join(pid.to_string()))
-            .collect()
+    fn own_sign(&self, device: DeviceId) -> Result<u32> {
+        self.check_device("own_sign", device).map(|()| 0)
     }
 
-    fn quarantine(&self) -> Duration {
-        QUARANTINE
+    fn signs_of_life(&self, pid: u32, sign: u32) -> Vec<PathBuf> {
+        let folder = self.config.signs_of_life.iter();
+        let names = folder.flat_map(|folder| [pid, sign].map(|name| folder.join(name.to_string())));
+        names.collect()
+    }
+
+    fn quarantine(&self, is_shown: bool) -> Duration {
+        if is_shown || self.config.signs_of_life.is_none() {
+            QUARANTINE
+        } else {
+            HIDDEN
+        }
     }
 }
 

@@ -92,9 +92,10 @@ impl HostConfig {
         self
     }
 
-    /// Names, in this folder, a file with each process' pid for a name, as a driver that shows for
-    /// how long a process' GPU work may run:
-    /// [`GpuDevices::signs_of_life`](gpu_api::GpuDevices::signs_of_life).
+    /// Names, in this folder, a file with each process' pid for a name, and one with the number that
+    /// it gave as its sign, as a driver that shows for how long a process' GPU work may run:
+    /// [`GpuDevices::signs_of_life`](gpu_api::GpuDevices::signs_of_life). The quarantine of a process
+    /// without such a file is an hour.
     #[must_use]
     pub fn signs_of_life(mut self, folder: impl Into<PathBuf>) -> HostConfig {
         self.signs_of_life = Some(folder.into());

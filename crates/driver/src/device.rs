@@ -75,12 +75,16 @@ unsafe impl<V: Vendor> GpuDevices for Backend<V> {
         Vendor::device_files(&**self)
     }
 
-    fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
-        Vendor::signs_of_life(&**self, pid)
+    fn own_sign(&self, device: DeviceId) -> Result<u32> {
+        Vendor::own_sign(&**self, device)
     }
 
-    fn quarantine(&self) -> Duration {
-        Vendor::quarantine(&**self)
+    fn signs_of_life(&self, pid: u32, sign: u32) -> Vec<PathBuf> {
+        Vendor::signs_of_life(&**self, pid, sign)
+    }
+
+    fn quarantine(&self, is_shown: bool) -> Duration {
+        Vendor::quarantine(&**self, is_shown)
     }
 }
 

@@ -285,11 +285,18 @@ pub trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
     /// Names the files that keep a process' GPU work alive.
     fn device_files(&self) -> &[&'static str];
 
+    /// Returns the number under which the driver shows this process's GPU work; 0 where none is known.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a device that this process does not have.
+    fn own_sign(&self, device: DeviceId) -> Result<u32>;
+
     /// Names files that are there for as long as GPU work of a process may run.
-    fn signs_of_life(&self, pid: u32) -> Vec<PathBuf>;
+    fn signs_of_life(&self, pid: u32, sign: u32) -> Vec<PathBuf>;
 
     /// Returns for how long GPU work may go on after all signs of a process' life are gone.
-    fn quarantine(&self) -> Duration;
+    fn quarantine(&self, is_shown: bool) -> Duration;
 
     /// Opens the way from the scope's device to the memory of a peer.
     ///

@@ -63,11 +63,12 @@ pass_on! { GpuDevices:
     data {
         fn kind() -> BackendKind;
         fn device_files() -> &[&'static str];
-        fn signs_of_life(pid: u32) -> Vec<PathBuf>;
-        fn quarantine() -> Duration;
+        fn signs_of_life(pid: u32, sign: u32) -> Vec<PathBuf>;
+        fn quarantine(is_shown: bool) -> Duration;
     }
     safe {
         fn device_count() -> u32;
+        fn own_sign(device: DeviceId) -> u32;
         fn device_info(device: DeviceId) -> DeviceInfo;
         fn pci_address(device: DeviceId) -> Option<String>;
         fn host_numa_node(device: DeviceId) -> Option<u32>;

@@ -233,6 +233,7 @@ fn join(path: &Path, gpu: &Gpu) -> OwnedFd {
     let hello = ToProducer::Hello {
         backend: gpu.kind(),
         descendants: 0,
+        sign: 0,
         device: gpu.uuid(),
         name: "free".into(),
     };

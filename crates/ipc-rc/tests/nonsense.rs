@@ -74,6 +74,7 @@ fn hello(gpu: &Gpu) -> ToProducer {
     ToProducer::Hello {
         backend: gpu.kind(),
         descendants: 0,
+        sign: 0,
         device: gpu.uuid(),
         name: String::new(),
     }

@@ -54,8 +54,9 @@ as_host! { GpuDevices:
     safe {
         fn kind() -> BackendKind;
         fn device_files() -> &[&'static str];
-        fn signs_of_life(pid: u32) -> Vec<PathBuf>;
-        fn quarantine() -> Duration;
+        fn signs_of_life(pid: u32, sign: u32) -> Vec<PathBuf>;
+        fn own_sign(device: DeviceId) -> Result<u32>;
+        fn quarantine(is_shown: bool) -> Duration;
         fn device_count() -> Result<u32>;
         fn device_info(device: DeviceId) -> Result<DeviceInfo>;
         fn pci_address(device: DeviceId) -> Result<Option<String>>;

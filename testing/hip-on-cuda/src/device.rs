@@ -1,8 +1,9 @@
 //! HIP's functions about devices, versions and errors.
 
-use std::env;
 use std::ffi::{CString, c_char, c_int};
+use std::path::Path;
 use std::sync::OnceLock;
+use std::{env, fs, process};
 
 use crate::below::machine;
 use crate::export::{LAST, finish, hip, put_text};
@@ -181,36 +182,40 @@ pub extern "C" fn hipGetErrorName(code: u32) -> *const c_char {
     name.as_ptr()
 }
 
-/// Keeps a text for as long as the library is there.
-fn kept(text: &'static OnceLock<CString>, named: impl FnOnce() -> String) -> *const c_char {
-    text.get_or_init(|| CString::new(named()).expect("a path has no zero"))
-        .as_ptr()
+/// Declares functions that name something in place of AMD's, for as long as the library is there.
+macro_rules! named {
+    ($($(#[$doc:meta])* $name:ident = $text:expr;)*) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() -> *const c_char {
+            static NAMED: OnceLock<CString> = OnceLock::new();
+            NAMED.get_or_init(|| CString::new($text).expect("a path has no zero")).as_ptr()
+        }
+    )*};
 }
 
-/// Names the folder that shows whose queues there are, in place of AMD's.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_signs_of_life() -> *const c_char {
-    static FOLDER: OnceLock<CString> = OnceLock::new();
-    let named = || env::var("GPU_IPC_SHIM_KFD").unwrap_or_else(|_| "/dev/shm".into());
-    kept(&FOLDER, named)
+named! {
+    /// The folder that shows whose queues there are; behind `hidden:` its pids are not this
+    /// namespace's.
+    gpu_ipc_signs_of_life = env::var(SIGNS).unwrap_or_else(|_| "/dev/shm".into());
+    /// The folder of the nodes that KFD lists.
+    gpu_ipc_topology = env::var("GPU_IPC_SHIM_TOPOLOGY").unwrap_or_default();
+    /// The files that a process with this library open keeps open.
+    gpu_ipc_device_files = machine().map_or("/dev/null", |machine| machine.device_files());
 }
 
-/// Names the folder of the nodes that KFD lists, in place of AMD's.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_topology() -> *const c_char {
-    static FOLDER: OnceLock<CString> = OnceLock::new();
-    kept(&FOLDER, || {
-        env::var("GPU_IPC_SHIM_TOPOLOGY").unwrap_or_default()
-    })
-}
+/// Names the folder of the signs of life.
+const SIGNS: &str = "GPU_IPC_SHIM_KFD";
 
-/// Names the files that a process with this library open keeps open, in place of AMD's.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_device_files() -> *const c_char {
-    static FILES: OnceLock<CString> = OnceLock::new();
-    kept(&FILES, || {
-        machine()
-            .map_or("/dev/null", |machine| machine.device_files())
-            .into()
-    })
+/// Shows how much memory this process has, as KFD does, where its pids are hidden: under a number
+/// that is a million above its own.
+pub(crate) fn show_memory(machine: &dyn Machine) -> Outcome {
+    let named = env::var(SIGNS).unwrap_or_default();
+    if let Some(folder) = named.strip_prefix("hidden:") {
+        let (free, total) = machine.free_and_total()?;
+        let own = Path::new(folder).join((1_000_000 + process::id()).to_string());
+        let _ = fs::create_dir_all(&own);
+        let _ = fs::write(own.join("vram_7"), (total - free).to_string());
+    }
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use crate::device::{entered, started};
+use crate::device::{entered, show_memory, started};
 use crate::export::{finish, hip, put};
 use crate::machine::{INVALID_VALUE, Kind};
 use crate::memory_files::OUT_OF_MEMORY;
@@ -35,7 +35,7 @@ hip! {
         match len {
             0 => Ok(0),
             _ if pool::has_kept_the_rest() => Err(OUT_OF_MEMORY),
-            len => machine.alloc(device, len),
+            len => machine.alloc(device, len).and_then(|base| show_memory(machine).map(|()| base)),
         }
     }
     hipFree(; base: u64) {
@@ -50,7 +50,7 @@ hip! {
         if sharing::forget(base) {
             physical::freed_after_export(len);
         }
-        machine.free(base)
+        machine.free(base).and_then(|()| show_memory(machine))
     }
     hipPointerGetAttributes(attributes: PointerAttributes; ptr: u64) {
         let (machine, _) = entered()?;

@@ -281,12 +281,16 @@ unsafe impl<B: GpuBackend> GpuDevices for Faulty<B> {
         self.backend.shared_context(device)
     }
 
-    fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
-        self.backend.signs_of_life(pid)
+    fn own_sign(&self, device: DeviceId) -> Result<u32> {
+        self.backend.own_sign(device)
     }
 
-    fn quarantine(&self) -> Duration {
-        self.backend.quarantine()
+    fn signs_of_life(&self, pid: u32, sign: u32) -> Vec<PathBuf> {
+        self.backend.signs_of_life(pid, sign)
+    }
+
+    fn quarantine(&self, is_shown: bool) -> Duration {
+        self.backend.quarantine(is_shown)
     }
 
     fn device_files(&self) -> &[&'static str] {

@@ -251,11 +251,15 @@ unsafe impl GpuDevices for Fake {
         Ok(false)
     }
 
-    fn signs_of_life(&self, _: u32) -> Vec<PathBuf> {
+    fn own_sign(&self, _: DeviceId) -> Result<u32> {
+        Ok(0)
+    }
+
+    fn signs_of_life(&self, _: u32, _: u32) -> Vec<PathBuf> {
         Vec::new()
     }
 
-    fn quarantine(&self) -> Duration {
+    fn quarantine(&self, _: bool) -> Duration {
         QUARANTINE
     }
 

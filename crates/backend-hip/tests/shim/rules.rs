@@ -1,8 +1,10 @@
 //! Rules that stand in AMD's own sources, each with what the backend did wrong before it knew of
 //! it.
 
+use std::env;
 use std::fs;
 use std::os::fd::AsFd;
+use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -80,6 +82,7 @@ pub const CASES: &[Case] = &[
         NO_KFD,
         life_is_hidden
     ),
+    rule!(a_process_in_a_container_finds_its_own_sign, &[], contained),
     // Handles: ROCR-Runtime#270, rs#2209; success of 5.7.1 to 6.1.2; the exporter's ordinal.
     rule!(
         a_kernel_that_exports_nothing_is_named,
@@ -183,22 +186,41 @@ fn writes_alone() {
 
 fn life_is_shown() {
     let hip = hip();
-    let signs = hip.signs_of_life(std::process::id());
+    let signs = hip.signs_of_life(process::id(), 0);
+    assert_eq!(hip.own_sign(GPU).expect("a device"), process::id());
     assert_eq!(
         signs,
-        [std::path::PathBuf::from(format!(
-            "/proc/{}",
-            std::process::id()
-        ))]
+        [std::path::PathBuf::from(format!("/proc/{}", process::id()))]
     );
     assert!(signs[0].exists());
-    assert_eq!(hip.quarantine(), Duration::from_millis(100));
+    assert_eq!(hip.quarantine(true), Duration::from_millis(100));
 }
 
 fn life_is_hidden() {
     let hip = hip();
-    assert!(hip.signs_of_life(std::process::id()).is_empty());
-    assert!(hip.quarantine() >= Duration::from_secs(1));
+    assert!(hip.signs_of_life(process::id(), 7).is_empty());
+    assert_eq!(hip.own_sign(GPU).expect("a device"), 0);
+    assert!(hip.quarantine(false) >= Duration::from_secs(1));
+}
+
+fn contained() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let stranger = folder.path().join("17");
+    fs::create_dir(&stranger).expect("made");
+    fs::write(stranger.join("vram_7"), "4096").expect("written");
+    let named = format!("hidden:{}", folder.path().display());
+    // SAFETY: `set_var` asks that no other thread reads the environment: this is the only thread.
+    unsafe { env::set_var("GPU_IPC_SHIM_KFD", named) };
+    let hip = hip();
+    let before = hip.memory_info(GPU).expect("a device").free_bytes;
+    let sign = hip.own_sign(GPU).expect("a device");
+    assert_eq!(sign, 1_000_000 + process::id());
+    let after = hip.memory_info(GPU).expect("a device").free_bytes;
+    assert_eq!(before, after, "it gives back what it held");
+    let shown = folder.path().join(sign.to_string());
+    assert!(shown.exists());
+    assert_eq!(hip.signs_of_life(process::id(), sign), [shown]);
+    assert!(hip.signs_of_life(process::id(), 0).is_empty());
 }
 
 fn no_kernel_ipc() {

@@ -50,18 +50,28 @@ pub unsafe trait GpuDevices {
     /// such children too.
     fn device_files(&self) -> &[&'static str];
 
+    /// Returns the number under which the driver shows this process's GPU work, which its hello
+    /// carries to a producer that cannot tell it from the pid. 0 where the driver shows none, or
+    /// where the number was not found.
+    ///
+    /// Drivers number processes by the first PID namespace. Finding the number in another namespace
+    /// may allocate memory of the device and give it back.
+    fn own_sign(&self, device: DeviceId) -> Result<u32>;
+
     /// Names files that are there for as long as GPU work of a process may run, where the driver
-    /// shows such. The pid is as this process sees it.
+    /// shows such. The pid is as this process sees it, `sign` what the process gave as its
+    /// [`own_sign`](GpuDevices::own_sign): any number, if it lies.
     ///
     /// The kernel's own signs of a death come first (its pidfd, its socket, the children that hold
     /// device files). Where a driver takes a dead process' queues down later still, the end of what
     /// is named here is a further sign. Asked for while the process lives; what is not there then
     /// is not waited for.
-    fn signs_of_life(&self, pid: u32) -> Vec<PathBuf>;
+    fn signs_of_life(&self, pid: u32, sign: u32) -> Vec<PathBuf>;
 
     /// Returns for how long GPU work of a dead process may go on after all signs of its life are
-    /// gone: what a session waits before it uses the process' blocks again by default.
+    /// gone: what a session waits before it uses the process' blocks again by default. `is_shown`
+    /// says whether there was a sign to wait for.
     ///
     /// [`QUARANTINE`], where a driver does not say more.
-    fn quarantine(&self) -> Duration;
+    fn quarantine(&self, is_shown: bool) -> Duration;
 }

@@ -158,6 +158,7 @@ impl ParticipantBuilder {
             backend: self.gpu.kind(),
             device: self.gpu.uuid(),
             descendants: kin.descendants(),
+            sign: self.gpu.backend().own_sign(self.gpu.device())?,
             name: self.name.clone(),
         };
         let awaited = "the producer's welcome";

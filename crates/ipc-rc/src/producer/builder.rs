@@ -183,8 +183,8 @@ impl SessionBuilder {
 
     /// Sets how long after the proof of a participant's death its blocks are kept from reuse. The
     /// default is what the device's driver needs
-    /// ([`GpuDevices::quarantine`](gpu_api::GpuDevices::quarantine)): 100 ms, and 5 s on an AMD GPU
-    /// whose kernel does not show when a dead process' queues are gone.
+    /// ([`GpuDevices::quarantine`](gpu_api::GpuDevices::quarantine)): 100 ms, and 5 s for a
+    /// participant on an AMD GPU whose kernel does not show when a dead process' queues are gone.
     #[must_use]
     pub fn quarantine(mut self, time: Duration) -> Self {
         self.quarantine = Some(time);
@@ -246,15 +246,12 @@ impl SessionBuilder {
             }
         };
         let path = listener.path().to_owned();
-        let quarantine = self
-            .quarantine
-            .unwrap_or_else(|| self.gpu.backend().quarantine());
         let facts = Facts {
             id,
             backend: self.gpu.kind(),
             gpu: self.gpu,
             source_collects: arena.is_some(),
-            quarantine,
+            quarantine: self.quarantine,
             time_to_live: self.time_to_live,
             max_slots: self.max_slots.max(u64::from(FIRST_SLOTS)),
             start: Tick::now(),

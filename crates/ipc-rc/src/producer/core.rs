@@ -36,7 +36,8 @@ pub(crate) struct Facts {
     pub backend: BackendKind,
     /// The source of regions asks this session for memory by itself.
     pub source_collects: bool,
-    pub quarantine: Duration,
+    /// `None` for what the device's driver needs.
+    pub quarantine: Option<Duration>,
     pub time_to_live: Option<Duration>,
     pub max_slots: u64,
     pub start: Tick,
@@ -45,6 +46,12 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
+    /// Returns how long after the proof of a participant's death its blocks are kept from reuse.
+    pub fn quarantine_of(&self, peer: &Peer) -> Duration {
+        let needed = || self.gpu.backend().quarantine(peer.is_shown());
+        self.quarantine.unwrap_or_else(needed)
+    }
+
     /// Returns what all descriptors to a participant begin with.
     pub fn names_for(&self, participant: ParticipantId) -> Names {
         Names {

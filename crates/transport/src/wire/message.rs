@@ -14,7 +14,7 @@
 //!
 //! | type | message | body from byte 16 on | file descriptors |
 //! |---|---|---|---|
-//! | 1 | `Hello` | backend u8, 0 u8, descendants u16, 0 u32, device 16, the name that the participant gave itself: length u16, text | own pidfd, descendants' pidfds |
+//! | 1 | `Hello` | backend u8, 0 u8, descendants u16, sign u32, device 16, the name that the participant gave itself: length u16, text | own pidfd, descendants' pidfds |
 //! | 2 | `MapRegion` | region u64, access u8, 0 in 7, then the lease that gives the right: file u32, slot u32, generation u64 | |
 //! | 3 | `Unmapped` | region u64 | |
 //! | 4 | `Bye` | | |

@@ -120,6 +120,8 @@ pub(crate) struct Arrival {
     pub key: SealKey,
     pub sealer: Sealer,
     pub newcomer: Newcomer,
+    /// The number under which the driver shows its GPU work, as it says.
+    pub sign: u32,
 }
 
 /// Finds the inode of a file, if it is there.
@@ -129,6 +131,11 @@ fn with_inode(path: PathBuf) -> Option<(PathBuf, u64)> {
 }
 
 impl Peer {
+    /// Says whether the driver showed the life of the process when it connected.
+    pub fn is_shown(&self) -> bool {
+        !self.signs_of_life.is_empty()
+    }
+
     /// Says whether the driver shows that GPU work of the process may still run.
     pub fn shows_life(&self) -> bool {
         self.signs_of_life
@@ -155,7 +162,7 @@ impl Peer {
             leaving: Mutex::default(),
             signs_of_life: gpu
                 .backend()
-                .signs_of_life(seat.pid)
+                .signs_of_life(seat.pid, arrival.sign)
                 .into_iter()
                 .filter_map(with_inode)
                 .collect(),

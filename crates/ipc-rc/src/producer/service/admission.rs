@@ -84,9 +84,12 @@ impl Server for Service {
             ToProducer::Hello {
                 backend,
                 device,
+                sign,
                 name,
                 ..
-            } => self.prepare(backend, device, name, fds).map(First::Seat),
+            } => self
+                .prepare(backend, device, sign, name, fds)
+                .map(First::Seat),
             _ => Err((
                 RefusalCode::Protocol,
                 "the first message must be Hello".into(),
@@ -156,6 +159,7 @@ impl Service {
         &mut self,
         backend: BackendKind,
         device: DeviceUuid,
+        sign: u32,
         name: String,
         fds: Vec<Foreign>,
     ) -> Result<Prepared, Refused> {
@@ -192,6 +196,7 @@ impl Service {
             sealer: Sealer::new(&key, &core.facts.names_for(id)),
             key,
             newcomer,
+            sign,
         };
         self.next_serial += 1;
         Ok(Prepared {

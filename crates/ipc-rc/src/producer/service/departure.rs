@@ -47,9 +47,10 @@ impl Service {
                     // The driver's own sign is the last: the quarantine begins when it is gone.
                     leaving.proven = Some(now);
                 }
+                let quarantine = self.core.facts.quarantine_of(peer);
                 let over = leaving
                     .proven
-                    .is_some_and(|proven| now.duration_since(proven) >= self.core.facts.quarantine);
+                    .is_some_and(|proven| now.duration_since(proven) >= quarantine);
                 let proof = peer.seat.proof();
                 (
                     over,

@@ -143,7 +143,13 @@ impl Service {
                         let is_idle = || core.has_nothing(peer);
                         left.filter(|left| !left.is_zero() || is_idle())
                     },
-                    |proven| Some(core.facts.quarantine.saturating_sub(proven.elapsed())),
+                    |proven| {
+                        Some(
+                            core.facts
+                                .quarantine_of(peer)
+                                .saturating_sub(proven.elapsed()),
+                        )
+                    },
                 )
             };
             if let Some(left) = due {

@@ -194,14 +194,18 @@ fn to_producer() -> impl Strategy<Value = ToProducer> {
             backend,
             device(),
             0..=MOST_DESCENDANTS as u16,
+            any::<u32>(),
             "[a-z é]{0,20}"
         )
-            .prop_map(|(backend, device, descendants, name)| ToProducer::Hello {
-                backend,
-                device,
-                descendants,
-                name
-            }),
+            .prop_map(
+                |(backend, device, descendants, sign, name)| ToProducer::Hello {
+                    backend,
+                    device,
+                    descendants,
+                    sign,
+                    name
+                }
+            ),
         (any::<u64>(), region(), access(), lease()).prop_map(|(request, region, access, lease)| {
             ToProducer::MapRegion {
                 request,
@@ -461,6 +465,7 @@ fn the_bytes_are_where_the_tables_say() {
         backend,
         device,
         descendants: 3,
+        sign: 0x0403_0201,
         name: "decoder".into(),
     };
     let len = hello.encode(&mut packet);
@@ -469,7 +474,7 @@ fn the_bytes_are_where_the_tables_say() {
         packet[..len],
         [
             &start[..],
-            b"\x02\0\x03\0\0\0\0\0",
+            b"\x02\0\x03\0\x01\x02\x03\x04",
             b"0123456789abcdef",
             b"\x07\0decoder"
         ]

@@ -27,7 +27,9 @@ messages! {
             /// The participant's vendor.
             backend: BackendKind [1],
             /// How many pidfds follow the first.
-            descendants: u16 [4],
+            descendants: u16,
+            /// The number under which the driver shows the participant's GPU work; 0 for none known.
+            sign: u32,
             /// The participant's device.
             device: DeviceUuid,
             /// What the participant calls itself, for people; empty for nothing.
