@@ -91,8 +91,8 @@ mod state;
 pub use detect::detect;
 pub use gpu_api::{BackendKind, Error, Gpu, ParticipantId, Result};
 pub use ipc_rc::{
-    After, ClaimError, Claims, Descriptor, Participant, ReceivedBlock, SentBlock, Session, State,
-    Stream, To, Wait,
+    After, ClaimError, Claims, Descriptor, Gone, Participant, ReceivedBlock, SentBlock, Session,
+    State, Stream, To, Wait,
 };
 
 /// For a producer: options, counts and notices of a [`Session`].
@@ -111,8 +111,7 @@ pub mod participant {
 /// For tools that look from outside: the sessions of this host, and the processes that hold their
 /// blocks.
 pub mod admin {
-    pub use gpu_api::Holder;
-    pub use ipc_rc::{SessionReport, inspect, sessions, snapshot};
+    pub use ipc_rc::{Holder, SessionReport, inspect, sessions, snapshot};
 }
 
 /// For backends and for code that calls the driver itself: devices, memory, streams, events and the
@@ -120,14 +119,16 @@ pub mod admin {
 pub mod backend {
     pub use gpu_api::{
         Access, AddressRange, Allocation, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr,
-        DeviceUuid, DriverError, EventHandle, EventKind, Export, ForkGuard, GpuBackend,
-        GpuCaptures, GpuCopies, GpuDescriptors, GpuDevices, GpuEventHandles, GpuEvents, GpuHandles,
+        DeviceUuid, DriverError, EventHandle, EventKind, ForkGuard, GpuBackend, GpuCaptures,
+        GpuCopies, GpuDescriptors, GpuDevices, GpuEventHandles, GpuEvents, GpuHandles,
         GpuHostFunctions, GpuHostMemory, GpuManaged, GpuMemory, GpuPeers, GpuPointers, GpuPools,
-        GpuRanges, GpuStore, GpuStreams, GpuWords, Group, Holder, HostMemory, HostPtr, KernelPages,
-        Lent, MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, Piece, PointerInfo, PoolUsage,
-        QUARANTINE, RawEvent, RawMemory, RawPool, RawStream, Reclaim, Reclaimed, Region, RegionId,
-        RegionSource, Sharing, SourceUsage, Spot, StreamIdentity, StreamInfo, StreamOp, WordOps,
-        WordPtr, explain, groups, refuse_capture, thread,
+        GpuRanges, GpuStore, GpuStreams, GpuWords, Group, HostMemory, HostPtr, KernelPages,
+        MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, PointerInfo, PoolUsage, QUARANTINE, RawEvent,
+        RawMemory, RawPool, RawStream, RegionId, Sharing, Spot, StreamIdentity, StreamInfo,
+        StreamOp, WordOps, WordPtr, explain, groups, refuse_capture, thread,
+    };
+    pub use ipc_rc::{
+        Export, Holder, Lent, Piece, Reclaim, Reclaimed, Region, RegionSource, SourceUsage,
     };
 
     pub use crate::detect::{Backends, Detected, detect_only};

@@ -79,13 +79,14 @@ fn what_is_cheap_to_clone_can_be_cloned_and_a_right_cannot() {
 
 /// The names at the root of the crate: what a first program needs. All else lies in the module of
 /// its readers.
-const ROOT: [&str; 18] = [
+const ROOT: [&str; 19] = [
     "After",
     "BackendKind",
     "ClaimError",
     "Claims",
     "Descriptor",
     "Error",
+    "Gone",
     "Gpu",
     "Participant",
     "ParticipantId",

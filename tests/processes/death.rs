@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, BackendKind, Error, Gpu, Participant, State, To, Wait};
+use gpu_ipc::{After, BackendKind, Error, Gone, Gpu, Participant, State, To, Wait};
 use harness::wait_until;
 use rustix::process::Signal;
 
@@ -264,10 +264,9 @@ fn before_claim() {
     wait_until("it to be gone", || {
         producer.session.stats().participants == 0
     });
-    assert!(matches!(
-        block.share(To::Participant(id), After::Done),
-        Err(Error::ParticipantGone { .. })
-    ));
+    let refused = block.share(To::Participant(id), After::Done).err();
+    let gone = refused.as_ref().and_then(Gone::of);
+    assert_eq!(gone, Some(Gone::Participant(id)));
     check_survival(&producer);
 }
 

@@ -1,7 +1,7 @@
 //! The main job: share, claim, use, drop, collect.
 
 use gpu_ipc::session::AdoptToken;
-use gpu_ipc::{After, Error, Participant, State, To, Wait};
+use gpu_ipc::{After, Error, Gone, Participant, State, To, Wait};
 use harness::{WATCHDOG, wait_until};
 
 use crate::agent::Agent;
@@ -387,7 +387,8 @@ fn shutdown() {
         (report.blocks, report.holders.len(), report.holders[0].pid),
         (1, 1, consumer.pid())
     );
-    assert!(matches!(producer.session.alloc(1), Err(Error::Closing)));
+    let refused = producer.session.alloc(1).err();
+    assert_eq!(refused.as_ref().and_then(Gone::of), Some(Gone::Session));
     assert_eq!(consumer.stamp(index), 1);
     consumer.let_go(index);
     let report = producer.session.shutdown(WATCHDOG);

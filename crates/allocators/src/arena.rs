@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, Gpu, Piece, Reclaim, Region, RegionSource, Result, Sharing, SourceUsage};
+use gpu_api::{Error, Gpu, Result, Sharing};
+
+use crate::{Piece, Reclaim, Region, RegionSource, SourceUsage};
 use serde::{Deserialize, Serialize};
 
 use crate::relief::PATIENCE;
@@ -175,7 +177,8 @@ impl fmt::Debug for ArenaOptions {
 /// ```
 /// use backend_host::{HostBackend, HostConfig};
 /// use allocators::{Arena, ArenaOptions};
-/// use gpu_api::{DeviceId, Gpu, RegionSource};
+/// use gpu_api::{DeviceId, Gpu};
+/// use allocators::RegionSource;
 ///
 /// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
 /// let arena = Arena::new(gpu, ArenaOptions::default())?;

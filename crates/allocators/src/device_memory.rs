@@ -4,7 +4,9 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use gpu_api::{Allocation, DevicePtr, Error, Export, Gpu, Result, Sharing};
+use gpu_api::{Allocation, DevicePtr, Error, Gpu, Result, Sharing};
+
+use crate::Export;
 
 use crate::{Budget, DeviceBytes, Extent, Memory, RoomListener, SubAllocator};
 

@@ -12,7 +12,8 @@
 //!    [`Recorded`]: work on a stream, after which memory is free.
 //! 4. [`Trim`]: returning kept memory on request. [`Relief`], [`Relieved`]: the way from 'nothing
 //!    is free' to an error that explains itself.
-//! 5. [`Arena`]: memory for the blocks of sessions.
+//! 5. [`RegionSource`]: where the blocks of a session come from; [`Reclaim`]: a session that can give some back.
+//!    [`Arena`]: such a source.
 //! 6. [`Direct`], [`BasicCpu`], [`PinnedHost`], [`Pool`]: host memory. [`DriverPool`]: the driver's
 //!    own pool.
 //!    [`GraphPool`]: memory that belongs to a graph.
@@ -47,6 +48,7 @@ mod pool;
 mod pool_options;
 mod process_state;
 mod recorded;
+mod region;
 mod relief;
 mod request;
 mod shareable;
@@ -80,6 +82,9 @@ pub use process_state::{
     PhysicalDevice, ProcessOptions, ProcessState, VirtualDevice, VirtualDevices, Wrap,
 };
 pub use recorded::Recorded;
+pub use region::{
+    Export, Holder, Lent, Piece, Reclaim, Reclaimed, Region, RegionSource, SourceUsage,
+};
 pub use relief::{Relief, Relieved};
 pub use request::{Placed, Request};
 pub use shareable::Shareable;

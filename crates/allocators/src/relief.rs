@@ -21,7 +21,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use gpu_api::lock::Acquire;
-use gpu_api::{Error, ParticipantId, Reclaim, Result};
+use gpu_api::{Error, ParticipantId, Result};
+
+use crate::Reclaim;
 
 use crate::allocator::hand_on;
 use crate::request::end_of;

@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
 use gpu_api::lock::Acquire;
-use gpu_api::{DevicePtr, Export, Region, RegionId, Result, Spot};
+use gpu_api::{DevicePtr, RegionId, Result, Spot};
+
+use crate::{Export, Region};
 
 use crate::upstream::RoomListener;
 use crate::{DeviceMemory, Extent, GrowingMemory, Memory, SubAllocator};

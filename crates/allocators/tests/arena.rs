@@ -9,11 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use allocators::{Arena, ArenaOptions, Growth};
+use allocators::{Export, Holder, Piece, Reclaim, Reclaimed, Region, RegionSource, SourceUsage};
 use fake::Fake;
-use gpu_api::{
-    Error, Export, Gpu, Holder, MemHandle, ParticipantId, Piece, Reclaim, Reclaimed, Region,
-    RegionId, RegionSource, Sharing, SourceUsage,
-};
+use gpu_api::{Error, Gpu, MemHandle, ParticipantId, RegionId, Sharing};
 use proptest::prelude::*;
 use random::Random;
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use allocators::{Arena, ArenaOptions, Budget, Growth};
+use allocators::{Export, Piece, RegionSource};
 use backend_host::{HostBackend, HostConfig};
-use gpu_api::{DeviceId, Error, Export, Gpu, Piece, RegionSource, Sharing};
+use gpu_api::{DeviceId, Error, Gpu, Sharing};
 
 const PIECE: u64 = 1 << 20;
 

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use allocators::bfc::Divisions;
 use allocators::*;
+use allocators::{Piece, RegionSource};
 use backend_host::{HostBackend, HostConfig};
 use fake::Fake;
 use gpu_api::groups::*;
-use gpu_api::{BackendKind, DeviceId, Error, Gpu, Piece, RegionSource, Result, Sharing};
+use gpu_api::{BackendKind, DeviceId, Error, Gpu, Result, Sharing};
 
 const MIB: u64 = 1 << 20;
 const ROOM: u64 = 64 * MIB;

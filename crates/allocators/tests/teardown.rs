@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use allocators::RegionSource;
 use allocators::*;
 use fake::{Fake, Freed};
-use gpu_api::{Error, HostMemory, RegionSource, Sharing, StreamIdentity};
+use gpu_api::{Error, HostMemory, Sharing, StreamIdentity};
 
 const MIB: u64 = 1 << 20;
 const FIRST: VirtualDevice = VirtualDevice(0);

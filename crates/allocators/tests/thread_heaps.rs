@@ -11,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use allocators::*;
-use gpu_api::{Error, Holder, ParticipantId, Reclaim, Reclaimed, StreamIdentity};
+use allocators::{Holder, Reclaim, Reclaimed};
+use gpu_api::{Error, ParticipantId, StreamIdentity};
 use proptest::prelude::*;
 use random::Random;
 

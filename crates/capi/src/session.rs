@@ -1,5 +1,6 @@
 //! Sessions: what a producer opens.
 
+use gpu_ipc::Gone;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
@@ -317,7 +318,7 @@ pub unsafe extern "C" fn gpu_ipc_session_participant_name(
     call(|process| {
         let participant = ParticipantId(participant);
         let name = process.get(session)?.participant_name(participant);
-        let name = name.ok_or(Error::ParticipantGone { participant })?;
+        let name = name.ok_or_else(|| Error::from(Gone::Participant(participant)))?;
         // SAFETY: `put_text` asks for what this function asks for.
         unsafe { put_text(&name.replace('\0', " "), buffer, capacity) }
     })

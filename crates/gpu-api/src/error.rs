@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::io;
 
-use crate::{BackendKind, DeviceId, DeviceUuid, ParticipantId};
+use crate::{BackendKind, DeviceId, DeviceUuid};
 
 /// The result of everything that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -185,19 +185,6 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
-    /// The producer's process is dead or has closed its session. Held blocks stay readable; no new
-    /// ones come.
-    #[error("the producer (process {pid}) is gone; connect to its successor")]
-    ProducerGone {
-        /// Its process.
-        pid: u32,
-    },
-    /// The participant is unknown, dead or gone. Nothing can be granted to it.
-    #[error("{participant} is gone; share with one that is connected")]
-    ParticipantGone {
-        /// Which.
-        participant: ParticipantId,
-    },
     /// This is a forked child of the process that made the object. Make a new one in the child.
     #[error(
         "made before a fork: {what} belongs to the parent process; open a new one in the child"
@@ -214,9 +201,6 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
-    /// The session is shutting down.
-    #[error("the session is shutting down; open a new one")]
-    Closing,
     /// The deadline passed. Try again; nothing was lost.
     #[error("the deadline passed while waiting for {what}; ask again")]
     Deadline {
@@ -243,6 +227,15 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
+    /// An error of a crate above the backends, which says more of it. No backend gives one.
+    #[error("{0}")]
+    Other(Box<dyn OtherError>),
+}
+
+/// An error that no backend gives, for [`Error::Other`].
+pub trait OtherError: std::error::Error + Send + Sync + 'static {
+    /// Returns its number for other languages: 12, 13 or 16, which [`Error::code`] leaves free.
+    fn code(&self) -> i32;
 }
 
 impl Error {
@@ -333,14 +326,12 @@ impl Error {
             Error::Mismatch { .. } => 9,
             Error::Connect { .. } => 10,
             Error::Refused { .. } => 11,
-            Error::ProducerGone { .. } => 12,
-            Error::ParticipantGone { .. } => 13,
             Error::Forked { .. } => 14,
             Error::Capturing { .. } => 15,
-            Error::Closing => 16,
             Error::Deadline { .. } => 17,
             Error::Driver { .. } => 18,
             Error::System { .. } => 19,
+            Error::Other(error) => error.code(),
         }
     }
 }
@@ -451,18 +442,6 @@ mod tests {
                 "refused: uid 7 is not allowed; allow it",
             ),
             (
-                12,
-                Error::ProducerGone { pid: 7 },
-                "the producer (process 7) is gone; connect to its successor",
-            ),
-            (
-                13,
-                Error::ParticipantGone {
-                    participant: ParticipantId(0x10),
-                },
-                "participant 16 is gone; share with one that is connected",
-            ),
-            (
                 14,
                 Error::Forked {
                     what: "this session",
@@ -476,11 +455,6 @@ mod tests {
                     remedy: "share before the capture",
                 },
                 "stream 0x20 is being captured into a graph; share before the capture",
-            ),
-            (
-                16,
-                Error::Closing,
-                "the session is shutting down; open a new one",
             ),
             (
                 17,

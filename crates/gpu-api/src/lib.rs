@@ -9,8 +9,7 @@
 //! 4. [`range`]: memory apart from addresses, and addresses to map it on. [`pool`]: the driver's
 //!    own pools, and managed memory.
 //! 5. [`backend`]: [`GpuBackend`], the traits that a vendor implements over those above.
-//! 6. [`id`]: the numbers of regions and participants. [`region`]: [`RegionSource`], where blocks
-//!    come from, and [`Reclaim`], which can give some back.
+//! 6. [`id`]: the numbers of regions and participants, which every crate above has in common.
 //! 7. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a
 //!    forked child; `guarded`: a backend that refuses one.
 //! 8. [`pages`]: [`KernelPages`], host memory from the kernel, for backends.
@@ -59,7 +58,6 @@ pub mod memory;
 pub mod pages;
 pub mod pool;
 pub mod range;
-pub mod region;
 pub mod stream;
 pub mod thread;
 
@@ -80,7 +78,7 @@ pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo
 pub use error::{DriverError, Error, Result, explain};
 pub use fork::ForkGuard;
 pub use gpu::Gpu;
-pub use id::{ParticipantId, RegionId};
+pub use id::{Holder, ParticipantId, RegionId, Spot};
 pub use memory::{
     Access, AddressRange, Allocation, DevicePtr, HostMemory, HostPtr, MemHandle, MemoryKind,
     PointerInfo, Sharing, close_on_exec, round_up,
@@ -88,9 +86,6 @@ pub use memory::{
 pub use pages::KernelPages;
 pub use pool::{GpuPools, PoolUsage, RawPool};
 pub use range::{GpuRanges, GpuStore, RawMemory};
-pub use region::{
-    Export, Holder, Lent, Piece, Reclaim, Reclaimed, Region, RegionSource, SourceUsage, Spot,
-};
 pub use stream::{
     CaptureStatus, EventHandle, EventKind, MAX_BATCH, RawEvent, RawStream, StreamIdentity,
     StreamOp, WordPtr, contain,

@@ -7,6 +7,8 @@
 //! 2. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect, proof of death.
 //! 3. `consumer`: [`Participant`] and [`ReceivedBlock`]: connect, claim, map, use, release.
 //!
+//! [`Gone`] is in the errors of both sides, and [`RegionSource`] is where the bytes of blocks come from.
+//!
 //! This crate knows no vendor: it sees [`gpu_api::GpuBackend`] alone. It keeps nothing process-wide
 //! but a count of threads, and on a user's thread it makes no call that can block unless the call's
 //! documentation says so.
@@ -39,6 +41,7 @@ mod consumer;
 mod contents;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod gone;
 mod gpu_event;
 mod notices;
 mod producer;
@@ -46,6 +49,9 @@ mod range;
 mod shard;
 mod stream;
 
+pub use allocators::{
+    Export, Holder, Lent, Piece, Reclaim, Reclaimed, Region, RegionSource, SourceUsage,
+};
 pub use consumer::builder::ParticipantBuilder;
 pub use consumer::claim_error::ClaimError;
 pub use consumer::connecting::Connecting;
@@ -56,6 +62,7 @@ pub use consumer::participant::Participant;
 pub use consumer::received_block::{ReceivedBlock, State};
 pub use consumer::wait::Wait;
 pub use contents::{Contents, SentSlice};
+pub use gone::Gone;
 pub use producer::blocks::tokens::AdoptToken;
 pub use producer::builder::SessionBuilder;
 pub use producer::grants::ticket::Claims;

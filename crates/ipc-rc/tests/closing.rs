@@ -4,8 +4,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use backend_host::{HostBackend, HostConfig};
-use gpu_api::{DeviceId, Error, Gpu, ParticipantId, Result};
-use ipc_rc::{After, ClaimError, Claims, Participant, Session, SessionBuilder, To, Wait};
+use gpu_api::{DeviceId, Gpu, ParticipantId, Result};
+use ipc_rc::{After, ClaimError, Claims, Gone, Participant, Session, SessionBuilder, To, Wait};
 use transport::os::socket;
 
 const WATCHDOG: Duration = Duration::from_secs(120);
@@ -56,10 +56,12 @@ fn waiting_for_participants_ends_with_the_session() {
     let (_dir, gpu, session) = open(|builder| builder);
     let _one = connect(&gpu, &session);
     let waited = wait_for_two(&session, || drop(session.shutdown(Duration::ZERO)));
-    assert!(matches!(waited, Err(Error::Closing)), "{waited:?}");
+    let gone = waited.as_ref().err().and_then(Gone::of);
+    assert_eq!(gone, Some(Gone::Session), "{waited:?}");
     // And so does a wait that begins after.
     let waited = wait_for_two(&session, || {});
-    assert!(matches!(waited, Err(Error::Closing)), "{waited:?}");
+    let gone = waited.as_ref().err().and_then(Gone::of);
+    assert_eq!(gone, Some(Gone::Session), "{waited:?}");
 }
 
 #[test]

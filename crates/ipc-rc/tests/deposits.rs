@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, Error, Gpu};
-use ipc_rc::{ClaimError, Departure, DepositId, Participant, Session, SessionNotice};
+use ipc_rc::{ClaimError, Departure, DepositId, Gone, Participant, Session, SessionNotice};
 use transport::os::process::own_pidfd;
 use transport::os::socket::{ReceiveOutcome, SendOutcome, connect_within, receive, send};
 use transport::wire::message::{MOST_BYTES, RefusalCode, ToParticipant, ToProducer};
@@ -195,7 +195,8 @@ fn a_closing_session_keeps_nothing_more_and_a_closed_one_lets_go() {
         "{refused:?}"
     );
     let closed = stage.session.deposit(ID, file(""));
-    assert!(matches!(closed, Err(Error::Closing)), "{closed:?}");
+    let gone = closed.as_ref().err().and_then(Gone::of);
+    assert_eq!(gone, Some(Gone::Session), "{closed:?}");
     drop((participant, stage));
     // The last reader is gone.
     wait_until("the close of what was kept", || {

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, Error, Gpu};
 use ipc_rc::{
-    After, ClaimError, Claims, Descriptor, Participant, ReceivedBlock, Session, SessionBuilder,
-    ShareOptions, State, Stream, To, Wait,
+    After, ClaimError, Claims, Descriptor, Gone, Participant, ReceivedBlock, Session,
+    SessionBuilder, ShareOptions, State, Stream, To, Wait,
 };
 
 /// A wait that is longer will never end.
@@ -283,7 +283,8 @@ fn a_closed_session_shares_no_loan_and_what_was_shared_lasts_as_long_as_it() {
     let descriptor = loan.share(BROADCAST).expect("shared");
     let report = stage.session.shutdown(Duration::ZERO);
     assert!(!report.clean && report.own_blocks == 1, "{report:?}");
-    assert!(matches!(loan.share(BROADCAST), Err(Error::Closing)));
+    let refused = loan.share(BROADCAST).err();
+    assert_eq!(refused.as_ref().and_then(Gone::of), Some(Gone::Session));
     drop(claim(&participant, &descriptor).expect("those that are connected claim"));
     loan.release()
         .wait(Some(PATIENCE))

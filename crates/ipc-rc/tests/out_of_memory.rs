@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use allocators::{Arena, ArenaOptions, Growth};
+use allocators::{Piece, RegionSource, SourceUsage};
 use backend_host::{HostBackend, HostConfig};
-use gpu_api::{DeviceId, Error, Gpu, Piece, RegionSource, Result, SourceUsage};
+use gpu_api::{DeviceId, Error, Gpu, Result};
 use ipc_rc::{After, Participant, Session, SessionBuilder, To, Wait};
 
 /// Long enough for the slowest machine; a test that waits longer hangs.

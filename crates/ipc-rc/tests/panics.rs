@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use allocators::{Piece, Region, RegionSource, SourceUsage};
 use backend_host::{HostBackend, HostConfig};
-use gpu_api::{DeviceId, Error, Gpu, Piece, Region, RegionSource, Result, SourceUsage};
+use gpu_api::{DeviceId, Error, Gpu, Result};
 use ipc_rc::{After, ClaimError, Claims, Participant, Session, SessionNotice, To, Wait};
 
 /// Long enough for the slowest machine; a test that waits longer hangs.

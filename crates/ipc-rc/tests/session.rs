@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use allocators::{Piece, RegionSource, SourceUsage};
 use backend_host::{HostBackend, HostConfig};
-use gpu_api::{DeviceId, Error, Gpu, Piece, RegionSource, Result, SourceUsage};
+use gpu_api::{DeviceId, Error, Gpu, Result};
 use ipc_rc::{After, Claims, Session, SessionBuilder, Stream, To};
 
 fn open(
@@ -127,7 +128,7 @@ impl RegionSource for Panicking {
         self.inner.usage()
     }
 
-    fn snapshot(&self, _: &dyn gpu_api::Reclaim, _: usize) -> Option<String> {
+    fn snapshot(&self, _: &dyn allocators::Reclaim, _: usize) -> Option<String> {
         self.may_panic();
         None
     }

@@ -7,7 +7,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use gpu_api::{RawEvent, Region, Result};
+use gpu_api::{RawEvent, Result};
+use ipc_rc::Region;
 use ipc_rc::SentBlock;
 
 use crate::counter_file::{CounterFile, SLOTS};

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use gpu_api::lock::Acquire;
 use gpu_api::{
-    AddressRange, BackendKind, DevicePtr, DeviceUuid, Error, EventHandle, EventKind, Export, Gpu,
-    RawEvent, Region, Result, Sharing,
+    AddressRange, BackendKind, DevicePtr, DeviceUuid, Error, EventHandle, EventKind, Gpu, RawEvent,
+    Result, Sharing,
 };
 use ipc_rc::{After, SentBlock, Stream};
+use ipc_rc::{Export, Region};
 
 use crate::fields::Fields;
 use crate::ledger::{Collected, Kept, Ledger, Outstanding, SendId};

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_ipc::host::HostBackend;
-use gpu_ipc::{ClaimError, Error, Participant, ParticipantId, ReceivedBlock, State, To, Wait};
+use gpu_ipc::{
+    ClaimError, Error, Gone, Participant, ParticipantId, ReceivedBlock, State, To, Wait,
+};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -54,9 +56,8 @@ impl Leases {
                 copier,
                 participant,
             })),
-            Err(Error::Refused { .. } | Error::ProducerGone { .. } | Error::Deadline { .. }) => {
-                Ok(None)
-            }
+            Err(Error::Refused { .. } | Error::Deadline { .. }) => Ok(None),
+            Err(error) if Gone::of(&error).is_some() => Ok(None),
             Err(error) if is_few_files(&error) => {
                 seat.board.count(Count::FewFiles);
                 Ok(None)

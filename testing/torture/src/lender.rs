@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gpu_ipc::backend::RegionSource;
 use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{
-    After, BackendKind, Claims, Descriptor, Error, Gpu, ParticipantId, SentBlock, Session, To,
+    After, BackendKind, Claims, Descriptor, Error, Gone, Gpu, ParticipantId, SentBlock, Session, To,
 };
 
 use super::audit::Audit;
@@ -213,7 +213,7 @@ impl Sessions {
                 exclusive,
             })),
             // It died, or is about to.
-            Err(Error::ParticipantGone { .. }) => Ok(None),
+            Err(error) if Gone::of(&error).is_some() => Ok(None),
             Err(Error::Exhausted { .. }) => {
                 self.board.count(Count::Full);
                 Ok(None)
@@ -280,7 +280,7 @@ impl Sessions {
                     self.board.count(Count::Full);
                     return Ok(());
                 }
-                Err(Error::ParticipantGone { .. }) => return Ok(()),
+                Err(error) if Gone::of(&error).is_some() => return Ok(()),
                 Err(error) => return Err(explain(&error)),
             }
         }

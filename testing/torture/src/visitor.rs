@@ -324,7 +324,7 @@ impl Visitor {
     /// a finding.
     fn is_lawful(&self, error: Error) -> Result<bool, String> {
         match error {
-            Error::Connect { .. } | Error::ProducerGone { .. } => Ok(is_there(&self.path)),
+            Error::Connect { .. } | Error::Other(_) => Ok(is_there(&self.path)),
             // A session that ends, or that is killed, closes who comes late.
             Error::Refused { .. }
                 if fs::metadata(&self.path).is_err() || goes(&self.path, PATIENCE) =>

@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use gpu_api::lock::Acquire;
-use gpu_api::{BackendKind, Error, ForkGuard, Gpu, Reclaim, RegionSource, Result};
+use gpu_api::{BackendKind, Error, ForkGuard, Gpu, Result};
+
+use crate::{Reclaim, RegionSource};
 
 use super::made::{Inner, Made, Shared, physical};
 use super::{AllocatorAttributes, AllocatorKey, ProcessOptions, VirtualDevice};

@@ -6,7 +6,7 @@ mod shown;
 mod svg;
 mod text;
 
-use gpu_api::{Holder, Lent};
+use crate::{Holder, Lent};
 use serde::{Deserialize, Serialize};
 
 use crate::AllocatorStats;

@@ -498,11 +498,11 @@ fn several_pieces_lie_side_by_side() {
         assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
         assert_eq!((fake::all_live(), fake::violations()), (vec![], 0));
     }
-    let mut torn = pieces(2, 2).map(|fd| fd.and(Err(Error::Closing)));
+    let mut torn = pieces(2, 2).map(|fd| fd.and(Err(Error::Deadline { what: "a piece" })));
     let error = cuda
         .import_fds(GPU, &mut torn, PIECE, Access::ReadWrite)
         .expect_err("there is no descriptor");
-    assert!(matches!(error, Error::Closing), "{error:?}");
+    assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
     assert_eq!((fake::all_live(), fake::violations()), (vec![], 0));
 }
 

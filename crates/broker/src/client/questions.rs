@@ -14,6 +14,7 @@
 #[cfg(test)]
 mod model;
 
+use ipc_rc::Gone;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -284,6 +285,6 @@ fn lost(question: &ToBroker) -> ObjectError {
                 identity: *identity,
             }
         }
-        _ => Error::ProducerGone { pid: 0 }.into(),
+        _ => Error::from(Gone::Producer { pid: 0 }).into(),
     }
 }

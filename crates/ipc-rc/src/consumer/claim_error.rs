@@ -1,5 +1,6 @@
 //! Why a claim gave no block.
 
+use crate::gone::Gone;
 use gpu_api::Error;
 
 /// Why a claim gave no block. Closed, so that callers handle each.
@@ -81,7 +82,9 @@ impl ClaimError {
 impl From<Error> for ClaimError {
     fn from(error: Error) -> ClaimError {
         match error {
-            Error::ProducerGone { .. } => ClaimError::ProducerGone,
+            error if matches!(Gone::of(&error), Some(Gone::Producer { .. })) => {
+                ClaimError::ProducerGone
+            }
             Error::Capturing { .. } => ClaimError::Capturing,
             Error::Forked { .. } => ClaimError::Forked,
             error => ClaimError::Backend(error),

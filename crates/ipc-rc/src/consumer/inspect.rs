@@ -114,7 +114,7 @@ fn report_of(page: &ReportPage, seen: Option<u32>) -> SessionReport {
 }
 
 /// Asks a session what its source of regions looks like, without becoming a participant: the JSON
-/// object that [`RegionSource::snapshot`](gpu_api::RegionSource::snapshot) made. The session makes
+/// object that [`RegionSource::snapshot`](allocators::RegionSource::snapshot) made. The session makes
 /// it on the thread that answers everybody.
 ///
 /// That it is text of at most 16 MiB which nobody can change any more has been checked, and nothing

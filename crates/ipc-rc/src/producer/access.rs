@@ -25,9 +25,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use allocators::Export;
 #[cfg(doc)]
 use gpu_api::RegionId;
-use gpu_api::{Access, Error, Export, Result};
+use gpu_api::{Access, Error, Result};
 
 use crate::producer::blocks::block::Block;
 use crate::producer::core::Core;

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use allocators::RegionSource;
 use allocators::{Arena, ArenaOptions, Growth};
-use gpu_api::{Error, Gpu, RegionSource, Result, Sharing};
+use gpu_api::{Error, Gpu, Result, Sharing};
 
 use crate::producer::core::{Core, Facts};
 use crate::producer::service::turn::start;

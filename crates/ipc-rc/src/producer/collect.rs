@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use gpu_api::{Holder, Lent, Reclaim, Reclaimed};
+use allocators::{Holder, Lent, Reclaim, Reclaimed};
 
 use crate::producer::blocks::block::Block;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use allocators::RegionSource;
 use gpu_api::lock::Acquire;
-use gpu_api::{BackendKind, Error, Gpu, ParticipantId, RegionSource, Result};
+use gpu_api::{BackendKind, Error, Gpu, ParticipantId, Result};
 
+use crate::gone::Gone;
 use crate::notices::Notices;
 use crate::producer::blocks::block::Block;
 use crate::producer::blocks::memory::Memory;
@@ -201,7 +203,7 @@ impl Core {
         // With the store of `closing` that was read: its writer wrote first why.
         fence(Ordering::Acquire);
         if !self.life.has_failed.load(Ordering::Relaxed) {
-            return Error::Closing;
+            return Gone::Session.into();
         }
         let panicked = std::io::Error::other("it panicked");
         Error::system(

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-use gpu_api::{Holder, Reclaim, SourceUsage};
+use allocators::{Holder, Reclaim, SourceUsage};
 
 use crate::producer::blocks::count::Amount;
 use crate::producer::core::Core;

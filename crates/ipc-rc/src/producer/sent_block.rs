@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use gpu_api::{DevicePtr, Error, Piece, Region, RegionSource, Result};
+use allocators::{Piece, Region, RegionSource};
+use gpu_api::{DevicePtr, Error, Result};
 
 use crate::producer::blocks::block::{Block, Origin, keep_for_ever};
 use crate::producer::blocks::tokens::AdoptToken;
@@ -70,7 +71,7 @@ impl SentBlock {
     ///
     /// # Errors
     ///
-    /// [`Error::ParticipantGone`], [`Error::Closing`], [`Error::Forked`], [`Error::Capturing`] for
+    /// [`Gone::Participant`], [`Gone::Session`], [`Error::Forked`], [`Error::Capturing`] for
     /// a stream that is being captured, [`Error::Exhausted`] when the participant's quota of leases
     /// is used up or too many tickets are live, and the driver's error. After an error nothing was
     /// granted.
@@ -107,7 +108,7 @@ impl SentBlock {
     /// # Errors
     ///
     /// [`Error::Invalid`] for a range that is empty or does not lie in the block,
-    /// [`Error::Closing`], [`Error::Forked`].
+    /// [`Gone::Session`], [`Error::Forked`].
     ///
     /// # Examples
     ///

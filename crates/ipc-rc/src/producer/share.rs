@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use gpu_api::{Access, Error, ParticipantId, Result};
 
+use crate::gone::Gone;
 use crate::producer::blocks::block::Block;
 use crate::producer::core::Core;
 use crate::producer::fences::fence::{Addressee, UNCAPTURED};
@@ -410,8 +411,8 @@ impl Core {
     /// its slots are all in use.
     #[inline]
     fn grant_to(&self, id: ParticipantId, block: &Arc<Block>, terms: Terms) -> Result<Granted> {
-        let gone = || Error::ParticipantGone { participant: id };
-        let ledger = self.roster.ledgers.get(place_of(id)).ok_or_else(gone)?;
+        let ledger = self.roster.ledgers.get(place_of(id));
+        let ledger = ledger.ok_or(Gone::Participant(id))?;
         match ledger.grant_sealed(id, block, terms) {
             Ok(granted) => Ok(granted),
             Err(Refusal::Gone | Refusal::Full) => {

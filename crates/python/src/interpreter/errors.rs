@@ -5,7 +5,7 @@
 
 use gpu_ipc::backend::explain;
 use gpu_ipc::broker::ObjectError;
-use gpu_ipc::{ClaimError, Error};
+use gpu_ipc::{ClaimError, Error, Gone};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -77,7 +77,7 @@ fn raise_object(error: ObjectError) -> PyErr {
 /// Makes the exception of an error.
 pub(crate) fn raise(error: Error) -> PyErr {
     let raised = exception(error.code(), explain(&error));
-    if let Error::ParticipantGone { participant } = error {
+    if let Some(Gone::Participant(participant)) = Gone::of(&error) {
         // Without the name the error says it in its text alone.
         let _ = Python::attach(|py| {
             let id = py

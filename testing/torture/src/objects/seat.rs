@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args as Group, ValueEnum};
-use gpu_ipc::Gpu;
 use gpu_ipc::broker::ObjectError;
+use gpu_ipc::{Gone, Gpu};
 
 use super::journal::Journal;
 use super::tally::{Count, Tally};
@@ -78,13 +78,9 @@ pub fn forgive<T>(result: Result<T, ObjectError>) -> Result<Option<T>, String> {
         Err(
             ObjectError::WriterLost { .. }
             | ObjectError::Aborted { .. }
-            | ObjectError::Gpu(
-                Error::Connect { .. }
-                | Error::Deadline { .. }
-                | Error::ProducerGone { .. }
-                | Error::Closing,
-            ),
+            | ObjectError::Gpu(Error::Connect { .. } | Error::Deadline { .. }),
         ) => Ok(None),
+        Err(ObjectError::Gpu(error)) if Gone::of(&error).is_some() => Ok(None),
         Err(error) => Err(explain(&error)),
     }
 }

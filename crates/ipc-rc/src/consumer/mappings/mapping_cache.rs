@@ -28,6 +28,7 @@ use crate::consumer::connection::questions::Look;
 use crate::consumer::mappings::mapping::{Entered, Home, Mapping, Opened};
 use crate::consumer::mappings::ranges::Ranges;
 use crate::consumer::mappings::span::{Pieces, Spans};
+use crate::gone::Gone;
 use crate::shard::own_shard;
 use transport::shared::slot::Claim;
 use transport::trace_point;
@@ -188,9 +189,12 @@ impl<H: Home> Mappings<H> {
                 return Some(Turn::Mapped(mapping));
             }
             if link.is_gone() {
-                return Some(Turn::Failed(NotMapped::Failed(Error::ProducerGone {
-                    pid: link.facts.producer_pid,
-                })));
+                return Some(Turn::Failed(NotMapped::Failed(
+                    Gone::Producer {
+                        pid: link.facts.producer_pid,
+                    }
+                    .into(),
+                )));
             }
             match asking.look(questions) {
                 Look::Take(answer) => Some(Turn::Open(answer)),

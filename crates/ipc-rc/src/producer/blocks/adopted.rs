@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use allocators::{Export, Piece, Region};
 use gpu_api::lock::Acquire;
-use gpu_api::{
-    BackendKind, DevicePtr, Error, Export, Gpu, MemoryKind, Piece, Region, RegionId, Result,
-    Sharing,
-};
+use gpu_api::{BackendKind, DevicePtr, Error, Gpu, MemoryKind, RegionId, Result, Sharing};
 
 /// Numbers of adopted regions begin here, apart from those of the session's source.
 pub(crate) const FIRST_ADOPTED: RegionId = RegionId(1 << 63);

@@ -10,8 +10,9 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use allocators::{Piece, Region};
 use gpu_api::lock::Acquire;
-use gpu_api::{DevicePtr, Error, Piece, Region};
+use gpu_api::{DevicePtr, Error};
 
 use crate::producer::blocks::memory::Memory;
 use crate::producer::blocks::pending_work::Proof;

@@ -3,7 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use gpu_api::{ForkGuard, Piece, Region, RegionSource, Result};
+use allocators::{Piece, Region, RegionSource};
+use gpu_api::{ForkGuard, Result};
 
 use crate::producer::blocks::adopted::FIRST_ADOPTED;
 use crate::producer::blocks::count::Count;

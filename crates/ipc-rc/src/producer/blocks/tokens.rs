@@ -5,8 +5,9 @@ use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use allocators::Piece;
+use gpu_api::RegionId;
 use gpu_api::lock::Acquire;
-use gpu_api::{Piece, RegionId};
 
 use crate::notices::Notices;
 use crate::producer::notice::SessionNotice;

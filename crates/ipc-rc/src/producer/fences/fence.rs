@@ -413,6 +413,7 @@ mod tests {
     use gpu_api::DeviceId;
 
     use super::*;
+    use crate::gone::Gone;
     use transport::shared::counter_file::{CounterFile, FIRST_SLOTS, TIMELINES};
 
     struct Bench {
@@ -461,7 +462,8 @@ mod tests {
         // Who found the participant before it went, and comes to its words after.
         for stream in [&old, &fresh] {
             let refused = bench.queue(stream);
-            let gone = matches!(refused, Err(Error::ParticipantGone { participant }) if participant == bench.id);
+            let gone =
+                refused.as_ref().err().and_then(Gone::of) == Some(Gone::Participant(bench.id));
             assert!(gone, "{refused:?}");
         }
         assert!(bench.words.are_owed());

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use gpu_api::lock::Acquire;
 use gpu_api::{Error, ParticipantId, Result, WordPtr};
 
+use crate::gone::Gone;
 use crate::producer::fences::progress::{Debt, Progress};
 use transport::shared::counter_file::{CounterFile, TIMELINES};
 use transport::shared::timeline;
@@ -74,7 +75,7 @@ impl Words {
 
     pub(super) fn check_open(&self, participant: ParticipantId) -> Result<()> {
         if self.is_closed.load(Ordering::Relaxed) {
-            Err(Error::ParticipantGone { participant })
+            Err(Gone::Participant(participant).into())
         } else {
             Ok(())
         }

@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use gpu_api::lock::Acquire;
 use gpu_api::{Error, ParticipantId, Result};
 
+use crate::gone::Gone;
 use crate::producer::roster::peer::Peer;
 use transport::os::socket::{self, SendOutcome};
 use transport::wire::message::{MOST_BYTES, ToParticipant};
@@ -36,7 +37,7 @@ impl Outbox {
     /// # Errors
     ///
     /// [`Error::Exhausted`] when the participant has not read for [`MOST_KEPT`] messages or
-    /// [`MOST_KEPT_FDS`] descriptors, [`Error::ParticipantGone`] when it hung up.
+    /// [`MOST_KEPT_FDS`] descriptors, [`Gone::Participant`] when it hung up.
     pub fn push(
         &self,
         peer: &Peer,
@@ -51,9 +52,7 @@ impl Outbox {
             match socket::send(peer.seat.socket.as_fd(), &bytes[..len], fds) {
                 Ok(SendOutcome::Sent) => return Ok(()),
                 Ok(SendOutcome::HungUp) => {
-                    return Err(Error::ParticipantGone {
-                        participant: peer.id,
-                    });
+                    return Err(Gone::Participant(peer.id).into());
                 }
                 Ok(SendOutcome::Full) => {}
                 Err(source) => {

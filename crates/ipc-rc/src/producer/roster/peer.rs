@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use allocators::{Holder, Region};
 use gpu_api::lock::Acquire;
-use gpu_api::{
-    Access, Error, Gpu, Holder, HostPtr, ParticipantId, Region, RegionId, Result, WordPtr,
-};
+use gpu_api::{Access, Error, Gpu, HostPtr, ParticipantId, RegionId, Result, WordPtr};
 
+use crate::gone::Gone;
 use crate::producer::blocks::block::Block;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::words::Words;
@@ -215,9 +215,7 @@ impl Peer {
             match grant() {
                 Ok(granted) => return Ok(granted),
                 Err(Refusal::Gone) => {
-                    return Err(Error::ParticipantGone {
-                        participant: self.id,
-                    });
+                    return Err(Gone::Participant(self.id).into());
                 }
                 Err(Refusal::Full) => {}
             }

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, Guard};
 use gpu_api::lock::Acquire;
-use gpu_api::{Access, Error, ParticipantId, RegionId, Result};
+use gpu_api::{Access, ParticipantId, RegionId, Result};
 
+use crate::gone::Gone;
 use crate::producer::roster::ledger_table::LedgerTable;
 use crate::producer::roster::outbox::Outbox;
 use crate::producer::roster::peer::Peer;
@@ -169,5 +170,5 @@ pub(crate) fn find(peers: &[Option<Arc<Peer>>], id: ParticipantId) -> Option<&Ar
 pub(crate) fn seated(peers: &[Option<Arc<Peer>>], id: ParticipantId) -> Result<&Arc<Peer>> {
     find(peers, id)
         .filter(|peer| !peer.gone.load(Ordering::Relaxed))
-        .ok_or(Error::ParticipantGone { participant: id })
+        .ok_or_else(|| Gone::Participant(id).into())
 }

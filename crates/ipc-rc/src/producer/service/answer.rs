@@ -5,9 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use allocators::{Export, Region};
 use arrayvec::ArrayVec;
-use gpu_api::{Access, Error, Export, Region, RegionId};
+use gpu_api::{Access, Error, RegionId};
 
+use crate::gone::Gone;
 use crate::producer::blocks::block::Block;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::ticket_event::Await;
@@ -288,7 +290,7 @@ impl Service {
             Ok((lease, _)) => lease,
             Err(Error::Exhausted { .. }) => return Outcome::Limit,
             // It said goodbye, and claims all the same: as often as it likes, without a warning each.
-            Err(Error::ParticipantGone { .. }) => return Outcome::Failed,
+            Err(error) if Gone::of(&error).is_some() => return Outcome::Failed,
             Err(error) => {
                 tracing::warn!(participant = %peer.id, %error, "a ticket cannot be redeemed");
                 return Outcome::Failed;
@@ -351,15 +353,18 @@ impl Service {
             forwarded
                 .map(|descriptor| Some(Box::new(descriptor)))
                 .map_err(|error| {
-                    let code = match &error {
-                        Error::Invalid {
-                            what: "the lease to forward",
-                            ..
-                        } => RefusalCode::Lease,
-                        Error::Invalid { .. } => RefusalCode::Protocol,
-                        Error::ParticipantGone { .. } => RefusalCode::Addressee,
-                        Error::Exhausted { .. } => RefusalCode::Limit,
-                        Error::Closing => RefusalCode::Closing,
+                    let code = match (Gone::of(&error), &error) {
+                        (Some(Gone::Participant(_)), _) => RefusalCode::Addressee,
+                        (Some(_), _) => RefusalCode::Closing,
+                        (
+                            None,
+                            Error::Invalid {
+                                what: "the lease to forward",
+                                ..
+                            },
+                        ) => RefusalCode::Lease,
+                        (None, Error::Invalid { .. }) => RefusalCode::Protocol,
+                        (None, Error::Exhausted { .. }) => RefusalCode::Limit,
                         _ => RefusalCode::Failed,
                     };
                     (code, error.to_string())

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpu_api::{Reclaim, Result, thread};
+use allocators::Reclaim;
+use gpu_api::{Result, thread};
 
 use crate::producer::blocks::block::keep_for_ever;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
