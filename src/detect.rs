@@ -251,7 +251,7 @@ impl Detected {
         host_is_wanted: bool,
         shows: impl Fn(BackendKind) -> bool,
     ) -> Result<Vec<Gpu>> {
-        if host_is_wanted || self.gpus.iter().any(|gpu| gpu.kind() != BackendKind::Host) {
+        if host_is_wanted || self.gpus.iter().any(|gpu| !gpu.kind().in_host_memory()) {
             return Ok(self.gpus);
         }
         let failing = self
@@ -264,7 +264,7 @@ impl Detected {
             .filter(|(kind, error)| !matches!(error, Error::NotCompiled { .. }) && shows(*kind));
         match failing
             .chain(missing)
-            .find(|(kind, _)| *kind != BackendKind::Host)
+            .find(|(kind, _)| !kind.in_host_memory())
         {
             Some((_, error)) => Err(error),
             None => Ok(self.gpus),

@@ -1,5 +1,5 @@
-//! What holds for every source file: it leads to its tests, and tests start processes through one
-//! library.
+//! What holds for every source file: it leads to its tests, tests start processes through one
+//! library, and what differs by vendor stands in one table.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -212,6 +212,88 @@ fn tests_start_processes_through_the_harness() {
         .filter(|(known, _)| !used.contains(known))
         .collect();
     assert!(unused.is_empty(), "these need no exception: {unused:?}");
+}
+
+/// Where a vendor may be told from another: the backends, the choice among them, the table of
+/// vendors, and the benchmark of a driver's own calls.
+const KNOW_VENDORS: [&str; 9] = [
+    "crates/backend-cuda/",
+    "crates/backend-hip/",
+    "crates/backend-host/",
+    "crates/cli/src/bench/floor/",
+    "crates/driver/",
+    "crates/gpu-api/src/device.rs",
+    "crates/hip-probe/",
+    "src/detect.rs",
+    "testing/conformance/",
+];
+
+/// Returns the lines that do one thing for a vendor and another for the rest: a comparison, an arm
+/// of a match, or a `matches!`.
+fn matched_vendors(source: &str) -> Vec<&str> {
+    const NAME: &str = "BackendKind::";
+    let is_matched = |line: &&str| {
+        line.match_indices(NAME).any(|(at, _)| {
+            let before = line[..at].trim_end_matches("gpu_ipc::").trim_end();
+            let behind = &line[at + NAME.len()..];
+            let after = behind
+                .trim_start_matches(char::is_alphanumeric)
+                .trim_start();
+            let is_variant = ["Cuda", "Hip", "Host"]
+                .iter()
+                .any(|name| behind.starts_with(name));
+            let compares = |text: &str| ["==", "!="].iter().any(|sign| text.starts_with(sign));
+            let is_compared = before.ends_with("==") || before.ends_with("!=") || compares(after);
+            let is_arm = ["=>", "|", "if "].iter().any(|arm| after.starts_with(arm))
+                || after.contains("=>") && before.ends_with(['(', '|']);
+            is_variant && (is_compared || is_arm || before.contains("matches!("))
+        })
+    };
+    source.lines().filter(is_matched).collect()
+}
+
+#[test]
+fn what_differs_by_vendor_stands_in_the_table_of_vendors() {
+    let folders = ["src", "crates", "testing"];
+    for file in folders.into_iter().flat_map(files) {
+        let is_product = file.contains("/src/") || file.starts_with("src/");
+        if !is_product || KNOW_VENDORS.iter().any(|known| file.starts_with(known)) {
+            continue;
+        }
+        // Tests of a file name vendors as they like.
+        let whole = text(&file);
+        let code = whole.split("#[cfg(test)]").next().unwrap_or_default();
+        let found = matched_vendors(code);
+        assert!(
+            found.is_empty(),
+            "{file} asks which vendor it is; put what differs into `BackendKind`'s table or `Caps`: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn a_vendor_that_is_asked_for_is_found_in_every_form() {
+    for line in [
+        "if gpu.kind() == BackendKind::Host {",
+        "if kind != gpu_ipc::BackendKind::Hip {",
+        "if BackendKind::Cuda == kind {",
+        "        BackendKind::Cuda => one(),",
+        "        BackendKind::Cuda | BackendKind::Hip => one(),",
+        "        (BackendKind::Cuda, Some(1)) => one(),",
+        "        BackendKind::Cuda if can => one(),",
+        "matches!(kind, BackendKind::Cuda)",
+    ] {
+        assert_eq!(matched_vendors(line), [line]);
+    }
+    for line in [
+        "detect_only(BackendKind::Host)?.first(BackendKind::Host)?",
+        "for kind in BackendKind::ALL {",
+        "backend: BackendKind::Host,",
+        "BackendKind::from_byte(byte) == Some(kind)",
+        "let why = Error::NotCompiled { backend: BackendKind::Hip };",
+    ] {
+        assert!(matched_vendors(line).is_empty(), "{line}");
+    }
 }
 
 #[test]

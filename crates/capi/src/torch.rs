@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::boundary::{call, value_or};
-use crate::engine::{BackendKind, Error, Stream};
+use crate::engine::{Error, Stream};
 use crate::failure::{Failure, Outcome};
 use crate::kinds::gpu_ipc_session;
 use crate::pools::Pool;
@@ -24,7 +24,7 @@ use crate::pools::Pool;
 pub extern "C" fn gpu_ipc_torch_use(session: *mut gpu_ipc_session) -> i32 {
     call(|process| {
         let session = process.get(session)?.session.clone();
-        if session.gpu().kind() != BackendKind::Cuda {
+        if !session.gpu().kind().arrays().torch_allocates {
             return Err(Error::unsupported(
                 "an allocator of PyTorch's",
                 format!("the session is on a {} device", session.gpu().kind()),

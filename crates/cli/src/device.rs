@@ -13,7 +13,7 @@ use crate::choice::BackendChoice;
 /// Why each of them has none, a line each.
 pub fn choose(choice: BackendChoice) -> Result<Gpu, String> {
     let mut why = Vec::new();
-    for &kind in choice.kinds() {
+    for kind in choice.kinds() {
         match detect_only(kind).and_then(|found| found.first(kind)) {
             Ok(gpu) => return Ok(gpu),
             Err(error) => why.push(explain(&error)),
@@ -31,7 +31,10 @@ pub fn find(kind: BackendKind, uuid: &str) -> Result<Gpu, String> {
         .find(|gpu| gpu.uuid().to_string() == uuid);
     gpu.cloned().ok_or_else(|| match found.missing().first() {
         Some((_, error)) => explain(error),
-        None => format!("the parent's {kind} device is not visible in a child process; check CUDA_VISIBLE_DEVICES"),
+        None => {
+            let remedy = kind.no_device_remedy();
+            format!("the parent's {kind} device is not visible in a child process; {remedy}")
+        }
     })
 }
 

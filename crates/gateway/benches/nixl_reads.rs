@@ -152,7 +152,7 @@ fn main() -> Outcome<()> {
     }
     let gpu = device(&options.to)?;
     // On the host one kind is as another.
-    let kinds: &[Kind] = if gpu.kind() == BackendKind::Host {
+    let kinds: &[Kind] = if gpu.kind().in_host_memory() {
         &[Kind::Virtual]
     } else {
         &[Kind::Plain, Kind::Virtual, Kind::Pinned]
@@ -292,7 +292,7 @@ fn reads(
         if whole > SLOW {
             break;
         }
-        if options.cuts && (kind == Kind::Plain || gpu.kind() == BackendKind::Host) {
+        if options.cuts && (kind == Kind::Plain || gpu.kind().in_host_memory()) {
             let begun = Instant::now();
             let all = UNDER_WAY
                 .iter()

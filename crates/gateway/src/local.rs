@@ -4,7 +4,7 @@ use std::path::Path;
 
 use gpu_ipc::broker::server::listing::Listing;
 use gpu_ipc::broker::{Client, Identity, ObjectError};
-use gpu_ipc::{BackendKind, Gpu, detect};
+use gpu_ipc::{Gpu, detect};
 
 use crate::error::{Error, Result};
 use crate::message::Home;
@@ -52,9 +52,10 @@ impl Local {
     /// Says where its memory lies.
     pub fn place(&self) -> Place {
         let gpu = self.client.gpu();
-        match gpu.kind() {
-            BackendKind::Host => Place::Host,
-            _ => Place::Device(gpu.device().0),
+        if gpu.kind().in_host_memory() {
+            Place::Host
+        } else {
+            Place::Device(gpu.device().0)
         }
     }
 

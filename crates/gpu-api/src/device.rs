@@ -28,6 +28,18 @@ impl BackendKind {
                 variables: &[],
                 driver: "",
                 no_device: "set GPU_IPC_HOST_DEVICES to 1 or more, or unset it",
+                maker: "shared memory instead of a GPU",
+                version_file: None,
+                in_host_memory: true,
+                may_share_context: false,
+                needs_proof: false,
+                arrays: Arrays {
+                    dlpack_device: 1,
+                    default_stream: None,
+                    has_cuda_interface: false,
+                    torch_allocates: false,
+                    torch_opens: true,
+                },
             },
             BackendKind::Cuda => &Facts {
                 name: "cuda",
@@ -36,6 +48,18 @@ impl BackendKind {
                 driver: "install the NVIDIA driver, or pass the GPU into the container (--gpus all, with the NVIDIA \
                          Container Toolkit)",
                 no_device: "check CUDA_VISIBLE_DEVICES",
+                maker: "NVIDIA",
+                version_file: Some("/proc/driver/nvidia/version"),
+                in_host_memory: false,
+                may_share_context: true,
+                needs_proof: false,
+                arrays: Arrays {
+                    dlpack_device: 2,
+                    default_stream: Some(1),
+                    has_cuda_interface: true,
+                    torch_allocates: true,
+                    torch_opens: true,
+                },
             },
             BackendKind::Hip => &Facts {
                 name: "hip",
@@ -44,6 +68,18 @@ impl BackendKind {
                 driver: "install the amdgpu driver, or pass the GPU into the container (--device=/dev/kfd \
                          --device=/dev/dri)",
                 no_device: "check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
+                maker: "AMD",
+                version_file: Some("/sys/module/amdgpu/version"),
+                in_host_memory: false,
+                may_share_context: false,
+                needs_proof: true,
+                arrays: Arrays {
+                    dlpack_device: 10,
+                    default_stream: Some(0),
+                    has_cuda_interface: false,
+                    torch_allocates: false,
+                    torch_opens: false,
+                },
             },
         }
     }
@@ -80,6 +116,37 @@ impl BackendKind {
     pub const fn no_device_remedy(self) -> &'static str {
         self.facts().no_device
     }
+
+    /// Names who makes the devices.
+    pub const fn maker(self) -> &'static str {
+        self.facts().maker
+    }
+
+    /// Returns the file in which the kernel says which version of the vendor's driver runs.
+    pub const fn version_file(self) -> Option<&'static str> {
+        self.facts().version_file
+    }
+
+    /// Says whether the devices' memory is the host's own, which any thread reads and writes.
+    pub const fn in_host_memory(self) -> bool {
+        self.facts().in_host_memory
+    }
+
+    /// Says whether the vendor has a service by which processes share one context on a device (NVIDIA
+    /// MPS); [`Caps::shared_context`] says whether they do.
+    pub const fn may_share_context(self) -> bool {
+        self.facts().may_share_context
+    }
+
+    /// Says whether what the driver claims is used only where a probe saw it work.
+    pub const fn needs_proof(self) -> bool {
+        self.facts().needs_proof
+    }
+
+    /// Returns what array libraries know the devices as.
+    pub const fn arrays(self) -> &'static Arrays {
+        &self.facts().arrays
+    }
 }
 
 /// A row of the table of vendors.
@@ -89,6 +156,29 @@ struct Facts {
     variables: &'static [&'static str],
     driver: &'static str,
     no_device: &'static str,
+    maker: &'static str,
+    version_file: Option<&'static str>,
+    in_host_memory: bool,
+    may_share_context: bool,
+    needs_proof: bool,
+    arrays: Arrays,
+}
+
+/// What array libraries know a vendor's devices as, and which of their own ways they have for them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Arrays {
+    /// DLPack's number of the kind of device (`DLDeviceType`).
+    pub dlpack_device: i32,
+    /// The number by which `__dlpack__` names the legacy default stream; `None` for devices without
+    /// streams.
+    pub default_stream: Option<i64>,
+    /// The CUDA array interface is for these devices.
+    pub has_cuda_interface: bool,
+    /// PyTorch takes an allocator of another library's for these devices.
+    pub torch_allocates: bool,
+    /// PyTorch opens descriptors and events of other processes on these devices.
+    pub torch_opens: bool,
 }
 
 impl fmt::Display for BackendKind {

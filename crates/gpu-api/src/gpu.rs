@@ -50,7 +50,7 @@ impl Caps {
 /// use gpu_api::{BackendKind, Gpu};
 ///
 /// fn describe(gpu: &Gpu) -> String {
-///     let place = if gpu.kind() == BackendKind::Host { "in host memory" } else { "a GPU" };
+///     let place = if gpu.kind().in_host_memory() { "in host memory" } else { "a GPU" };
 ///     let access = if gpu.caps().read_only { "consumers can map read-only" } else { "consumers can write" };
 ///     format!("{} ({place}), {} bytes; {access}", gpu.info().name, gpu.info().total_bytes)
 /// }

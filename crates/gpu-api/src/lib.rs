@@ -74,7 +74,7 @@ pub mod groups {
         GpuPools, GpuRanges, GpuStore, GpuStreams, GpuWords,
     };
 }
-pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};
+pub use device::{Arrays, BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};
 pub use error::{DriverError, Error, Result, explain};
 pub use fork::ForkGuard;
 pub use gpu::Gpu;

@@ -3,7 +3,7 @@
 use std::ops::RangeBounds;
 use std::sync::atomic::AtomicU8;
 
-use gpu_api::{Access, BackendKind, DevicePtr, Error, Gpu, Result};
+use gpu_api::{Access, DevicePtr, Error, Gpu, Result};
 
 use crate::consumer::received_block::ReceivedBlock;
 use crate::producer::sent_block::SentBlock;
@@ -352,7 +352,7 @@ impl sealed::Contents for ReceivedBlock {
 
 fn view(block: &impl sealed::Contents) -> Option<&[AtomicU8]> {
     let extent = block.extent();
-    if block.check_process().is_err() || extent.gpu.kind() != BackendKind::Host {
+    if block.check_process().is_err() || !extent.gpu.kind().in_host_memory() {
         return None;
     }
     let (start, len) = (extent.start.0 as *const AtomicU8, extent.len as usize);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use gpu_api::lock::Acquire;
 use gpu_api::{
-    AddressRange, BackendKind, DevicePtr, DeviceUuid, Error, EventHandle, EventKind, Gpu, RawEvent,
-    Result, Sharing,
+    AddressRange, DevicePtr, DeviceUuid, Error, EventHandle, EventKind, Gpu, RawEvent, Result,
+    Sharing,
 };
 use ipc_rc::{After, SentBlock, Stream};
 use ipc_rc::{Export, Region};
@@ -209,7 +209,7 @@ impl Sender {
                     kept: Kept::Nothing,
                 })
             }
-            Some(Sharing::Fd) if self.gpu.kind() != BackendKind::Hip => {
+            Some(Sharing::Fd) if self.gpu.kind().arrays().torch_opens => {
                 let fd = self.descriptor(range)?;
                 let numbers = vec![fd.as_raw_fd().cast_unsigned()];
                 let chunks = Chunks::Descriptors(numbers);
@@ -292,7 +292,7 @@ impl Sender {
         same_gpu(stream, &self.gpu)?;
         stream.refuse_capture("send before or after the capture")?;
         let backend = self.gpu.backend();
-        let by_event = self.gpu.caps().event_ipc && self.gpu.kind() != BackendKind::Hip;
+        let by_event = self.gpu.caps().event_ipc && self.gpu.kind().arrays().torch_opens;
         if !by_event || self.ledger.acquire().events >= MAX_EVENTS {
             stream.synchronize()?;
             return Ok(None);

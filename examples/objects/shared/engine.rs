@@ -156,7 +156,7 @@ fn look_at<'a>(
 
 /// Returns the bytes of memory that are taken: on a GPU by everybody, without one by this process.
 pub fn memory_taken(gpu: &Gpu) -> Result<u64, Box<dyn Error>> {
-    if gpu.kind() == BackendKind::Host {
+    if gpu.kind().in_host_memory() {
         let text = std::fs::read_to_string("/proc/self/smaps_rollup")?;
         let line = text
             .lines()

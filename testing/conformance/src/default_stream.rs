@@ -263,7 +263,7 @@ fn per_thread(gpu: &Gpu) {
 fn left_alone(gpu: &Gpu) {
     // What is current afterwards shows in what an application's own calls mean: on the host backend
     // it can be asked.
-    if gpu.kind() != gpu_ipc::BackendKind::Host {
+    if !gpu.kind().in_host_memory() {
         return;
     }
     on_a_thread(|| {

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 use std::process::ExitCode;
 
 use clap::{Args as Group, Parser, Subcommand};
-use gpu_ipc::BackendKind;
 use serde::Serialize;
 
 use control::{Leak, Leaks};
@@ -146,7 +145,7 @@ fn run(options: &SteadyOptions) -> Outcome {
         .unwrap_or_else(|| std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0));
     // A run that hangs has its seed on the terminal.
     output::complain(&format!("steady: seed {seed}"));
-    let is_host = gpu.kind() == BackendKind::Host;
+    let is_host = gpu.kind().in_host_memory();
     let backend = gpu.kind().name();
     let start = Instant::now();
     let worked = Work::new(gpu, Dice::new(seed, 0)).and_then(|work| endure(work, options));

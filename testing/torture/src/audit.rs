@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
 use gpu_ipc::backend::{Export, Piece, Region, RegionSource, SourceUsage};
-use gpu_ipc::{BackendKind, Error, Gpu};
+use gpu_ipc::{Error, Gpu};
 
 use super::options::Control;
 use super::shared_stats::{Board, Count};
@@ -37,7 +37,7 @@ impl Audit {
         board: &'static Board,
         control: Option<Control>,
     ) -> Result<Arc<Audit>, Error> {
-        let reachable = gpu.kind() == BackendKind::Host;
+        let reachable = gpu.kind().in_host_memory();
         let options = ArenaOptions::default().growth(Growth::Fixed(region_bytes));
         let source = Arena::new(gpu, options.grows_in_place(in_place))?;
         Ok(Arc::new(Audit {

@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use gpu_ipc::backend::RegionSource;
 use gpu_ipc::session::ShareOptions;
-use gpu_ipc::{
-    After, BackendKind, Claims, Descriptor, Error, Gone, Gpu, ParticipantId, SentBlock, Session, To,
-};
+use gpu_ipc::{After, Claims, Descriptor, Error, Gone, Gpu, ParticipantId, SentBlock, Session, To};
 
 use super::audit::Audit;
 use super::message::{self, Message, Outbox};
@@ -122,7 +120,7 @@ impl Sessions {
             .backend()
             .memory_info(self.gpu.device())
             .ok()
-            .filter(|_| self.gpu.kind() == BackendKind::Host);
+            .filter(|_| self.gpu.kind().in_host_memory());
         let device_bytes = info.map_or(usage.reserved, |info| info.total_bytes - info.free_bytes);
         let rows = self.session.stats().participants;
         Vitals {

@@ -39,7 +39,6 @@ mod visitor;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use gpu_ipc::BackendKind;
 use gpu_ipc_cli::objects::keep::{self, KeepOptions};
 use gpu_ipc_cli::objects::serve::{self, BrokerOptions};
 use objects::ObjectMemberOptions;
@@ -126,11 +125,7 @@ fn run(options: &TortureOptions) -> Outcome {
     if options.broker {
         return objects::run(options, &gpu);
     }
-    let backend = match gpu.kind() {
-        BackendKind::Cuda => Vendor::Cuda,
-        BackendKind::Hip => Vendor::Hip,
-        _ => Vendor::Host,
-    };
+    let backend = Vendor(gpu.kind());
     let (uuid, can_grow) = (gpu.uuid().to_string(), gpu.caps().ranges);
     drop(gpu);
     match supervisor::run(options, backend, &uuid, can_grow) {

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use gpu_ipc::BackendKind;
 use rustix::process::{Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -234,9 +233,7 @@ impl Torment<'_> {
             command.args(["--lasts", &self.options.seconds.to_string()]);
         }
         // Only the host's devices can be made small.
-        if role == Role::Producer
-            && lifelong != Some(false)
-            && self.backend.kind() == BackendKind::Host
+        if role == Role::Producer && lifelong != Some(false) && self.backend.kind().in_host_memory()
         {
             command.arg("--small").env("GPU_IPC_HOST_BYTES", HOST_BYTES);
         }

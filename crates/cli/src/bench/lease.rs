@@ -1,7 +1,7 @@
 //! Rows of a lease's way: share, claim, drop, and all three together.
 
 use gpu_ipc::session::ShareOptions;
-use gpu_ipc::{After, BackendKind, Descriptor, SentBlock, Session, To};
+use gpu_ipc::{After, Descriptor, SentBlock, Session, To};
 
 use super::consumer::CALLS;
 use super::fixture::{Consumer, Stage, until_released};
@@ -230,5 +230,5 @@ fn alloc(session: &Session) -> Result<SentBlock> {
 }
 
 fn is_gpu(stage: &Stage) -> bool {
-    stage.gpu.kind() != BackendKind::Host
+    !stage.gpu.kind().in_host_memory()
 }

@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use gpu_ipc::backend::Sharing;
-use gpu_ipc::{After, BackendKind, Gpu, To};
+use gpu_ipc::{After, Gpu, To};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use super::fixture::{Stage, until_released};
@@ -52,7 +52,7 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>> {
 fn fits(stage: &Stage, bytes: u64) -> Result<bool> {
     let memory = stage.gpu.backend().memory_info(stage.gpu.device())?;
     // Shared memory is everybody's, and its pages are made by who touches them: nobody does.
-    let most = if stage.gpu.kind() == BackendKind::Host {
+    let most = if stage.gpu.kind().in_host_memory() {
         2 << 30
     } else {
         u64::MAX
@@ -116,7 +116,7 @@ fn row(stage: &Stage, name: &str, sharing: Sharing, bytes: u64, shown: &str) -> 
     let row = Row::new(name, what, floor_is)
         .at(bytes, shown)
         .measured(pairs);
-    Ok(if stage.gpu.kind() == BackendKind::Host {
+    Ok(if stage.gpu.kind().in_host_memory() {
         row
     } else {
         row.goal(Goal::Times(1.3, 100_000.0))

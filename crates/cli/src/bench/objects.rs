@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gpu_ipc::backend::{Access, DevicePtr, HostMemory, RawMemory, Sharing};
 use gpu_ipc::broker::{Client, Epoch, Layout, PartSpec, Reader, Selector};
-use gpu_ipc::{BackendKind, Gpu, Stream};
+use gpu_ipc::{Gpu, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
@@ -35,7 +35,7 @@ const READERS: usize = 64;
 
 /// All rows of objects.
 pub fn rows(stage: &Stage) -> Result<Vec<Row>> {
-    let is_host = stage.gpu.kind() == BackendKind::Host;
+    let is_host = stage.gpu.kind().in_host_memory();
     let taken = taken(&stage.gpu)?;
     let dir = std::env::temp_dir().join(format!("gpu-ipc-bench-objects-{}", std::process::id()));
     let owner = Owner::start(&stage.gpu, dir, &["--keep-epochs", "2"])?;
@@ -69,7 +69,7 @@ fn taken(gpu: &Gpu) -> Result<u64> {
 
 /// Chooses the largest object that fits with room for contexts and a copy's target.
 fn largest(stage: &Stage, before: u64) -> Result<u64> {
-    if stage.gpu.kind() == BackendKind::Host {
+    if stage.gpu.kind().in_host_memory() {
         return Ok(128 << 20);
     }
     // What the last rows gave back is free when the driver says so. What is not back by then is not
@@ -392,7 +392,7 @@ fn broker_memory(stage: &Stage, owner: &Owner, client: &Client, before: u64) -> 
         "the broker's own memory on the host: {}",
         size::show(resident)
     );
-    if stage.gpu.kind() == BackendKind::Host {
+    if stage.gpu.kind().in_host_memory() {
         // Without a device there is nothing but the process.
         return Ok(row
             .figures(
@@ -450,7 +450,7 @@ fn readers(stage: &Stage, owner: &Owner) -> Result<Vec<Row>> {
             times.push(start.elapsed().as_nanos() as u64);
         }
         // On the host backend a mapping counts for its process, whatever it shares.
-        if stage.gpu.kind() != BackendKind::Host {
+        if !stage.gpu.kind().in_host_memory() {
             grown = grown.max(taken(&stage.gpu)?.saturating_sub(before));
         }
         drop(opened);

@@ -63,10 +63,8 @@ impl Machine {
 
 /// Says which driver runs.
 fn driver(kind: BackendKind) -> String {
-    let path = match kind {
-        BackendKind::Cuda => "/proc/driver/nvidia/version",
-        BackendKind::Hip => "/sys/module/amdgpu/version",
-        _ => return String::new(),
+    let Some(path) = kind.version_file() else {
+        return String::new();
     };
     let text = fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();

@@ -5,9 +5,7 @@
 
 use std::collections::VecDeque;
 
-use gpu_ipc::{
-    BackendKind, ClaimError, Gpu, Participant, ParticipantId, ReceivedBlock, State, To, Wait,
-};
+use gpu_ipc::{ClaimError, Gpu, Participant, ParticipantId, ReceivedBlock, State, To, Wait};
 use serde::{Deserialize, Serialize};
 
 use super::watchdog::PATIENCE;
@@ -166,7 +164,7 @@ impl Consumer {
     /// is out of its reach.
     fn fork_while_input_is_open(&self) -> Result<i32, String> {
         // All that the child needs is made before: it must not allocate.
-        let reachable = self.gpu.kind() == BackendKind::Host;
+        let reachable = self.gpu.kind().in_host_memory();
         let kept = self.held.iter().filter(|_| reachable);
         let memory: Vec<(*mut u8, usize)> = kept
             .map(|held| {

@@ -119,7 +119,7 @@ pub fn ask(kind: BackendKind, patience: Duration, tell: &dyn Fn(String)) -> Back
     // What the process found of the driver itself comes after what lies around it.
     let found = std::mem::replace(&mut backend.checks, device_files::checks(kind));
     backend.checks.extend(found);
-    if kind == BackendKind::Cuda {
+    if kind.may_share_context() {
         backend.checks.push(mps::check());
     }
     let driver_is_here = backend.checks.iter().any(device_files::shows_driver);

@@ -34,9 +34,6 @@ use crate::args::{DoctorOptions, DoctorProcess};
 use crate::{Outcome, output};
 use report::Report;
 
-/// The backends in the order of the report.
-const BACKENDS: [BackendKind; 3] = [BackendKind::Host, BackendKind::Cuda, BackendKind::Hip];
-
 /// Looks at everything and says what was found.
 pub fn run(options: &DoctorOptions) -> Outcome {
     // Drawn on standard error, and only on a terminal.
@@ -54,7 +51,10 @@ pub fn run(options: &DoctorOptions) -> Outcome {
     kernel.push(namespaces::check());
     let limits = limits::checks();
     let patience = Duration::from_secs(u64::from(options.timeout));
-    let backends = BACKENDS
+    // The host first: whether anything works at all.
+    let mut kinds = BackendKind::ALL;
+    kinds.sort_unstable();
+    let backends = kinds
         .into_iter()
         .map(|kind| backend::ask(kind, patience, &tell))
         .collect();

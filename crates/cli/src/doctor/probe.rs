@@ -45,7 +45,7 @@ fn probe(kind: BackendKind) -> Result<(), String> {
                 look_at(&mut backend, gpu)?;
             }
             #[cfg(feature = "hip")]
-            if kind == BackendKind::Hip {
+            if kind.needs_proof() {
                 let so_far = backend.clone();
                 backend.checks = super::hip::checks(|doing| say(&so_far, Some(doing)))?;
             }

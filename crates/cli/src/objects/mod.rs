@@ -84,7 +84,9 @@ impl Asked {
 
 /// Returns a device for questions that are about no memory.
 fn any_gpu() -> Result<Gpu, String> {
-    crate::device::choose(crate::choice::BackendChoice::Host)
+    crate::device::choose(crate::choice::BackendChoice(Some(
+        gpu_ipc::BackendKind::Host,
+    )))
 }
 
 /// Makes a bar of this many bytes on standard error, which shows only on a terminal.

@@ -88,7 +88,7 @@ impl Staging {
                     .map_err(none)?;
                 (
                     memory.base.0,
-                    if gpu.kind() == BackendKind::Host {
+                    if gpu.kind().in_host_memory() {
                         Place::Host
                     } else {
                         Place::Device(gpu.device().0)
@@ -97,7 +97,7 @@ impl Staging {
             }
             Way::Direct | Way::PinnedRing => {
                 let memory = HostMemory {
-                    pinned: gpu.kind() != BackendKind::Host,
+                    pinned: !gpu.kind().in_host_memory(),
                     numa_node: None,
                 };
                 let bytes = usize::try_from(all).unwrap_or(usize::MAX);

@@ -1,11 +1,9 @@
 //! DLPack's structs and numbers, as `dlpack.h` of github.com/dmlc/dlpack has them: versions 1.x,
 //! and the one before.
 
+use pyo3::ffi;
 use std::ffi::{CStr, c_void};
 use std::ptr;
-
-use gpu_ipc::BackendKind;
-use pyo3::ffi;
 
 use crate::data::layout::Dtype;
 
@@ -49,12 +47,14 @@ pub(crate) struct Device {
 impl Device {
     /// Returns DLPack's name of a device.
     pub fn of(gpu: &gpu_ipc::Gpu) -> Device {
-        let id = gpu.device().0 as i32;
-        match gpu.kind() {
-            BackendKind::Cuda => Device { kind: CUDA, id },
-            BackendKind::Hip => Device { kind: ROCM, id },
-            _ => Device { kind: CPU, id: 0 },
-        }
+        let kind = gpu.kind().arrays().dlpack_device;
+        // DLPack has one host.
+        let id = if kind == CPU {
+            0
+        } else {
+            gpu.device().0 as i32
+        };
+        Device { kind, id }
     }
 
     /// Returns the device as people name it.

@@ -10,7 +10,7 @@
 
 use std::ffi::c_int;
 
-use gpu_ipc::{BackendKind, Gpu};
+use gpu_ipc::Gpu;
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -113,7 +113,7 @@ pub(crate) fn cuda_interface<'py, A: Array>(
 ) -> PyResult<Bound<'py, PyDict>> {
     array.gpu().check_fork().or_raise()?;
     let kind = array.gpu().kind();
-    if kind != BackendKind::Cuda {
+    if !kind.arrays().has_cuda_interface {
         return Err(PyAttributeError::new_err(format!(
             "the memory is {kind}'s: it has no CUDA array interface"
         )));
@@ -140,7 +140,7 @@ pub(crate) unsafe fn fill_view<A: Array>(
 ) -> PyResult<()> {
     array.gpu().check_fork().or_raise()?;
     let kind = array.gpu().kind();
-    if kind != BackendKind::Host {
+    if !kind.in_host_memory() {
         return Err(no_buffer(format!(
             "the memory is on a {kind} device; take the array by DLPack"
         )));

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use gpu_ipc::{BackendKind, Error, Gpu};
+use gpu_ipc::{Error, Gpu};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
@@ -144,21 +144,19 @@ pub(crate) enum ConsumerStream {
 
 /// Reads the `stream` of `__dlpack__`: `None` is the legacy default stream, -1 wants no order.
 pub(crate) fn of_consumer(gpu: &Gpu, stream: Option<i64>) -> PyResult<ConsumerStream> {
-    match (gpu.kind(), stream) {
+    match (gpu.kind().arrays().default_stream, stream) {
         (_, Some(-1)) => Ok(ConsumerStream::NoSync),
-        (BackendKind::Host, None) => Ok(ConsumerStream::Host),
-        (BackendKind::Host, Some(other)) => {
-            Err(invalid("the stream of host memory", other, "None"))
-        }
-        // CUDA names its legacy default stream 1 there and forbids 0, HIP names it 0.
-        (_, None) => Ok(ConsumerStream::Raw(0)),
-        (BackendKind::Cuda, Some(1)) => Ok(ConsumerStream::Raw(0)),
-        (BackendKind::Cuda, Some(0)) => Err(invalid(
+        (None, None) => Ok(ConsumerStream::Host),
+        (None, Some(other)) => Err(invalid("the stream of host memory", other, "None")),
+        (Some(_), None) => Ok(ConsumerStream::Raw(0)),
+        (Some(legacy), Some(raw)) if raw == legacy => Ok(ConsumerStream::Raw(0)),
+        // Where that stream has another number, 0 is none.
+        (Some(_), Some(0)) => Err(invalid(
             "the stream of __dlpack__",
             0,
             "None, -1, 1, 2 or a handle",
         )),
-        (_, Some(raw)) => match u64::try_from(raw) {
+        (Some(_), Some(raw)) => match u64::try_from(raw) {
             Ok(raw) => Ok(ConsumerStream::Raw(raw)),
             Err(_) => Err(invalid(
                 "the stream of __dlpack__",

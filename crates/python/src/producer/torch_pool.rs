@@ -6,12 +6,10 @@
 //! is one pool for each device and process. A segment is a block of the session. It keeps the
 //! session, so tensors outlive its closing.
 
+use pyo3::prelude::*;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
-
-use gpu_ipc::BackendKind;
-use pyo3::prelude::*;
 
 use super::shared::{Lent, Shared};
 use crate::interpreter::errors::{invalid, unsupported};
@@ -34,7 +32,7 @@ fn pools() -> std::sync::MutexGuard<'static, Vec<Pool>> {
 
 /// Returns the pool of a session, made at the first call.
 pub(crate) fn open<'py>(py: Python<'py>, session: &Arc<Shared>) -> PyResult<Bound<'py, PyAny>> {
-    if session.gpu.kind() != BackendKind::Cuda {
+    if !session.gpu.kind().arrays().torch_allocates {
         return Err(unsupported(
             "a pool of PyTorch's",
             format!("the session is on a {} device", session.gpu.kind()),

@@ -11,16 +11,19 @@ mod calls;
 mod cuda;
 
 use crate::failure::Result;
-use gpu_ipc::{BackendKind, Gpu};
+#[cfg(feature = "cuda")]
+use gpu_ipc::BackendKind;
+use gpu_ipc::Gpu;
 
 pub use calls::{Floor, Foreign};
 
 /// Chooses the floor of a device, for use on this thread alone.
 pub fn of(gpu: &Gpu) -> Result<Box<dyn Floor>> {
-    match gpu.kind() {
-        #[cfg(feature = "cuda")]
-        BackendKind::Cuda => Ok(Box::new(cuda::Cuda::new(gpu)?)),
-        BackendKind::Host => Ok(Box::new(backend::Backend::new(gpu, true))),
-        _ => Ok(Box::new(backend::Backend::new(gpu, false))),
+    // The driver's own calls, which are one vendor's.
+    #[cfg(feature = "cuda")]
+    if gpu.kind() == BackendKind::Cuda {
+        return Ok(Box::new(cuda::Cuda::new(gpu)?));
     }
+    let is_host = gpu.kind().in_host_memory();
+    Ok(Box::new(backend::Backend::new(gpu, is_host)))
 }

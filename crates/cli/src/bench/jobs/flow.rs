@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use gpu_ipc::backend::DevicePtr;
 use gpu_ipc::session::ShareOptions;
-use gpu_ipc::{After, BackendKind, SentBlock, Stream, To};
+use gpu_ipc::{After, SentBlock, Stream, To};
 
 use super::memory::{DeviceMemory, HostShared};
 use super::told::{By, Told};
@@ -50,7 +50,7 @@ struct Run {
 
 /// Frames of 4 MiB at 1 kHz.
 pub fn camera(stage: &Stage) -> Result<Vec<Row>> {
-    let is_host = stage.gpu.kind() == BackendKind::Host;
+    let is_host = stage.gpu.kind().in_host_memory();
     let bytes = if stage.quick { 64 << 10 } else { 4 << 20 };
     // A small machine writes each frame with its own processors.
     let ticks = stage.choose(if is_host { 200 } else { 2_000 }, 30);
@@ -97,7 +97,7 @@ fn rows(stage: &Stage, shape: Shape, consumers: u64, ways: &[By]) -> Result<Vec<
             size::show(shape.bytes),
             ours.rate,
             today.rate,
-            if stage.gpu.kind() == BackendKind::Host {
+            if stage.gpu.kind().in_host_memory() {
                 "; the processors do the device's work too"
             } else {
                 ""

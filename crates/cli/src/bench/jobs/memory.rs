@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use gpu_ipc::backend::{DevicePtr, HostPtr, Sharing};
-use gpu_ipc::{BackendKind, Gpu, Stream};
+use gpu_ipc::{Gpu, Stream};
 use memmap2::MmapRaw;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -74,7 +74,7 @@ impl HostShared {
             map,
             pinned: None,
         };
-        if gpu.kind() != BackendKind::Host {
+        if !gpu.kind().in_host_memory() {
             // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`:
             // `drop` does both.
             unsafe {

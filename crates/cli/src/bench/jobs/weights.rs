@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 use std::time::Instant;
 
 use gpu_ipc::session::ShareOptions;
-use gpu_ipc::{After, BackendKind, Gpu, SentBlock, To};
+use gpu_ipc::{After, Gpu, SentBlock, To};
 
 use super::memory::HostShared;
 use super::told::Told;
@@ -42,7 +42,7 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>> {
         let free = free(&stage.gpu)?;
         let fits = |copies: u64| wanted.min(free / 2 / copies / count) & !4095;
         // Beside a copy in each process there is room for smaller ones, or for none.
-        let is_host = stage.gpu.kind() == BackendKind::Host;
+        let is_host = stage.gpu.kind().in_host_memory();
         let has_copies = is_host || fits(WORKERS as u64 + 1) == wanted;
         let bytes = if is_host {
             fits(WORKERS as u64 + 2)
@@ -104,7 +104,7 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>> {
 /// Returns the bytes that a device has free, or a small machine.
 fn free(gpu: &Gpu) -> Result<u64> {
     let free = gpu.backend().memory_info(gpu.device())?.free_bytes;
-    if gpu.kind() != BackendKind::Host {
+    if !gpu.kind().in_host_memory() {
         return Ok(free);
     }
     let text =

@@ -6,7 +6,7 @@
 use std::os::fd::{OwnedFd, RawFd};
 
 use gpu_ipc::backend::DevicePtr;
-use gpu_ipc::{BackendKind, Gpu, Participant, ReceivedBlock, Stream, Wait};
+use gpu_ipc::{Gpu, Participant, ReceivedBlock, Stream, Wait};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -271,7 +271,7 @@ impl Worker<'_> {
     /// Returns the bytes of the device that are taken; on the host backend, by this process.
     fn taken(&self) -> Result<u64> {
         // A GPU's memory is everybody's: the parent asks once.
-        if self.gpu.kind() != BackendKind::Host {
+        if !self.gpu.kind().in_host_memory() {
             return Ok(0);
         }
         let memory = self.gpu.backend().memory_info(self.gpu.device())?;

@@ -99,7 +99,7 @@ fn why_not(backend: BackendKind, kind: MemoryKind) -> &'static str {
         MemoryKind::Imported => {
             "this process opened it from another one; forward the block instead"
         }
-        MemoryKind::Unknown if backend == BackendKind::Host => {
+        MemoryKind::Unknown if backend.in_host_memory() => {
             "it is memory of this process alone, which has no handle for others"
         }
         MemoryKind::Unknown => "the driver does not know the address",
