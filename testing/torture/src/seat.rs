@@ -80,7 +80,7 @@ impl Seat {
 
     /// Opens its device.
     pub fn gpu(&self) -> Result<Device, String> {
-        if self.backend != BackendKind::Host {
+        if !self.backend.in_host_memory() {
             return Ok(Device {
                 gpu: device::find(self.backend, &self.device)?,
                 host: None,
