@@ -292,6 +292,60 @@ fn the_concepts_name_public_types() {
     );
 }
 
+/// Every cell of the comparison says something, and what it says of this project names tests that
+/// exist wherever there is something to test.
+#[test]
+fn the_comparison_names_tests_that_exist() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = ["tests", "crates"];
+    let sources: String = folders.map(|name| sources(&top.join(name))).concat();
+    let comparison = read("docs/COMPARE.md");
+    let (_, table) = comparison.split_once("\n| event |").expect("the table");
+    let (head, table) = table.split_once('\n').expect("rows");
+    let columns = head.trim_end_matches('|').split('|').count() + 1;
+    assert_eq!(columns, 8, "{head}");
+    let rows: Vec<&str> = table
+        .lines()
+        .take_while(|line| line.starts_with('|'))
+        .skip(1)
+        .collect();
+    assert_eq!(rows.len(), 12, "events");
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        assert_eq!(cells.len(), columns, "{row}");
+        for cell in &cells[1..] {
+            let is_based = [
+                "`",
+                "#",
+                "(read",
+                "; read",
+                "not looked at",
+                "There is none.",
+            ]
+            .iter()
+            .any(|basis| cell.contains(basis));
+            let has_none = ["has no", "Not possible", "see there", "see *the"]
+                .iter()
+                .any(|nothing| cell.contains(nothing));
+            assert!(is_based || has_none, "without a source: {cell}");
+        }
+        let ours = cells.last().expect("a column");
+        let named: Vec<&str> = ours.split('`').skip(1).step_by(2).collect();
+        let tests: Vec<&str> = named
+            .into_iter()
+            .filter(|name| !name.contains('/'))
+            .collect();
+        assert!(!tests.is_empty(), "no test: {row}");
+        for name in tests {
+            // Of a list of cases, or a function.
+            let is_there = [format!("\"{name}\""), format!("fn {name}()")]
+                .iter()
+                .any(|test| sources.contains(test));
+            assert!(is_there, "{name} is no test");
+        }
+    }
+}
+
 #[test]
 fn the_readme_names_the_features_and_the_toolchain() {
     let (readme, manifest) = (read("README.md"), read("Cargo.toml"));
@@ -316,6 +370,7 @@ fn the_readme_names_the_features_and_the_toolchain() {
     for document in [
         "ALLOCATORS",
         "C",
+        "COMPARE",
         "CONCEPTS",
         "DESIGN",
         "EMBEDDING",
