@@ -184,7 +184,7 @@ impl Server for Brokered {
             dir: dir.to_owned(),
             gpus: Arc::new(move || Ok(vec![gpu.clone()])),
             limits: Limits::default(),
-            allowed: Vec::new(),
+            allowed: Default::default(),
             keeper: None,
         };
         let broker = Broker::open(options).expect("a broker");

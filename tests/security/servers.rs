@@ -80,7 +80,7 @@ impl Server {
             dir: dir.path().to_owned(),
             gpus: Arc::new(|| Ok(vec![open_gpu()])),
             limits: Limits::default(),
-            allowed: vec![NOBODY - 1],
+            allowed: vec![NOBODY - 1].into(),
             keeper: None,
         };
         let broker = Broker::open(options).expect("a broker");

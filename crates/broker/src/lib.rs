@@ -33,5 +33,7 @@ pub use object::layout::Layout;
 pub use object::manifest::{Manifest, Readers};
 pub use object::part::{DType, Dimension, Part, PartSpec};
 pub use server::broker::{Broker, Options};
+pub use server::control::Control;
 pub use server::limits::Limits;
+pub use transport::server::Allowed;
 pub use wire::{Selector, Standing};

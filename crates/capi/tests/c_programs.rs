@@ -281,7 +281,7 @@ fn be_a_broker(dir: PathBuf) {
         dir,
         gpus,
         limits: Limits::default(),
-        allowed: Vec::new(),
+        allowed: Default::default(),
         keeper: None,
     };
     Broker::open(options).expect("a broker").run()

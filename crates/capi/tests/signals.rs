@@ -45,7 +45,7 @@ fn every_thread_that_the_library_starts_blocks_the_programs_signals() {
         dir: dir.path().join("objects"),
         gpus: Arc::new(|| Ok(detect()?.gpus().to_vec())),
         limits: Limits::default(),
-        allowed: Vec::new(),
+        allowed: Default::default(),
         keeper: None,
     };
     std::fs::create_dir(&options.dir).expect("a folder");

@@ -34,6 +34,7 @@ Examples:
   gpu-ipc objects                                  which objects exist, and which processes read them?
   gpu-ipc get model --part embed.weight            write a part of it to standard output
   gpu-ipc rm model                                 remove it; processes that have it mapped keep it
+  gpu-ipc reload                                   have the broker read its file of options again
   gpu-ipc stop                                     end keeper and broker; their objects go
   gpu-ipc gateway --listen tcp/10.0.0.1:7447       serve the objects to other hosts
   gpu-ipc pull model                               get an object from another host
@@ -184,6 +185,16 @@ Exit status:
   1  one does not end: its driver keeps it in the kernel
   2  wrong usage")]
     Stop(Asked),
+    /// Have a broker read its file of options again
+    #[command(after_help = "\
+Examples:
+  gpu-ipc reload --dir /run/objects
+
+Exit status:
+  0  the options of the file hold
+  1  they do not, and those before them hold: what is wrong is on standard error, with file and line
+  2  wrong usage")]
+    Reload(Asked),
     /// List a broker's objects, and the processes that read them
     #[command(after_help = "\
 Examples:

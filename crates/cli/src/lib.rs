@@ -71,6 +71,7 @@ pub fn run() -> ExitCode {
         Command::Broker(options) => objects::serve::run(&options),
         Command::Ready(options) => objects::ready::run(&options),
         Command::Stop(options) => objects::stop::run(&options),
+        Command::Reload(options) => objects::reload::run(&options),
         Command::Objects(options) => objects::list::run(&options),
         Command::Put(options) => objects::put::run(&options),
         Command::Get(options) => objects::get::run(&options),

@@ -17,7 +17,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::{fmt, registry};
+use tracing_subscriber::{Registry, fmt, registry, reload};
 
 /// Lines that wait for standard error.
 const LINES: usize = 1_024;
@@ -58,7 +58,14 @@ impl LogOptions {
         let lost = lines.lost.clone();
         thread::start("gpu-ipc-log", move || write_all(&queue, &lost))
             .map_err(|error| explain(&error))?;
-        let log = Log(lines.sender.clone());
+        let (filtered, handle) = reload::Layer::new(filter.clone());
+        let log = Log {
+            sender: lines.sender.clone(),
+            filter: Filter {
+                handle,
+                usual: filter,
+            },
+        };
         // A build may have colours by way of another crate; a file has none.
         let layer = fmt::layer()
             .with_ansi(false)
@@ -66,10 +73,10 @@ impl LogOptions {
         // A process has one log; a second one is no error.
         let _ = if self.log_json {
             let layer = layer.json().flatten_event(true);
-            tracing::subscriber::set_global_default(registry().with(filter).with(layer))
+            tracing::subscriber::set_global_default(registry().with(filtered).with(layer))
         } else {
             let layer = layer.with_timer(Stamp);
-            tracing::subscriber::set_global_default(registry().with(filter).with(layer))
+            tracing::subscriber::set_global_default(registry().with(filtered).with(layer))
         };
         Ok(log)
     }
@@ -102,13 +109,40 @@ enum Message {
 /// The log of this process. Dropped, it waits for the lines that are on their way, for a second at
 /// most.
 #[derive(Debug)]
-pub struct Log(SyncSender<Message>);
+pub struct Log {
+    sender: SyncSender<Message>,
+    filter: Filter,
+}
+
+impl Log {
+    /// Returns the way to what is logged.
+    pub fn filter(&self) -> Filter {
+        self.filter.clone()
+    }
+}
+
+/// What the log of this process has.
+#[derive(Clone, Debug)]
+pub struct Filter {
+    handle: reload::Handle<Targets, Registry>,
+    usual: Targets,
+}
+
+impl Filter {
+    /// Logs this from here on, or what was logged at the start.
+    pub fn set(&self, filter: Option<Targets>) {
+        // A log that is gone has no lines.
+        let _ = self
+            .handle
+            .reload(filter.unwrap_or_else(|| self.usual.clone()));
+    }
+}
 
 impl Drop for Log {
     fn drop(&mut self) {
         let (written, end) = sync_channel(0);
         // A full queue has a reader that stopped.
-        if self.0.try_send(Message::End(written)).is_ok() {
+        if self.sender.try_send(Message::End(written)).is_ok() {
             let _ = end.recv_timeout(PATIENCE);
         }
     }

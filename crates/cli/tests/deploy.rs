@@ -16,6 +16,9 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process};
 
 const UNIT: &str = include_str!("../deploy/gpu-ipc-broker.service");
+/// What the unit's broker allows, and where it finds that.
+const OPTIONS: &str = include_str!("../deploy/broker.toml");
+const OPTIONS_PATH: &str = "/etc/gpu-ipc/broker.toml";
 const PODS: &str = include_str!("../deploy/kubernetes.yaml");
 const IMAGE: &str = include_str!("../deploy/Containerfile");
 const PROGRAM: &str = env!("CARGO_BIN_EXE_gpu-ipc");
@@ -275,8 +278,10 @@ fn systemd_runs_the_unit() {
     let unit = UNIT
         .replace("/usr/bin/gpu-ipc", "/run/gpu-ipc")
         .replace("cuda:0", "host:0");
-    let unit = unit.replace("40GiB", "512MiB").replace(":9400", ":0");
+    let options = "/run/systemd/system/broker.toml";
+    let unit = unit.replace(OPTIONS_PATH, options).replace(":9400", ":0");
     write(SERVICE, &unit);
+    write("broker.toml", &OPTIONS.replace("40GiB", "512MiB"));
     write("only.target", "[Unit]\nDefaultDependencies=no\n");
     // Nothing else of this machine is started for it; and a watchdog that a test can wait for.
     let less = "[Unit]\nDefaultDependencies=no\n[Service]\nWatchdogSec=3\nEnvironment=GPU_IPC_HOST_BYTES=1073741824\n";
@@ -335,6 +340,21 @@ fn systemd_runs_the_unit() {
             .stdout
             == vec![7; 10_000]
     };
+    // Other options, and then a mistake in them, which fails the reload and changes nothing.
+    let limit = || manager.listing()["limit"].as_u64();
+    assert_eq!(limit(), Some(512 << 20));
+    let edit = |text: &str| {
+        manager.well(&["sh", "-c", r#"echo "$0" >"$1""#, text, options]);
+    };
+    edit("limit = '256MiB'");
+    manager.well(&["systemctl", "reload", SERVICE]);
+    assert_eq!(limit(), Some(256 << 20));
+    edit("limit = 'much'");
+    let bad = manager.run(&["systemctl", "reload", SERVICE]);
+    assert!(!bad.expect("systemd is there").status.success());
+    assert_eq!(limit(), Some(256 << 20));
+    assert_eq!(manager.listing()["pid"].to_string(), broker);
+    assert_eq!(manager.property("ActiveState"), "active");
     // The keeper dies, and the broker gives everything to the next one.
     manager.kill("-KILL", &keeper);
     manager.wait_for_restarts("1");
@@ -421,7 +441,7 @@ fn setting(name: &str, dir: &Path) -> String {
         .replace("/usr/bin/gpu-ipc", PROGRAM)
         .replace("cuda:0", "host:0")
         .replace(":9400", ":0")
-        .replace("40GiB", "512MiB")
+        .replace(OPTIONS_PATH, &format!("{dir}/broker.toml"))
 }
 
 /// Lists the processes that are brokers in a directory, or wait to be.
@@ -456,6 +476,8 @@ impl Service {
     }
 
     fn start(&mut self) {
+        let options = OPTIONS.replace("40GiB", "512MiB");
+        fs::write(self.runtime.path().join("broker.toml"), options).expect("written");
         let line = setting("ExecStart", self.runtime.path());
         let mut words = line.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
@@ -555,6 +577,11 @@ fn the_units_lines_start_restart_and_stop() {
     wait_until("the third keeper's own broker waits", || {
         brokers(&service.dir()).len() == 2
     });
+    let line = setting("ExecReload", service.runtime.path());
+    let mut words = line.split_whitespace();
+    let mut reload = Command::new(words.next().expect("a program"));
+    let reloaded = output(reload.args(words));
+    assert!(reloaded.status.success(), "{reloaded:?}");
     let line = setting("ExecStop", service.runtime.path());
     let mut words = line.split_whitespace();
     let mut stop = Command::new(words.next().expect("a program"));

@@ -30,7 +30,7 @@ fn wait_for(keeper: &Keeper, words: &[&str]) -> String {
 
 #[test]
 fn starts_deaths_restarts_and_refusals_are_lines() {
-    let mut keeper = Keeper::start_with(&[], &["--limit", "768MiB"]);
+    let mut keeper = Keeper::start_with(&[], &["--limit", "768MiB", "--log", "info,broker=debug"]);
     let dir = keeper.dir.path().to_owned();
     let shown = dir.to_str().expect("a plain name");
     wait_for(&keeper, &["INFO", "the keeper listens", shown]);
@@ -53,7 +53,7 @@ fn starts_deaths_restarts_and_refusals_are_lines() {
     fs::write(&file, [7; 5_000]).expect("a file");
     let path = file.to_str().expect("a plain name");
     text(&run(&dir, &["put", "model", path, "--backend", "host"]));
-    wait_for(&keeper, &["INFO", "a commit is kept"]);
+    wait_for(&keeper, &["DEBUG", "a commit is kept"]);
     let missing = run(&dir, &["get", "nothing", "--backend", "host"]);
     assert!(!missing.status.success());
     wait_for(&keeper, &["INFO", "refused", "NotFound", "gpu-ipc get"]);

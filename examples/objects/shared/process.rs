@@ -120,7 +120,7 @@ fn serve(Place { dir, backend }: Place) -> Result<(), Box<dyn Error>> {
         dir,
         gpus: Arc::new(find),
         limits: Limits::default(),
-        allowed: Vec::new(),
+        allowed: Default::default(),
         keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),
     };
     Broker::open(options)?.run()

@@ -86,6 +86,34 @@ pub fn as_user(uid: u32) -> Command {
     command
 }
 
+/// A command that runs this program as another user in these groups, of which the first is its own.
+pub fn as_member(uid: u32, groups: &[u32]) -> Command {
+    let mut command = this_program();
+    member(&mut command, uid, groups);
+    command
+}
+
+/// Has a command run as another user in these groups, of which the first is its own.
+pub fn member(command: &mut Command, uid: u32, groups: &[u32]) {
+    let (own, groups) = (groups.first().copied().unwrap_or(uid), groups.to_vec());
+    let become_member = move || {
+        // SAFETY: `setgroups` asks for as many numbers as it is told of.
+        let grouped = unsafe { libc::setgroups(groups.len(), groups.as_ptr()) };
+        // SAFETY: `setgid` asks for nothing.
+        if grouped != 0 || unsafe { libc::setgid(own) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: `setuid` asks for nothing.
+        if unsafe { libc::setuid(uid) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(())
+    };
+    // SAFETY: `pre_exec` asks that the closure does only what is safe after a fork: it makes three
+    // system calls, and reads numbers that were there before.
+    unsafe { command.pre_exec(become_member) };
+}
+
 /// Says whether a process of another user can run this program: its folders must be open to others.
 pub fn has_users() -> bool {
     rustix::process::geteuid().is_root() && starts(as_user(NOBODY))

@@ -19,6 +19,9 @@ use crate::wire::{RefusalCode, ToBroker, ToClient, VERSIONS};
 /// taken back.
 pub(super) const SAYS_LINEAGE: u16 = 2;
 
+/// The first version in which a broker answers `Sum`.
+pub(super) const SUMS: u16 = 3;
+
 /// The counter file of a connection, registered with the driver.
 #[derive(Debug)]
 pub(super) struct Words {

@@ -213,6 +213,13 @@ impl Link {
         self.shared.waker.wake();
     }
 
+    /// Says whether the broker that is connected speaks a version.
+    pub(super) fn knows(&self, version: u16) -> bool {
+        let state = self.shared.state();
+        let connection = state.questions.connection.as_ref();
+        connection.is_some_and(|connection| connection.version >= version)
+    }
+
     /// Takes a watch of a name back, if no other thread watches it and the broker knows how.
     pub(super) fn unwatch(&self, name: &str) {
         if self.fork.is_child() {

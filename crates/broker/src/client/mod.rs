@@ -352,15 +352,31 @@ impl Client {
     ///
     /// [`gpu_api::Error::Deadline`] without an answer.
     pub fn list(&self) -> Result<Listing> {
+        self.listing(|request| ToBroker::List { request })
+    }
+
+    fn listing(&self, question: impl FnOnce(u64) -> ToBroker) -> Result<Listing> {
         use std::os::fd::AsFd;
-        let (_, files) = self
-            .link
-            .ask(|request| ToBroker::List { request }, Vec::new())?;
+        let (_, files) = self.link.ask(question, Vec::new())?;
         let [file] = files.as_slice() else {
             return Err(connection::nonsense());
         };
         let text = sealed_file::read(file.as_fd(), 0..=MOST_LISTING)?;
         serde_json::from_slice(&text).map_err(|_| connection::nonsense())
+    }
+
+    /// Returns the sums of the listing, with the objects of the first names alone: it costs the same
+    /// however many there are. A broker before version 3 lists all of them.
+    ///
+    /// # Errors
+    ///
+    /// As [`list`](Client::list).
+    pub fn sums(&self) -> Result<Listing> {
+        if self.link.knows(connection::SUMS) {
+            self.listing(|request| ToBroker::Sum { request })
+        } else {
+            self.list()
+        }
     }
 
     /// Says whether a broker is connected at this moment.

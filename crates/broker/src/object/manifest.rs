@@ -8,22 +8,22 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `GIPCobj1` |
-//! | 8 | 4 | version, 1 |
+//! | 8 | 4 | version: 2 where the readers are groups, else 1 |
 //! | 12 | 4 | crc32c of all other bytes |
 //! | 16 | 16 | identity |
 //! | 32 | 8 | epoch; 0 in a draft, unless it is of a replica |
 //! | 40 | 16 | device |
 //! | 56 | 1 | backend: 1 host, 2 cuda, 3 hip |
-//! | 57 | 1 | readers: 0 the owner alone, 1 everybody, 2 the uids listed |
+//! | 57 | 1 | readers: 0 the owner alone, 1 everybody, 2 the uids listed, 3 the gids listed |
 //! | 58 | 1 | regions, at most 16 |
-//! | 59 | 1 | uids, at most 16 |
+//! | 59 | 1 | uids or gids, at most 16 |
 //! | 60 | 4 | owner's uid; 0 in a draft |
 //! | 64 | 8 | granularity that regions were rounded up to; 0 in a draft |
 //! | 72 | 4 | parts, at most 1,000,000 |
 //! | 76 | 4 | bytes of the name |
 //! | 80 | 8 | user bytes |
 //! | 88 | 8 | bytes of the home's name; 0 for an object that was first committed here |
-//! | 96 | | regions' bytes, u64 each; uids, u32 each; the name; the home's name; the user bytes; the parts |
+//! | 96 | | regions' bytes, u64 each; uids or gids, u32 each; the name; the home's name; the user bytes; the parts |
 //!
 //! A part: name's bytes u16, region u8, dimensions u8, type's code u8, bits u8, lanes u16, offset
 //! u64, bytes u64, then for each dimension its extent and stride, u64 both, then the name. Parts
@@ -41,10 +41,13 @@ use crate::object::part::{DType, Dimension, MOST_RANK, Part, PartSpec};
 
 /// The most bytes of a manifest.
 pub const MOST_MANIFEST: u64 = 64 << 20;
-/// The version that this crate writes, and the only one that it reads.
-pub const VERSION: u32 = 1;
-/// The most uids that an object can be opened to by name.
+/// The versions that this crate reads. It writes the lowest that can say what is to be said, so that
+/// an older program reads as much as it can.
+pub const VERSIONS: std::ops::RangeInclusive<u32> = 1..=GROUPS;
+/// The most users, or groups, that an object can be opened to by number.
 pub const MOST_UIDS: usize = 16;
+/// The version of a manifest whose readers are groups.
+const GROUPS: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"GIPCobj1";
 const HEADER: usize = 96;
@@ -63,16 +66,19 @@ pub enum Readers {
     Everybody,
     /// These users, at most 16.
     Uids(Vec<u32>),
+    /// The users that are in one of these groups when they connect, at most 16.
+    Gids(Vec<u32>),
 }
 
 impl Readers {
-    /// Says whether a user may open an object of `owner`.
-    pub fn admit(&self, owner: u32, uid: u32) -> bool {
+    /// Says whether a user who is in these groups may open an object of `owner`.
+    pub fn admit(&self, owner: u32, uid: u32, groups: &[u32]) -> bool {
         uid == owner
             || match self {
                 Readers::Owner => false,
                 Readers::Everybody => true,
                 Readers::Uids(uids) => uids.contains(&uid),
+                Readers::Gids(gids) => groups.iter().any(|group| gids.contains(group)),
             }
     }
 }
@@ -111,7 +117,9 @@ pub fn is_of_another_version(bytes: &[u8]) -> bool {
     let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
     let is_manifest = head[..7] == MAGIC[..7];
     // Another magic may have its sum elsewhere.
-    is_manifest && (head[7] != MAGIC[7] || (number(8) != VERSION && number(12) == checksum(bytes)))
+    is_manifest
+        && (head[7] != MAGIC[7]
+            || (!VERSIONS.contains(&number(8)) && number(12) == checksum(bytes)))
 }
 
 impl Manifest {
@@ -143,10 +151,12 @@ impl Manifest {
             Readers::Owner => (0, &[]),
             Readers::Everybody => (1, &[]),
             Readers::Uids(uids) => (2, uids),
+            Readers::Gids(gids) => (3, gids),
         };
-        if uids.len() > MOST_UIDS || (readers == 2 && uids.is_empty()) {
+        let version = if readers == 3 { GROUPS } else { 1 };
+        if uids.len() > MOST_UIDS || (readers >= 2 && uids.is_empty()) {
             return Err(invalid(
-                "the number of uids",
+                "the number of uids or gids",
                 uids.len().to_string(),
                 "1 to 16; or let everybody read it",
             ));
@@ -154,7 +164,7 @@ impl Manifest {
         let layout = &self.layout;
         let mut out = Vec::with_capacity(HEADER + layout.user().len() + layout.parts().len() * 64);
         out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&version.to_le_bytes());
         out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(&self.identity.0);
         out.extend_from_slice(&self.epoch.0.to_le_bytes());
@@ -222,11 +232,11 @@ impl Manifest {
             ));
         }
         let version = r.u32()?;
-        if version != VERSION {
+        if !VERSIONS.contains(&version) {
             return Err(Error::mismatch(
                 "the version of a manifest",
                 version,
-                VERSION,
+                format!("{} to {}", VERSIONS.start(), VERSIONS.end()),
                 "commit the object again with this version",
             ));
         }
@@ -268,16 +278,17 @@ impl Manifest {
             .map(|_| r.u64())
             .collect::<Result<Vec<u64>>>()?;
         let uids = (0..uids).map(|_| r.u32()).collect::<Result<Vec<u32>>>()?;
-        let readers = match (readers, uids.len()) {
-            (0, 0) => Readers::Owner,
-            (1, 0) => Readers::Everybody,
-            (2, 1..=MOST_UIDS) => Readers::Uids(uids),
-            (kind, count) => {
-                let got = format!("{kind} with {count} uids");
+        let readers = match (version, readers, uids.len()) {
+            (1, 0, 0) => Readers::Owner,
+            (1, 1, 0) => Readers::Everybody,
+            (1, 2, 1..=MOST_UIDS) => Readers::Uids(uids),
+            (GROUPS, 3, 1..=MOST_UIDS) => Readers::Gids(uids),
+            (_, kind, count) => {
+                let got = format!("{kind} with {count} uids or gids in version {version}");
                 return Err(invalid(
                     "a manifest's readers",
                     got,
-                    "0 or 1 with none, or 2 with 1 to 16",
+                    "0 or 1 with none, 2 with 1 to 16, or 3 with as many in version 2",
                 ));
             }
         };
@@ -499,6 +510,30 @@ mod tests {
         assert_eq!(small().encode().expect("bytes"), recorded);
     }
 
+    /// An older broker leaves what it cannot read in the keeper, and an older client names both
+    /// versions: either would take kind 3 in version 1 for a broken manifest.
+    #[test]
+    fn readers_by_group_alone_are_of_version_2() {
+        let of = |readers| Manifest { readers, ..small() };
+        for (readers, version) in [
+            (Readers::Owner, 1),
+            (Readers::Everybody, 1),
+            (Readers::Uids(vec![1]), 1),
+            (Readers::Gids(vec![1]), 2),
+        ] {
+            let mut bytes = of(readers.clone()).encode().expect("bytes");
+            assert_eq!(bytes[8], version, "{readers:?}");
+            assert!(!is_of_another_version(&bytes));
+            bytes[8] ^= 3;
+            seal(&mut bytes);
+            Manifest::decode(&bytes).expect_err("the other version");
+        }
+        let groups = Readers::Gids(vec![5, 6]);
+        assert!(groups.admit(1, 2, &[4, 6]) && groups.admit(1, 1, &[]));
+        assert!(!groups.admit(1, 2, &[4]) && !groups.admit(1, 5, &[]));
+        of(Readers::Gids(Vec::new())).encode().expect_err("none");
+    }
+
     #[test]
     fn every_single_changed_byte_is_noticed() {
         let good = small().encode().expect("bytes");
@@ -515,13 +550,13 @@ mod tests {
     #[test]
     fn another_version_names_both() {
         let mut bytes = small().encode().expect("bytes");
-        bytes[8] = 2;
+        bytes[8] = 3;
         let error = Manifest::decode(&bytes)
             .expect_err("another version")
             .to_string();
         assert_eq!(
             error,
-            "the version of a manifest differs: 2 there, 1 here; commit the object again with this version"
+            "the version of a manifest differs: 3 there, 1 to 2 here; commit the object again with this version"
         );
     }
 
@@ -595,6 +630,7 @@ mod tests {
             Just(Readers::Owner),
             Just(Readers::Everybody),
             vec(any::<u32>(), 1..=MOST_UIDS).prop_map(Readers::Uids),
+            vec(any::<u32>(), 1..=MOST_UIDS).prop_map(Readers::Gids),
         ];
         let home = proptest::option::of("[a-zé]{1,20}");
         (

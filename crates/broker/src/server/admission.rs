@@ -6,6 +6,7 @@ use std::sync::Arc;
 use gpu_api::Result;
 use transport::os::closer::Foreign;
 use transport::os::process;
+use transport::os::socket::groups;
 use transport::server::{Door, First, Greeting, Newcomer, Proof, Refused, Seat, Server, failed};
 use transport::wire::packet::Versions;
 use transport::wire::table;
@@ -20,6 +21,7 @@ pub(super) struct Prepared {
     asker: Asker,
     name: String,
     version: u16,
+    groups: Vec<u32>,
     newcomer: Newcomer,
     slots: Slots,
 }
@@ -72,12 +74,13 @@ impl Server for Service {
             let why = format!("the participant speaks versions {theirs}, the broker {VERSIONS}");
             return Err((RefusalCode::Version, why));
         };
-        let most = self.parts.limits.participants;
+        let most = self.parts.catalogue.limits().participants;
         if self.peers.len() >= most {
             let why = format!("the broker has {most} participants already");
             return Err((RefusalCode::Limit, why));
         }
         let newcomer = Newcomer::of(fds)?;
+        let groups = groups(&from.socket).map_err(|e| (RefusalCode::Failed, e.to_string()))?;
         let slots = Slots::new().map_err(|e| failed(&e))?;
         let participant = Participant(self.next_participant);
         self.next_participant += 1;
@@ -90,6 +93,7 @@ impl Server for Service {
             asker,
             name,
             version,
+            groups,
             newcomer,
             slots,
         }))
@@ -109,9 +113,11 @@ impl Server for Service {
         let welcomed = self.welcome(key, &peer);
         if let Err(error) = welcomed {
             self.door.forget(asker.participant, &peer.seat);
-            Self::refuse(&peer.seat.socket, failed(&error));
+            self.refuse(&peer.seat.socket, failed(&error));
             return;
         }
+        let catalogue = &mut self.parts.catalogue;
+        catalogue.joined(asker.participant, prepared.groups);
         self.peers.insert(asker.participant, peer);
     }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gpu_api::Result;
 use transport::os::socket::{Endpoint, Listener};
 use transport::os::waker::Waker;
+use transport::server::Allowed;
 use transport::shared::sealed_file;
 use transport::trace_point;
 
@@ -23,6 +24,7 @@ use crate::server::bequest::{
     Bequest, HISTORY_BYTES, History, Inherited, Label, MOST_TOMBS, Reading, Tombs, sort,
 };
 use crate::server::catalogue::Catalogue;
+use crate::server::control::Control;
 use crate::server::deposit::Stored;
 use crate::server::happened::{File, Teller};
 use crate::server::limits::Limits;
@@ -45,7 +47,7 @@ pub struct Options {
     /// Its limits.
     pub limits: Limits,
     /// Users beside its own that may connect.
-    pub allowed: Vec<u32>,
+    pub allowed: Allowed,
     /// The keeper's socket, from `NOTIFY_SOCKET`; objects go with the broker without one.
     pub keeper: Option<PathBuf>,
 }
@@ -64,6 +66,7 @@ pub struct Broker {
     service: Service,
     actions: Vec<Action<Arc<OwnedFd>>>,
     restored: u64,
+    control: Control,
     _lock: std::fs::File,
 }
 
@@ -137,6 +140,7 @@ impl Broker {
             waker: waker.clone(),
         };
         let workshop = workshop::start(options.gpus, teller.clone())?;
+        let control = Control::new(teller.clone());
         let leash = inheritance.leash.take();
         let keeper = match &depositor {
             None => KeeperState::None,
@@ -155,7 +159,7 @@ impl Broker {
         let next_number = inheritance.stored.highest().max(inheritance.next_seq);
         let deposit = deposit::start(depositor, inheritance.stored, inheritance.foreign, teller)?;
         let operator = rustix::process::geteuid().as_raw();
-        let mut catalogue = Catalogue::new(options.limits.clone(), operator);
+        let mut catalogue = Catalogue::new(options.limits, operator);
         let restored = inheritance.objects.len() as u64;
         let actions = catalogue.restore(
             &inheritance.bequest,
@@ -163,7 +167,6 @@ impl Broker {
             inheritance.next_seq,
         );
         let parts = Parts {
-            limits: options.limits,
             catalogue,
             keeper,
             leash,
@@ -182,7 +185,7 @@ impl Broker {
             bytes_per_uid,
             epochs,
             ..
-        } = parts.limits;
+        } = *parts.catalogue.limits();
         let shown = |limit| (limit != u64::MAX).then_some(limit);
         tracing::info!(
             dir = %options.dir.display(),
@@ -192,7 +195,8 @@ impl Broker {
             limit = shown(bytes),
             limit_per_uid = shown(bytes_per_uid),
             epochs,
-            allowed = ?options.allowed,
+            allowed = ?options.allowed.uids,
+            allowed_groups = ?options.allowed.gids,
             "the broker serves"
         );
         let service = Service::new(parts, listener, options.allowed)?;
@@ -200,8 +204,19 @@ impl Broker {
             service,
             actions,
             restored,
+            control,
             _lock: lock,
         })
+    }
+
+    /// Says in the listing which file its options are read from again.
+    pub fn reads_again(&mut self, file: String) {
+        self.service.reread.file = file;
+    }
+
+    /// Returns the way to change what it allows while it serves.
+    pub fn control(&self) -> Control {
+        self.control.clone()
     }
 
     /// Counts the objects that it found in the keeper.

@@ -140,6 +140,14 @@ const OPERATOR: u32 = 0;
 const REPLICA: &str = "n2";
 const HOME: &str = "elsewhere";
 
+fn of_user(uid: u32) -> Asker {
+    Asker {
+        participant: Participant(9),
+        uid,
+        shared_context: false,
+    }
+}
+
 fn asker(who: u64) -> Asker {
     Asker {
         participant: Participant(who),
@@ -243,7 +251,7 @@ impl World {
     /// Checks what anybody could see at this moment.
     fn look(&mut self) {
         let mut homes = BTreeMap::new();
-        for row in self.catalogue.rows(1) {
+        for row in self.catalogue.rows(asker(1)) {
             if row.state == "visible" {
                 let home = homes
                     .entry(row.name.clone())
@@ -456,7 +464,7 @@ impl World {
         self.jobs.extend(actions);
         // What a removal took that was never answered may be there again, and so may what the
         // keeper refused to give up.
-        for row in self.catalogue.rows(1) {
+        for row in self.catalogue.rows(asker(1)) {
             assert!(
                 self.may_be_visible.contains(&row.identity),
                 "restored though its leases were held"
@@ -605,7 +613,7 @@ impl World {
             Step::Die { who } => {
                 self.catalogue.hung_up(Participant(who));
                 self.catalogue.writer_died(Participant(who));
-                let rows = self.catalogue.rows(1);
+                let rows = self.catalogue.rows(asker(1));
                 assert!(rows.iter().all(|row| row.writer != Some(Participant(who))));
             }
             Step::Kill { done } => {
@@ -621,14 +629,14 @@ impl World {
     fn newest(&self, name: &str) -> Option<Identity> {
         let rows = self
             .catalogue
-            .rows(1)
+            .rows(asker(1))
             .into_iter()
             .filter(|row| row.state == "visible" && row.name == name);
         rows.max_by_key(|row| row.epoch).map(|row| row.identity)
     }
 
     fn visible(&self) -> BTreeSet<Identity> {
-        let rows = self.catalogue.rows(1).into_iter();
+        let rows = self.catalogue.rows(asker(1)).into_iter();
         rows.filter(|row| row.state == "visible")
             .map(|row| row.identity)
             .collect()
@@ -644,7 +652,7 @@ proptest! {
         let mut world = World::new();
         for step in &steps {
             world.step(step);
-            for row in world.catalogue.rows(1) {
+            for row in world.catalogue.rows(asker(1)) {
                 prop_assert!(
                     row.writer.is_some() || matches!(row.state, "keeping" | "visible"),
                     "nothing ends it: {row:?}"
@@ -701,10 +709,10 @@ fn what_the_keeper_does_not_take_goes_with_its_dead_writer() {
         world.step(&Step::Release { draw: 0 });
         world.step(&Step::Commit { who: 1, draw: 0 });
         world.step(&Step::Die { who: 1 });
-        assert_eq!(world.catalogue.rows(1).len(), 1, "it is on its way");
+        assert_eq!(world.catalogue.rows(asker(1)).len(), 1, "it is on its way");
         world.work(keeper);
-        assert_eq!(world.catalogue.rows(1), []);
-        assert_eq!(world.catalogue.bytes(1), 0);
+        assert_eq!(world.catalogue.rows(asker(1)), []);
+        assert_eq!(world.catalogue.bytes(asker(1)), 0);
         committed(&mut world, 1, false, false);
         assert_eq!(world.visible().len(), 1, "the name is free");
     }
@@ -774,17 +782,20 @@ fn memory_that_epochs_share_counts_once_and_outlasts_the_epoch_it_came_from() {
     });
     committed(&mut world, 0, false, false);
     committed(&mut world, 1, false, true);
-    assert_eq!((world.visible().len(), world.catalogue.bytes(1)), (2, one));
+    assert_eq!(
+        (world.visible().len(), world.catalogue.bytes(asker(1))),
+        (2, one)
+    );
     world.step(&Step::Remove { name: 0, epoch: 1 });
     world.work(7);
     assert_eq!(
-        (world.visible().len(), world.catalogue.bytes(1)),
+        (world.visible().len(), world.catalogue.bytes(asker(1))),
         (1, one),
         "the second epoch has it"
     );
     committed(&mut world, 2, true, true);
     assert_eq!(
-        (world.visible().len(), world.catalogue.bytes(1)),
+        (world.visible().len(), world.catalogue.bytes(asker(1))),
         (1, one),
         "also when the old epochs go first"
     );
@@ -800,7 +811,7 @@ fn memory_that_epochs_share_counts_once_and_outlasts_the_epoch_it_came_from() {
     assert!(
         !world
             .catalogue
-            .rows(1)
+            .rows(asker(1))
             .iter()
             .any(|row| row.state != "visible"),
         "no room for memory of its own"
@@ -867,7 +878,7 @@ fn names_belong_to_the_user_who_committed_them_first() {
         "{actions:?}"
     );
     assert!(world.catalogue.watch(other, 7, "n0", Epoch(0)).is_empty());
-    assert!(world.catalogue.rows(2).is_empty());
+    assert!(world.catalogue.rows(of_user(2)).is_empty());
 }
 
 /// Does the jobs that are left with a keeper that takes all, and returns the answers.
@@ -894,13 +905,13 @@ fn finished(world: &mut World, mut actions: Vec<Action<Fd>>) -> Vec<Answer<Fd>> 
 fn the_brokers_own_user_sees_all_removes_all_and_frees_the_name() {
     let mut world = World::new();
     committed(&mut world, 0, false, false);
-    let bytes = world.catalogue.bytes(1);
+    let bytes = world.catalogue.bytes(asker(1));
     assert!(bytes > 0);
     assert_eq!(
         (
-            world.catalogue.rows(OPERATOR).len(),
-            world.catalogue.bytes(OPERATOR),
-            world.catalogue.rows(2).len()
+            world.catalogue.rows(of_user(OPERATOR)).len(),
+            world.catalogue.bytes(of_user(OPERATOR)),
+            world.catalogue.rows(of_user(2)).len()
         ),
         (1, bytes, 0)
     );
@@ -1038,7 +1049,7 @@ fn an_unfinished_object_is_given_up_by_its_owner_and_by_the_operator_alone() {
     for uid in [1, OPERATOR] {
         world.step(&create(u8::try_from(uid).expect("small")));
         world.work(7);
-        let unfinished = world.catalogue.bytes(1);
+        let unfinished = world.catalogue.bytes(asker(1));
         assert!(unfinished > 0);
         let actions = world.catalogue.remove(of(2), 5, "n0", UNFINISHED);
         assert!(
@@ -1052,7 +1063,7 @@ fn an_unfinished_object_is_given_up_by_its_owner_and_by_the_operator_alone() {
             ),
             "{actions:?}"
         );
-        assert_eq!(world.catalogue.bytes(1), unfinished);
+        assert_eq!(world.catalogue.bytes(asker(1)), unfinished);
         let actions = world.catalogue.remove(of(uid), 5, "n0", UNFINISHED);
         assert!(
             matches!(
@@ -1061,7 +1072,7 @@ fn an_unfinished_object_is_given_up_by_its_owner_and_by_the_operator_alone() {
             ),
             "{actions:?}"
         );
-        assert_eq!(world.catalogue.bytes(1), 0, "its memory is free");
+        assert_eq!(world.catalogue.bytes(asker(1)), 0, "its memory is free");
     }
 }
 

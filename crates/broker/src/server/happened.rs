@@ -11,7 +11,8 @@ use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
 use crate::server::action::KeepError;
 use crate::server::catalogue::draft::Site;
-use transport::server::Refused;
+use crate::server::limits::Limits;
+use transport::server::{Allowed, Refused};
 
 /// A descriptor that keeps memory.
 pub(super) type File = Arc<OwnedFd>;
@@ -25,10 +26,12 @@ pub(super) enum Happened {
     /// Whether a keeper is there.
     Looked(bool),
     Fed(Result<Fed, KeepError>),
+    /// What is allowed from here on, or why it stays as it is.
+    Changed(Result<Box<(Limits, Allowed)>, String>),
 }
 
 /// How another thread tells the service what it did.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Teller {
     pub sender: Sender<Happened>,
     pub waker: Arc<Waker>,

@@ -23,6 +23,8 @@ pub(super) enum Leaving {
     },
     /// An object for which memory is made when the old epochs are gone.
     Replaced(Identity),
+    /// A commit for which the keeper had no room.
+    Unkept(Identity),
 }
 
 /// All of them, by the number that the keeper's thread answers with.

@@ -68,11 +68,37 @@ pub struct Listing {
     /// From the broker's acceptance of a commit to its answer.
     #[serde(default)]
     pub commit_latency: Latency,
-    /// The objects that the asker may know of.
+    /// File descriptors that the broker's process has open; 0 before Linux 6.2.
+    #[serde(default)]
+    pub descriptors: u64,
+    /// The most that it may have; 0 without a limit.
+    #[serde(default)]
+    pub descriptors_limit: u64,
+    /// Connections that were refused because it had no descriptor left.
+    #[serde(default)]
+    pub turned_away: u64,
+    /// How often the broker's socket was bound again because its name was removed or replaced.
+    #[serde(default)]
+    pub rebound: u64,
+    /// The options that were read again.
+    #[serde(default)]
+    pub reread: Reread,
+    /// The objects whose sums are in `users`, finished or not; 0 from a broker that does not count
+    /// them.
+    #[serde(default)]
+    pub total: u64,
+    /// The objects that the asker may know of; in a sum those of the first names alone.
     pub objects: Vec<Row>,
     /// Removals among the asker's names.
     #[serde(default)]
     pub removed: Vec<Removed>,
+}
+
+impl Listing {
+    /// Counts the objects: those that are listed are all of them, or of the first names alone.
+    pub fn count(&self) -> u64 {
+        self.total.max(self.objects.len() as u64)
+    }
 }
 
 /// What a keeper has, in numbers.
@@ -89,6 +115,17 @@ pub struct Shelf {
     /// Seconds for which it has not answered; 0 if nothing is asked.
     pub silent_s: u64,
     /// Why it has not all of them; empty if it has.
+    pub why: String,
+}
+
+/// What came of the options that were read again while the broker served.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Reread {
+    /// The file that they are read from; empty if the broker was given none.
+    pub file: String,
+    /// How often they were.
+    pub count: u64,
+    /// Why the last ones were refused, and those before them hold; empty if they hold.
     pub why: String,
 }
 

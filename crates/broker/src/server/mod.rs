@@ -6,9 +6,9 @@
 //! 3. `place`: the directory. `lock`: one broker a directory.
 //! 4. `happened`: what the threads that may wait tell. `workshop` waits for the driver, `deposit`
 //!    for the keeper.
-//! 5. `peer`: a participant. `service`: the thread that serves all clients. `admission`: what it
-//!    does with connections. `listing`: the list of objects as JSON.
-//! 6. `broker`: how all of it starts.
+//! 5. `peer`: a participant. `name`: the socket's. `service`: the thread that serves all clients.
+//!    `admission`: what it does with connections. `listing`: the list of objects as JSON.
+//! 6. `control`: what changes meanwhile. `broker`: how all of it starts.
 
 mod action;
 mod admission;
@@ -17,6 +17,7 @@ pub mod broker;
 mod catalogue;
 #[cfg(test)]
 mod catalogue_tests;
+pub(crate) mod control;
 mod deposit;
 mod happened;
 mod leaving;
@@ -24,6 +25,7 @@ mod ledger;
 pub(crate) mod limits;
 pub mod listing;
 pub mod lock;
+mod name;
 mod names;
 mod object;
 mod objects;

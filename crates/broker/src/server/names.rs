@@ -281,6 +281,16 @@ impl Names {
         row.flat_map(|row| row.visible.values().copied())
     }
 
+    /// Lists the visible objects of the first `most` names that have one, but no more than four times
+    /// as many objects.
+    pub(super) fn first(&self, most: usize) -> impl Iterator<Item = Identity> + '_ {
+        let rows = self.rows.values().filter(|row| !row.visible.is_empty());
+        let objects = rows
+            .take(most)
+            .flat_map(|row| row.visible.values().copied());
+        objects.take(most.saturating_mul(4))
+    }
+
     /// Finds a visible epoch of a name.
     pub(super) fn at(&self, name: &str, epoch: Epoch) -> Option<Identity> {
         self.rows.get(name)?.visible.get(&epoch).copied()

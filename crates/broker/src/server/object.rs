@@ -56,11 +56,12 @@ impl<F: Clone> Object<F> {
         self.numbers.iter().copied().zip(bytes)
     }
 
-    /// Says whether a user may know of it.
-    pub fn is_known_to(&self, uid: u32) -> bool {
+    /// Says whether a user who is in these groups may know of it.
+    pub fn is_known_to(&self, uid: u32, groups: &[u32]) -> bool {
         self.manifest.as_ref().is_some_and(|manifest| {
             let visible = matches!(self.stage, Stage::Visible { .. });
-            manifest.owner == uid || (visible && manifest.readers.admit(manifest.owner, uid))
+            manifest.owner == uid
+                || (visible && manifest.readers.admit(manifest.owner, uid, groups))
         })
     }
 

@@ -11,10 +11,11 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use gpu_api::Result;
+use rustix::process::{Resource, getrlimit};
 use transport::os::closer::Foreign;
 use transport::os::socket::{self, Listener, has_hung_up};
 use transport::os::waker::Waker;
-use transport::server::{Door, Proof, Server, Watch, failed};
+use transport::server::{Allowed, Door, Proof, Server, Watch, failed};
 use transport::shared::sealed_file;
 use transport::trace_point;
 use transport::wire::table;
@@ -22,12 +23,12 @@ use transport::wire::table;
 use crate::keeper::depositor::Fed;
 use crate::keeper::pulse::Pulse;
 use crate::object::identity::{Epoch, Identity};
-use crate::server::action::{Action, Answer, KeepError, Participant};
+use crate::server::action::{Action, Answer, Asker, KeepError, Participant};
 use crate::server::bequest::Tomb;
 use crate::server::catalogue::Catalogue;
 use crate::server::happened::{File, Happened};
-use crate::server::limits::Limits;
-use crate::server::listing::{Latency, Listing, Process, Removed, Row, Shelf};
+use crate::server::listing::{Latency, Listing, Process, Removed, Reread, Row, Shelf};
+use crate::server::name::Name;
 use crate::server::peer::Peer;
 use crate::server::{deposit, object, workshop};
 use crate::wire::{MOST_BYTES, ToBroker, ToClient};
@@ -39,6 +40,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(2);
 const LISTEN_AGAIN: Duration = Duration::from_millis(100);
 /// How often objects are looked for whose time is over.
 const EXPIRE_AGAIN: Duration = Duration::from_secs(1);
+/// Names whose objects are in a sum.
+const MOST_SUMMED: usize = 1_000;
 /// A keeper that has not answered for so long is said to be silent.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
 
@@ -58,7 +61,6 @@ pub(super) enum KeeperState {
 
 /// What the service starts with.
 pub(super) struct Parts {
-    pub limits: Limits,
     pub catalogue: Catalogue<File>,
     pub keeper: KeeperState,
     /// Hangs up with the keeper that has everything.
@@ -97,6 +99,8 @@ pub(super) struct Service {
     latency: Latency,
     /// When objects are looked for whose time is over, if they have one.
     expire_at: Option<Instant>,
+    pub(super) name: Name,
+    pub(super) reread: Reread,
     started: Instant,
     commits: u64,
     opens: u64,
@@ -104,9 +108,10 @@ pub(super) struct Service {
 }
 
 impl Service {
-    pub(super) fn new(mut parts: Parts, listener: Listener, allowed: Vec<u32>) -> Result<Service> {
+    pub(super) fn new(mut parts: Parts, listener: Listener, allowed: Allowed) -> Result<Service> {
         let looks = parts.keeper == KeeperState::Absent;
-        let expire_at = parts.limits.ttl.map(|_| Instant::now());
+        let expire_at = parts.catalogue.limits().ttl.map(|_| Instant::now());
+        let name = Name::new(&allowed);
         let mut door = Door::new(Arc::new(listener), parts.waker.fd(), allowed)?;
         let leash = match parts.leash.take() {
             None => None,
@@ -126,6 +131,8 @@ impl Service {
             keeping: HashMap::new(),
             latency: Latency::default(),
             expire_at,
+            name,
+            reread: Reread::default(),
             started: Instant::now(),
             commits: 0,
             opens: 0,
@@ -151,7 +158,8 @@ impl Service {
             .expire_at
             .map(|at| at.saturating_duration_since(Instant::now()));
         let deaf = self.door.is_deaf().then_some(LISTEN_AGAIN);
-        let timeout = [timeout, deaf, expires].into_iter().flatten().min();
+        let named = Some(self.name.until_look(Instant::now()));
+        let timeout = [timeout, deaf, expires, named].into_iter().flatten().min();
         let ready = self.door.watches.wait(timeout);
         self.parts.waker.rise();
         ready.for_each(|key| self.dispatch(key));
@@ -160,6 +168,16 @@ impl Service {
             self.take(happened);
         }
         self.expire();
+        if self.name.is_lost(&self.door) {
+            // Those that came before it went.
+            self.accept();
+            self.name.bind_again(&mut self.door);
+        }
+    }
+
+    /// Lets an object be idle for so long from here on.
+    pub(super) fn expires(&mut self, ttl: Option<Duration>) {
+        self.expire_at = ttl.map(|_| Instant::now());
     }
 
     /// Removes objects whose time is over, unless what they need from the keeper must wait.
@@ -194,7 +212,7 @@ impl Service {
                     self.latency.note(begun.elapsed());
                 }
                 match &kept {
-                    Ok(_) => tracing::info!(%identity, "a commit is kept"),
+                    Ok(_) => tracing::debug!(%identity, "a commit is kept"),
                     Err(error) => {
                         tracing::warn!(%identity, ?error, "the keeper does not take a commit")
                     }
@@ -203,7 +221,11 @@ impl Service {
                 if matches!(kept, Err(KeepError::Absent)) && self.leash.is_some() {
                     self.keeper_died();
                 }
-                let actions = self.parts.catalogue.kept(identity, kept);
+                let room = match kept {
+                    Err(KeepError::Refused(_)) => self.make_keeper_room(identity),
+                    _ => None,
+                };
+                let actions = room.unwrap_or_else(|| self.parts.catalogue.kept(identity, kept));
                 trace_point!("visible");
                 actions
             }
@@ -232,6 +254,7 @@ impl Service {
                 }
                 Vec::new()
             }
+            Happened::Changed(changed) => self.change(changed),
         };
         self.act(actions);
         self.use_room();
@@ -358,6 +381,16 @@ impl Service {
         }
     }
 
+    /// Lets objects go for a commit that a full keeper refused, if any may.
+    fn make_keeper_room(&mut self, identity: Identity) -> Option<Vec<Action<File>>> {
+        let pulse = self.parts.pulse.as_ref().filter(|pulse| pulse.most() > 0)?;
+        let room = pulse.most().saturating_sub(pulse.kept());
+        let catalogue = &mut self.parts.catalogue;
+        let actions = catalogue.make_keeper_room(identity, room, &self.unkept)?;
+        tracing::info!(%identity, room, "objects go that the keeper has room for a commit");
+        Some(actions)
+    }
+
     fn lose_keeper(&mut self) {
         self.let_go();
         if self.parts.keeper != KeeperState::None {
@@ -377,12 +410,18 @@ impl Service {
     }
 
     /// Says how the broker stands with its keeper, in a word and in numbers.
-    fn shelf(&self, rows: &[object::Row]) -> (&'static str, Shelf) {
+    fn shelf(&self) -> (&'static str, Shelf) {
         let Some(pulse) = &self.parts.pulse else {
             return ("none", Shelf::default());
         };
         let silence = pulse.silence().filter(|silence| *silence >= SILENT_AFTER);
-        let missing = rows.iter().filter(|row| self.is_unkept(row)).count() as u64;
+        let missing = match self.parts.keeper {
+            KeeperState::None | KeeperState::Fed => 0,
+            _ => {
+                let catalogue = &self.parts.catalogue;
+                catalogue.count_visible(|seq| self.is_without(seq))
+            }
+        };
         let (kept, most) = (pulse.kept(), pulse.most());
         let (word, why) = match (self.parts.keeper, silence) {
             (KeeperState::None, _) => ("none", String::new()),
@@ -410,12 +449,15 @@ impl Service {
 
     /// Says whether an object is nowhere but in this broker.
     fn is_unkept(&self, row: &object::Row) -> bool {
-        row.state == "visible"
-            && match self.parts.keeper {
-                KeeperState::None | KeeperState::Fed => false,
-                KeeperState::Absent => true,
-                KeeperState::Full => self.unkept.contains(&row.seq),
-            }
+        row.state == "visible" && self.is_without(row.seq)
+    }
+
+    fn is_without(&self, seq: u64) -> bool {
+        match self.parts.keeper {
+            KeeperState::None | KeeperState::Fed => false,
+            KeeperState::Absent => true,
+            KeeperState::Full => self.unkept.contains(&seq),
+        }
     }
 
     fn let_go(&mut self) {
@@ -503,7 +545,11 @@ impl Service {
                 catalogue.remove(asker, request, &name, epoch)
             }
             ToBroker::List { request } => {
-                self.list(participant, request);
+                self.list(participant, request, None);
+                Vec::new()
+            }
+            ToBroker::Sum { request } => {
+                self.list(participant, request, Some(MOST_SUMMED));
                 Vec::new()
             }
         };
@@ -534,7 +580,8 @@ impl Service {
         trace_point!("answered");
     }
 
-    fn list(&mut self, to: Participant, request: u64) {
+    /// Sends a listing: of all objects, or of those of so many names.
+    fn list(&mut self, to: Participant, request: u64, names: Option<usize>) {
         // A keeper that has just ended is not said to have everything.
         if self
             .leash
@@ -546,7 +593,7 @@ impl Service {
         let Some(peer) = self.peers.get(&to) else {
             return;
         };
-        let text = serde_json::to_vec(&self.listing(peer.asker.uid)).unwrap_or_default();
+        let text = serde_json::to_vec(&self.listing(peer.asker, names)).unwrap_or_default();
         match sealed_file::create("gpu-ipc-listing", &text) {
             Ok(file) => say(
                 peer,
@@ -571,7 +618,9 @@ impl Service {
         }
     }
 
-    fn listing(&self, uid: u32) -> Listing {
+    fn listing(&self, asker: Asker, names: Option<usize>) -> Listing {
+        let uid = asker.uid;
+        let catalogue = &self.parts.catalogue;
         let process = |participant: &Participant| {
             let peer = self.peers.get(participant)?;
             Some(Process {
@@ -580,8 +629,22 @@ impl Service {
                 name: peer.name.clone(),
             })
         };
-        let rows = self.parts.catalogue.rows(uid);
-        let (keeper, shelf) = self.shelf(&rows);
+        let rows = match names {
+            Some(most) => catalogue.rows_of_names(asker, most),
+            None => catalogue.rows(asker),
+        };
+        let (keeper, shelf) = self.shelf();
+        let users = catalogue.users(uid);
+        // Of another user's objects that it may open a sum says nothing: they are not counted.
+        let bytes = match names {
+            Some(_) => users.iter().map(|user| user.bytes).sum(),
+            None => catalogue.bytes(asker),
+        };
+        let removed_names = match names {
+            Some(_) => Vec::new(),
+            None => catalogue.bequest().tombs.0,
+        };
+        let limits = catalogue.limits();
         let row = |row: &object::Row| Row {
             name: row.name.clone(),
             epoch: row.epoch.0,
@@ -618,33 +681,31 @@ impl Service {
             keeper: keeper.into(),
             shelf,
             keeper_deaths: self.keeper_deaths,
-            bytes: self.parts.catalogue.bytes(uid),
-            limit: limit(self.parts.limits.bytes),
-            limit_per_uid: limit(self.parts.limits.bytes_per_uid),
+            bytes,
+            limit: limit(limits.bytes),
+            limit_per_uid: limit(limits.bytes_per_uid),
             participants: self.peers.len() as u64,
-            participants_limit: self.parts.limits.participants as u64,
+            participants_limit: limits.participants as u64,
             restored: self.parts.restored,
             orphans: self.parts.orphans,
             foreign: self.parts.foreign,
-            lineage: self.parts.catalogue.lineage().to_string(),
-            users: self.parts.catalogue.users(uid),
-            names: self.parts.catalogue.names() as u64,
-            names_limit: self.parts.limits.names as u64,
+            lineage: catalogue.lineage().to_string(),
+            total: users.iter().map(|user| user.objects).sum(),
+            users,
+            names: catalogue.names() as u64,
+            names_limit: limits.names as u64,
             commits: self.commits,
             opens: self.opens,
             aborted: self.aborted,
-            evicted: self.parts.catalogue.evicted(),
+            evicted: catalogue.evicted(),
             commit_latency: self.latency.clone(),
             objects: rows.iter().map(row).collect(),
-            removed: self
-                .parts
-                .catalogue
-                .bequest()
-                .tombs
-                .0
-                .into_iter()
-                .filter_map(removed)
-                .collect(),
+            removed: removed_names.into_iter().filter_map(removed).collect(),
+            descriptors: descriptors(),
+            descriptors_limit: getrlimit(Resource::Nofile).current.unwrap_or(0),
+            turned_away: self.door.turned_away(),
+            rebound: self.name.rebound(),
+            reread: self.reread.clone(),
         }
     }
 
@@ -678,6 +739,12 @@ impl Service {
             self.door.forget(participant, &peer.seat);
         }
     }
+}
+
+/// Counts the open descriptors of this process.
+fn descriptors() -> u64 {
+    let is = rustix::fs::stat("/proc/self/fd");
+    is.map_or(0, |is| u64::try_from(is.st_size).unwrap_or(0))
 }
 
 fn say(peer: &Peer, message: &ToClient, fds: &[BorrowedFd<'_>]) {

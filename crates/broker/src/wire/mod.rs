@@ -1,5 +1,7 @@
 //! The messages between a broker and its participants: one packet each, at most 4,096 bytes.
 //!
+//! Version 2 has the lineage in its welcome, and a watch can be taken back; version 3 has `Sum`.
+//!
 //! Every message starts with the same 16 bytes, in all versions:
 //!
 //! | at | bytes | field |
@@ -25,6 +27,7 @@
 //! | 8 | `Watch` | epoch that was seen u64, 2^64 - 1 to take the watch back; name text | |
 //! | 9 | `Remove` | epoch u64, 0 for the whole name, 2^64 - 1 for what is not committed; name text | |
 //! | 10 | `List` | | |
+//! | 11 | `Sum` (from version 3 on) | | |
 //! | 129 | `Welcome` | lineage of the epochs 16 (of no meaning before version 2), participant u64, pid u32, slots u32 | broker's pidfd, counter file |
 //! | 130 | `Refused` | code u16, lowest version u16, highest u16, text | |
 //! | 131 | `Created` | granularity u64, regions u32, 0 u32, then for each: slot u32, 0 u32, generation u64 | the regions |

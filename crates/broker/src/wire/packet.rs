@@ -5,7 +5,7 @@ use transport::wire::packet::{Protocol, Versions};
 /// The versions that this crate speaks.
 pub const VERSIONS: Versions = Versions {
     lowest: 1,
-    highest: 2,
+    highest: 3,
 };
 
 pub(super) static PROTOCOL: Protocol = Protocol {

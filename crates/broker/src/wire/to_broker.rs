@@ -110,7 +110,7 @@ impl Field for Wanted {
 messages! {
     /// A message to a broker. The table of [`wire`](crate::wire) has the bytes.
     #[derive(Clone, PartialEq, Eq, Debug)]
-    pub enum ToBroker of super::packet::PROTOCOL, "1 to 10" {
+    pub enum ToBroker of super::packet::PROTOCOL, "1 to 11" {
         /// The first message: who connects, with its pidfd and those of descendants that keep the
         /// device's files.
         1 Hello [1 + usize::from(*descendants)] {
@@ -174,6 +174,9 @@ messages! {
         }
         /// Asks for the objects and their readers.
         10 List(request) {}
+        /// Asks for the sums of a listing, with the objects of so many names alone that the answer
+        /// costs the same however many there are; from version 3 on.
+        11 Sum(request) {}
     }
 }
 
@@ -267,6 +270,7 @@ mod tests {
                 name
             }),
             any::<u64>().prop_map(|request| ToBroker::List { request }),
+            any::<u64>().prop_map(|request| ToBroker::Sum { request }),
         ]
     }
 

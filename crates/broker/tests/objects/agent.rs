@@ -8,8 +8,8 @@ use std::sync::Arc;
 use backend_host::{HostBackend, HostConfig};
 use broker::keeper::process::{End, Keeper};
 use broker::{
-    Broker, Client, CreateOptions, Epoch, Layout, Limits, Options, PartSpec, Reader, Selector,
-    Writer,
+    Allowed, Broker, Client, CreateOptions, Epoch, Layout, Limits, Options, PartSpec, Reader,
+    Selector, Writer,
 };
 use gpu_api::{DeviceId, Gpu};
 use harness::program::this_program;
@@ -60,6 +60,12 @@ pub struct Rules {
     evict: bool,
     /// Another user who may connect.
     allowed: Option<u32>,
+    /// A group whose users may connect.
+    allowed_group: Option<u32>,
+    /// The most descriptors that it may have.
+    files: Option<u64>,
+    /// Lets no other user in once a file says so.
+    forbids: bool,
     /// Publishes without reading the slots.
     blind: bool,
 }
@@ -342,6 +348,64 @@ impl Agent {
         )
     }
 
+    /// Starts a broker alone, for the keeper that listens in the directory.
+    #[track_caller]
+    pub fn broker_of(dir: &Path) -> Agent {
+        let mut program = this_program();
+        program.env("NOTIFY_SOCKET", dir.join("keeper"));
+        Agent::start(program, dir, Does::Serve(Rules::default()), None)
+    }
+
+    /// A broker that lets a user in until there is a file `forbid` in its directory.
+    #[track_caller]
+    pub fn open_until_forbidden(dir: &Path, user: u32) -> Agent {
+        let rules = Rules {
+            allowed: Some(user),
+            forbids: true,
+            ..Rules::default()
+        };
+        Agent::ruled(dir, rules)
+    }
+
+    #[track_caller]
+    pub fn of_few_files(dir: &Path, files: u64) -> Agent {
+        Agent::ruled(
+            dir,
+            Rules {
+                files: Some(files),
+                ..Rules::default()
+            },
+        )
+    }
+
+    /// A keeper of few descriptors whose broker evicts.
+    #[track_caller]
+    pub fn small_and_evicting(dir: &Path, most: usize) -> Agent {
+        let rules = Rules {
+            evict: true,
+            ..Rules::default()
+        };
+        Agent::keep(
+            dir,
+            Kept {
+                most: Some(most),
+                rules,
+                ..Kept::default()
+            },
+        )
+    }
+
+    #[track_caller]
+    pub fn open_to_group(dir: &Path, group: u32) -> Agent {
+        Agent::ruled(
+            dir,
+            Rules {
+                allowed_group: Some(group),
+                ..Rules::default()
+            },
+        )
+    }
+
     #[track_caller]
     pub fn blind(dir: &Path) -> Agent {
         Agent::ruled(
@@ -494,6 +558,13 @@ fn keep(dir: &Path, kept: Kept) {
 }
 
 fn serve(dir: PathBuf, rules: Rules) {
+    if let Some(files) = rules.files {
+        let limit = Rlimit {
+            current: Some(files),
+            maximum: Some(files),
+        };
+        setrlimit(Resource::Nofile, limit).expect("a lower limit");
+    }
     let usual = Limits::default();
     let options = Options {
         dir,
@@ -506,13 +577,22 @@ fn serve(dir: PathBuf, rules: Rules) {
             reads_slots: !rules.blind,
             ..usual
         },
-        allowed: rules.allowed.into_iter().collect(),
+        allowed: Allowed {
+            uids: rules.allowed.into_iter().collect(),
+            gids: rules.allowed_group.into_iter().collect(),
+        },
         keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),
     };
-    match Broker::open(options) {
-        Ok(broker) => broker.run(),
-        Err(error) => panic!("{error}"),
+    let (forbid, limits) = (options.dir.join("forbid"), options.limits.clone());
+    let broker = Broker::open(options).unwrap_or_else(|error| panic!("{error}"));
+    if rules.forbids {
+        let control = broker.control();
+        std::thread::spawn(move || {
+            until("it is forbidden", || forbid.exists());
+            control.change(limits, Allowed::default());
+        });
     }
+    broker.run()
 }
 
 /// Does as a client what it is told.

@@ -290,7 +290,7 @@ fn versions_that_do_not_meet_are_both_named() {
     };
     assert_eq!(
         why,
-        "the participant speaks versions 7 to 9, the broker 1 to 2"
+        "the participant speaks versions 7 to 9, the broker 1 to 3"
     );
     let raw = Raw::connect(&dir);
     raw.say(&hello(1, 9), &[pidfd.as_fd()]);

@@ -50,6 +50,10 @@ pub const CASES: &[Case] = &[
         a_limit_that_presses_evicts,
     ),
     (
+        "keeping::a_full_keeper_makes_room_for_a_commit_by_eviction",
+        a_full_keeper_makes_room_by_eviction,
+    ),
+    (
         "keeping::the_listing_counts_what_the_keeper_has",
         the_listing_counts,
     ),
@@ -404,4 +408,40 @@ fn a_limit_that_presses_evicts() {
     assert_eq!(seed_of(&reader), 1);
     let again = put(&client, "model2", 2, &CreateOptions::default()).expect("another one goes");
     assert_eq!(again, broker::Epoch(2), "no epoch is used again");
+}
+
+/// No limit of bytes presses: the keeper's room does.
+fn a_full_keeper_makes_room_by_eviction() {
+    let dir = Dir::new();
+    let _keeper = Agent::small_and_evicting(&dir, 2 * AN_OBJECT);
+    until("the broker listens", || dir.join("broker").exists());
+    let client = client(&dir);
+    put_all(&client, 1..=4);
+    let names = |listing: &Listing| -> Vec<String> {
+        listing.objects.iter().map(|row| row.name.clone()).collect()
+    };
+    let after = listing(&client);
+    assert_eq!(names(&after), ["model3", "model4"]);
+    assert_eq!((after.evicted, after.keeper.as_str()), (2, "fed"));
+    // What is read stays; where nothing may go the keeper's own reason is told.
+    let readers = ["model3", "model4"].map(|name| client.open(name).expect("an object"));
+    let error = put(&client, "model5", 5, &CreateOptions::default()).expect_err("no room");
+    assert!(
+        error.to_string().contains("descriptors of at most 4"),
+        "{error}"
+    );
+    drop(readers);
+    until("nothing is read", || {
+        let listing = listing(&client);
+        listing.objects.iter().all(|row| row.readers.is_empty())
+    });
+    put_all(&client, 6..=6);
+    let serving = dir.broker();
+    dir.signal_broker(Signal::KILL);
+    until("another broker", || {
+        dir.broker() != serving && client.list().is_ok()
+    });
+    let after = listing(&client);
+    assert_eq!((after.restored, after.orphans), (2, 0), "{after:?}");
+    assert!(names(&after).contains(&"model6".into()), "{after:?}");
 }

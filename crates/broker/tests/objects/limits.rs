@@ -10,7 +10,7 @@ use broker::wire::{RefusalCode, Selector, Standing, ToBroker, ToClient};
 use broker::{CreateOptions, Epoch, Identity, Layout, PartSpec};
 use transport::shared::sealed_file;
 
-use crate::agent::{Agent, Dir, client, layout, put, seed_of, started};
+use crate::agent::{Agent, Dir, client, layout, put, seed_of, serving, started};
 use crate::bad_input::{create, draft, file_of};
 use crate::raw::{Raw, hello};
 use crate::{Case, until};
@@ -47,6 +47,10 @@ pub const CASES: &[Case] = &[
     (
         "limits::a_flood_of_one_keeps_no_other_waiting",
         a_flood_of_one_keeps_no_other_waiting,
+    ),
+    (
+        "limits::a_sum_costs_the_same_however_many_objects_there_are",
+        a_sum_costs_the_same,
     ),
     (
         "limits::as_many_descriptors_as_the_kernel_passes_harm_nobody",
@@ -487,4 +491,24 @@ fn descriptors(process: u32) -> impl Iterator<Item = PathBuf> {
     let open = std::fs::read_dir(format!("/proc/{process}/fd")).expect("its descriptors");
     open.flatten()
         .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+}
+
+/// What is sent is counted.
+fn a_sum_costs_the_same() {
+    let (_dir, _keeper, client) = serving();
+    let names = 1_004;
+    for n in 0..names {
+        let name = format!("m{n:04}");
+        put(&client, &name, 1, &CreateOptions::default()).expect("a commit");
+    }
+    let (sums, all) = (
+        client.sums().expect("sums"),
+        client.list().expect("a listing"),
+    );
+    assert_eq!((all.objects.len(), all.count()), (names, names as u64));
+    assert_eq!((sums.objects.len(), sums.count()), (1_000, names as u64));
+    assert_eq!(sums.objects[999].name, "m0999", "the first by name");
+    assert_eq!((sums.bytes, sums.names), (all.bytes, all.names));
+    assert_eq!(sums.shelf, all.shelf);
+    assert!(sums.removed.is_empty());
 }

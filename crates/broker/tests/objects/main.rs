@@ -13,12 +13,14 @@ mod gpu;
 mod histories;
 mod keeping;
 mod limits;
+mod naming;
 mod objects;
 mod raw;
 mod replicas;
 mod rules;
 mod step;
 mod takeover;
+mod versions;
 
 use harness::surroundings::{has_namespaces, has_users};
 use harness::wait_until as until;
@@ -56,9 +58,11 @@ fn main() {
         histories::CASES,
         bad_input::CASES,
         limits::CASES,
+        naming::CASES,
         takeover::CASES,
         rules::CASES,
         replicas::CASES,
+        versions::CASES,
     ]
     .concat()
     {

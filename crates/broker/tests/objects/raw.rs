@@ -51,6 +51,29 @@ impl Raw {
             .expect("an answer within two minutes")
     }
 
+    /// Returns the bytes of the next message, or nothing if the broker hung up.
+    pub fn hear_bytes(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+        let mut bytes = [0; MOST_BYTES];
+        loop {
+            let mut fds = Vec::new();
+            match receive(&self.socket, &mut bytes, &mut fds).expect("received") {
+                ReceiveOutcome::Packet(len) => return Some((bytes[..len].to_vec(), fds)),
+                ReceiveOutcome::HungUp => return None,
+                ReceiveOutcome::Empty => {
+                    let end = Some(Instant::now() + Duration::from_secs(120));
+                    wait_ready(self.socket.as_fd(), PollFlags::IN, "a message", end)
+                        .expect("an answer within two minutes");
+                }
+            }
+        }
+    }
+
+    /// Returns the message that has come, if there is one.
+    pub fn hear_now(&self) -> Option<ToClient> {
+        let (said, _) = self.hear_until(Some(Instant::now())).ok()??;
+        Some(said)
+    }
+
     /// Says whether nothing comes while another participant is answered; `None` is a hang-up.
     pub fn hear_until(
         &self,

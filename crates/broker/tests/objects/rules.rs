@@ -11,7 +11,7 @@ use broker::{
 };
 use gpu_api::Error;
 use harness::WATCHDOG;
-use harness::surroundings::{NOBODY, as_user, contained, has_users};
+use harness::surroundings::{NOBODY, as_member, as_user, contained, has_users};
 use ipc_rc::Stream;
 
 use crate::agent::{
@@ -57,6 +57,14 @@ pub const USERS: &[Case] = &[
     (
         "rules::the_brokers_own_user_sees_all_removes_all_and_frees_names",
         the_operator_governs_all,
+    ),
+    (
+        "rules::a_group_is_let_in_and_reads_what_is_open_to_it",
+        a_group_is_let_in_and_reads,
+    ),
+    (
+        "rules::a_user_who_may_not_connect_any_more_is_hung_up_on",
+        a_user_who_may_not_connect_any_more,
     ),
     (
         "rules::a_name_belongs_to_who_committed_it_first",
@@ -139,6 +147,92 @@ fn another_user_opens_what_was_said_at_the_create() {
         matches!(refused, Some(Said::Failed(_))),
         "a broker of one user alone: {refused:?}"
     );
+}
+
+fn a_user_who_may_not_connect_any_more() {
+    let dir = Dir::new();
+    std::fs::set_permissions(&*dir, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let _keeper = Agent::open_until_forbidden(&dir, NOBODY);
+    until("the broker listens", || dir.join("broker").exists());
+    let owner = client(&dir);
+    let shared = CreateOptions {
+        readers: Readers::Uids(vec![NOBODY]),
+        ..CreateOptions::default()
+    };
+    put(&owner, "shared", 2, &shared).expect("a commit");
+    let mut other = somebody_else(&dir);
+    assert_eq!(other.ask(&Command::Open("shared".into())), Said::Epoch(1));
+    std::fs::write(dir.join("forbid"), "").expect("a file");
+    until("its lease has ended", || {
+        owner.list().is_ok_and(|list| {
+            list.participants == 1 && list.objects.iter().all(|row| row.readers.is_empty())
+        })
+    });
+    let again = Agent::client_by(as_user(NOBODY), &dir).answer();
+    assert!(
+        matches!(&again, Some(Said::Failed(_))),
+        "the socket is for its own user alone: {again:?}"
+    );
+    let mode = std::fs::metadata(dir.join("broker"))
+        .expect("stat")
+        .permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
+    put(&owner, "shared", 3, &shared).expect("who may connect is served");
+}
+
+/// A member is one by its own group or by a supplementary one.
+fn a_group_is_let_in_and_reads() {
+    const GROUP: u32 = 4_242;
+    let dir = Dir::new();
+    std::fs::set_permissions(&*dir, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let _keeper = Agent::open_to_group(&dir, GROUP);
+    until("the broker listens", || dir.join("broker").exists());
+    let owner = client(&dir);
+    let open_to = |gids: &[u32]| CreateOptions {
+        readers: Readers::Gids(gids.to_vec()),
+        ..CreateOptions::default()
+    };
+    put(&owner, "model", 1, &CreateOptions::default()).expect("a commit");
+    put(&owner, "shared", 2, &open_to(&[7, GROUP])).expect("a commit");
+    put(&owner, "others", 3, &open_to(&[GROUP + 1])).expect("a commit");
+    let refused = Agent::client_by(as_user(NOBODY), &dir).answer();
+    let Some(Said::Failed(why)) = refused else {
+        panic!("in no group that may connect: {refused:?}");
+    };
+    assert!(
+        why.contains("is not allowed, and is in no group of 4242"),
+        "{why}"
+    );
+    for groups in [[NOBODY, GROUP].as_slice(), &[GROUP]] {
+        let mut member = Agent::client_by(as_member(NOBODY, groups), &dir);
+        assert_eq!(member.answer(), Some(Said::Ready), "{groups:?}");
+        assert_eq!(
+            member.ask(&Command::Open("shared".into())),
+            Said::Epoch(1),
+            "every byte was compared"
+        );
+        assert_eq!(
+            member.ask(&Command::List),
+            Said::Names(vec!["shared".into()]),
+            "it knows of nothing else"
+        );
+        let why = member.cannot(&Command::Open("others".into()));
+        assert!(
+            why.contains("uid 0 and the groups 4243, and uid 65534 is in none of them"),
+            "{why}"
+        );
+        let why = member.cannot(&Command::Open("model".into()));
+        assert!(why.contains("not for uid 65534"), "{why}");
+    }
+    // A broker that starts from the keeper reads whom an object is open to.
+    let first = dir.broker();
+    dir.signal_broker(rustix::process::Signal::KILL);
+    until("another broker", || {
+        dir.broker() != first && owner.list().is_ok()
+    });
+    let mut member = Agent::client_by(as_member(NOBODY, &[NOBODY, GROUP]), &dir);
+    assert_eq!(member.answer(), Some(Said::Ready));
+    assert_eq!(member.ask(&Command::Open("shared".into())), Said::Epoch(1));
 }
 
 fn a_name_belongs_to_who_committed_it_first() {

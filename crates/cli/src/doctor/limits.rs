@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::check::Check;
-use crate::sessions::brokers::{BrokerState, SeenBroker, look, summary};
+use crate::sessions::brokers::{BrokerState, Depth, SeenBroker, look, summary};
 use crate::size;
 
 /// Descriptors below which no session can be opened beside what a program has open.
@@ -39,7 +39,7 @@ pub fn checks() -> Vec<Check> {
 /// The broker of this user: one that is stopped, or stuck in the driver, bars its successor.
 fn broker() -> Check {
     let name = "broker";
-    let Some(SeenBroker { dir, state }) = look(None, GLANCE) else {
+    let Some(SeenBroker { dir, state }) = look(None, Depth::Sums, GLANCE) else {
         return Check::absent(name, "no broker has the default directory");
     };
     let dir = dir.display();

@@ -6,7 +6,7 @@ use std::process::Command;
 use clap::Args as Arguments;
 use gpu_ipc::broker::keeper::process::{End, Keeper};
 
-use super::{BrokerDir, manager};
+use super::{BrokerDir, manager, reload};
 use crate::device::explain;
 use crate::log::LogOptions;
 use crate::{Outcome, output};
@@ -85,6 +85,11 @@ fn keep(options: &KeepOptions, dir: &Path) -> Result<Outcome, String> {
     };
     let mut keeper = open(dir, options.most).map_err(|error| explain(&error))?;
     manager::start(keeper.path(), dir)?;
+    // A broker without such a file, and its keeper, end with their terminal.
+    let is_options = |word: &String| word == "--options" || word.starts_with("--options=");
+    if options.command.iter().any(is_options) {
+        reload::pass_on(dir.to_owned())?;
+    }
     let Some((program, arguments)) = options.command.split_first() else {
         keeper.run_alone();
         return Ok(Outcome::Good);

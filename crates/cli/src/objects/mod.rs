@@ -1,12 +1,13 @@
 //! Objects: memory that outlives the process that filled it.
 //!
 //! 1. `keep` and `serve`: the two processes that keep it; `manager`: what the first tells systemd.
-//!    `ready` waits for both, `stop` ends both.
+//!    `rules`: what the second allows, also by its `options_file`. `ready` waits for both, `stop`
+//!    ends both, `reload` has the second read its options again.
 //! 2. `put`, from `input`; `get`, into `files`: `origin` is what the first notes for the second,
 //!    `dtype` what both call a type.
 //! 3. `list`, `remove`: what else people do with it.
 
-// Tests: `crates/cli/tests/objects.rs`, `crates/cli/tests/start.rs`, `crates/cli/tests/deploy.rs`, `crates/cli/tests/log.rs`.
+// Tests: `crates/cli/tests/objects.rs`, `crates/cli/tests/start.rs`, `crates/cli/tests/deploy.rs`, `crates/cli/tests/log.rs`, `crates/cli/tests/reload.rs`.
 
 mod dtype;
 mod files;
@@ -15,10 +16,13 @@ mod input;
 pub mod keep;
 pub mod list;
 mod manager;
+mod options_file;
 mod origin;
 pub mod put;
 pub mod ready;
+pub mod reload;
 pub mod remove;
+pub mod rules;
 pub mod serve;
 pub mod stop;
 

@@ -34,6 +34,9 @@ pub struct PutOptions {
     /// A user that may open the object, and so could write to it; repeatable
     #[arg(long, value_name = "UID")]
     pub reader: Vec<u32>,
+    /// A group whose users may open the object, and so could write to it; repeatable
+    #[arg(long, value_name = "GID", conflicts_with = "reader")]
+    pub reader_group: Vec<u32>,
     /// Device of the object
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: BackendChoice,
@@ -63,10 +66,10 @@ fn put(options: &PutOptions) -> Result<Epoch, String> {
     let client = options
         .asked
         .connect(choose(options.backend)?, "gpu-ipc put")?;
-    let readers = if options.reader.is_empty() {
-        Readers::Owner
-    } else {
-        Readers::Uids(options.reader.clone())
+    let readers = match (&options.reader, &options.reader_group) {
+        (uids, _) if !uids.is_empty() => Readers::Uids(uids.clone()),
+        (_, gids) if !gids.is_empty() => Readers::Gids(gids.clone()),
+        _ => Readers::Owner,
     };
     let create = CreateOptions {
         readers,

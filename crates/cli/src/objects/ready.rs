@@ -11,7 +11,7 @@ use gpu_ipc::broker::keeper::process::SOCKET;
 
 use super::{Asked, list};
 use crate::device::explain;
-use crate::sessions::brokers::{BrokerState, look};
+use crate::sessions::brokers::{BrokerState, Depth, look};
 use crate::{Outcome, output};
 
 /// How often it is asked.
@@ -79,7 +79,7 @@ pub enum State {
 
 /// Asks a broker how it stands.
 pub fn state(dir: &Path, patience: Duration) -> State {
-    match look(Some(dir), patience).map(|seen| seen.state) {
+    match look(Some(dir), Depth::Sums, patience).map(|seen| seen.state) {
         Some(BrokerState::Serves(listing)) if listing.keeper == "fed" => {
             State::Ready(list::summary(&listing))
         }

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Args as Arguments;
 use gpu_ipc::backend::detect_only;
@@ -12,10 +11,13 @@ use gpu_ipc::broker::{Broker, Limits, Options};
 use gpu_ipc::{BackendKind, Error, Gpu};
 
 use super::BrokerDir;
+use super::options_file::{OptionsFile, Rules};
+use super::reload::Hangup;
+use super::rules::RuleOptions;
 use crate::device::explain;
-use crate::log::LogOptions;
+use crate::log::{Filter, LogOptions};
 use crate::sessions::endpoint;
-use crate::{Outcome, output, size};
+use crate::{Outcome, output};
 
 /// Options of a broker.
 #[derive(Arguments, Debug)]
@@ -27,34 +29,13 @@ pub struct BrokerOptions {
     /// first backend that has one]
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Vec<(BackendKind, u32)>,
-    /// Most bytes of all objects together
-    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
-    pub limit: Option<u64>,
-    /// Most bytes of one user's objects
-    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
-    pub limit_per_uid: Option<u64>,
-    /// Most of each device's memory for objects, in percent
-    #[arg(long, value_name = "PERCENT", default_value_t = 90, value_parser = clap::value_parser!(u8).range(1..=100))]
-    pub device_limit: u8,
-    /// Most names that have an object; one that was removed counts no more
-    #[arg(long, value_name = "N", default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1..))]
-    pub limit_names: u32,
-    /// When a limit of bytes presses, remove objects that no process reads, the oldest first
-    #[arg(long)]
-    pub evict: bool,
-    /// Remove an object that no process has read for so many seconds
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
-    pub ttl: Option<u64>,
-    /// A name that is neither evicted nor removed for its age, or the beginning of names with a `*`;
-    /// repeatable
-    #[arg(long, value_name = "NAME")]
-    pub pin: Vec<String>,
-    /// Number of epochs to keep of each name
-    #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000))]
-    pub keep_epochs: u32,
-    /// Another user that may connect; repeatable
-    #[arg(long, value_name = "UID")]
-    pub allow_uid: Vec<u32>,
+    /// What it allows.
+    #[command(flatten)]
+    pub rules: RuleOptions,
+    /// A file of these options in TOML, whose keys are their names, and `log`. It holds in place of
+    /// the command line, and is read again on SIGHUP: `gpu-ipc reload`
+    #[arg(long, value_name = "FILE")]
+    pub options: Option<PathBuf>,
     /// Give everything to the keeper of the directory, which did not start this broker [default: to
     /// that of $NOTIFY_SOCKET]
     #[arg(long)]
@@ -73,11 +54,19 @@ pub struct BrokerOptions {
 
 /// Serves until the process ends.
 pub fn run(options: &BrokerOptions) -> Outcome {
-    let _log = match options.log.start() {
+    let started = match Started::read(options) {
+        Ok(started) => started,
+        Err(why) => return output::fail(&why, false, Outcome::Usage),
+    };
+    let log = LogOptions {
+        log: started.rules.log.clone().or(options.log.log.clone()),
+        ..options.log
+    };
+    let log = match log.start() {
         Ok(log) => log,
         Err(why) => return output::fail(&why, false, Outcome::Usage),
     };
-    let broker = match serve(options) {
+    let broker = match serve(options, started, log.filter()) {
         Ok(broker) => broker,
         Err(why) => return output::fail(&why, false, Outcome::Finding),
     };
@@ -93,32 +82,97 @@ pub fn run(options: &BrokerOptions) -> Outcome {
     broker.run()
 }
 
-fn serve(options: &BrokerOptions) -> Result<Broker, String> {
+/// What the command line and the file of options say at the start.
+struct Started {
+    rules: Rules,
+    file: Option<(OptionsFile, Hangup)>,
+    /// What is wrong with the file: those of its copy hold.
+    why: Option<String>,
+}
+
+impl Started {
+    fn read(options: &BrokerOptions) -> Result<Started, String> {
+        let Some(path) = &options.options else {
+            let rules = Rules {
+                rules: options.rules.clone(),
+                log: None,
+            };
+            return Ok(Started {
+                rules,
+                file: None,
+                why: None,
+            });
+        };
+        let hangup = Hangup::take()?;
+        let file = OptionsFile::new(path, &options.place.path()?, &options.rules);
+        let (rules, why) = match file.read() {
+            Ok(rules) => (rules, None),
+            Err(why) => match file.read_copy() {
+                Some(rules) => (rules, Some(why)),
+                None => return Err(why),
+            },
+        };
+        Ok(Started {
+            rules,
+            file: Some((file, hangup)),
+            why,
+        })
+    }
+}
+
+fn serve(options: &BrokerOptions, started: Started, filter: Filter) -> Result<Broker, String> {
     let (dir, devices) = (options.place.path()?, options.device.clone());
     let keeper = if options.keeper {
         Some(dir.join(SOCKET))
     } else {
         std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from)
     };
+    let limits_of = {
+        let reads_slots = !options.publish_blindly;
+        move |rules: &RuleOptions| Limits {
+            reads_slots,
+            ..rules.limits()
+        }
+    };
+    let Started { rules, file, why } = started;
+    let mut limits = limits_of(&rules.rules);
+    if file.is_some() {
+        // Nothing goes before the file is read again, which may be long after this process began to
+        // wait for another broker's end.
+        (limits.epochs, limits.ttl) = (usize::MAX, None);
+    }
     let broker = Broker::open(Options {
         dir: dir.clone(),
         gpus: Arc::new(move || find(&devices)),
-        limits: Limits {
-            bytes: options.limit.unwrap_or(u64::MAX),
-            bytes_per_uid: options.limit_per_uid.unwrap_or(u64::MAX),
-            device_percent: options.device_limit,
-            names: options.limit_names as usize,
-            evict: options.evict,
-            ttl: options.ttl.map(Duration::from_secs),
-            pins: options.pin.clone(),
-            epochs: options.keep_epochs as usize,
-            reads_slots: !options.publish_blindly,
-            ..Limits::default()
-        },
-        allowed: options.allow_uid.clone(),
+        limits,
+        allowed: rules.rules.allowed(),
         keeper,
     });
-    let broker = broker.map_err(|error| explain(&error))?;
+    let mut broker = broker.map_err(|error| explain(&error))?;
+    if let Some((file, hangup)) = file {
+        broker.reads_again(file.path());
+        let control = broker.control();
+        let hold = move |read: Rules| {
+            filter.set(read.log);
+            control.change(limits_of(&read.rules), read.rules.allowed());
+        };
+        let control = broker.control();
+        let stay = move |why: String| {
+            tracing::error!(why, "the options stay as they were");
+            control.refuse(why);
+        };
+        match file.read() {
+            Ok(read) => hold(read),
+            Err(now) => {
+                hold(rules);
+                stay(why.unwrap_or(now));
+            }
+        }
+        hangup.each(move || match file.read() {
+            Ok(read) => hold(read),
+            Err(why) => stay(why),
+        })?;
+    }
     // Not before: another broker may serve at the same address.
     if let Some(address) = options.metrics {
         endpoint::start(address, dir)?;

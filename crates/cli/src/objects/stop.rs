@@ -64,7 +64,7 @@ fn is_held(path: &Path) -> bool {
 }
 
 /// The process that holds a lock.
-struct Holder {
+pub(super) struct Holder {
     pid: i32,
     process: OwnedFd,
 }
@@ -73,7 +73,7 @@ impl Holder {
     /// Finds the process whose number is in the lock file. The number alone may be another process'
     /// by now: what has not the file open is not the holder. The descriptor comes first, so that it
     /// is of no later process.
-    fn find(path: &Path) -> Option<Holder> {
+    pub(super) fn find(path: &Path) -> Option<Holder> {
         let pid = lock::holder(path)?.cast_signed();
         let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
         let file = fs::metadata(path).ok()?;
@@ -85,12 +85,16 @@ impl Holder {
         open.any(is_it).then_some(Holder { pid, process })
     }
 
+    /// Sends it a signal, unless it has ended.
+    pub(super) fn signal(&self, signal: Signal) {
+        let _ = pidfd_send_signal(&self.process, signal);
+    }
+
     /// Ends it: by SIGTERM, and half the time later by SIGKILL, which also ends a process that is
     /// stopped.
     fn end(&self, what: &str, time: Duration) -> Result<(), String> {
         for signal in [Signal::TERM, Signal::KILL] {
-            // It may have ended.
-            let _ = pidfd_send_signal(&self.process, signal);
+            self.signal(signal);
             let end = Instant::now() + time / 2;
             while let Some(left) = end.checked_duration_since(Instant::now()) {
                 let left = Timespec::try_from(left).ok();

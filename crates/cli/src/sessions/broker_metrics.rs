@@ -9,7 +9,8 @@ use gpu_ipc::broker::server::listing::{Listing, Row, Usage};
 use super::brokers::{BrokerState, SeenBroker};
 use super::open_metrics::{Family, label};
 
-/// Names that have series of their own: those of the most bytes.
+/// Names that have series of their own: the first by name, so that a series does not come and go as
+/// others change.
 pub const MOST_NAMES: usize = 1_000;
 
 /// Writes a yes as 1 and a no as 0.
@@ -33,16 +34,14 @@ pub fn of_broker(seen: &SeenBroker) -> Vec<Family> {
         return all;
     };
     type Value = fn(&Listing) -> u64;
-    let gauges: [(&'static str, &'static str, Value); 13] = [
+    let gauges: [(&'static str, &'static str, Value); 15] = [
         (
             "broker_age_seconds",
             "Seconds since the broker's start.",
             |l| l.age_s,
         ),
         ("broker_bytes", "Bytes of all objects.", |l| l.bytes),
-        ("broker_objects", "Objects, finished or not.", |l| {
-            l.objects.len() as u64
-        }),
+        ("broker_objects", "Objects, finished or not.", |l| l.count()),
         ("broker_names", "Names that have an object.", |l| l.names),
         ("broker_names_limit", "The limit of them.", |l| {
             l.names_limit
@@ -69,6 +68,16 @@ pub fn of_broker(seen: &SeenBroker) -> Vec<Family> {
             |l| l.foreign,
         ),
         (
+            "broker_descriptors",
+            "File descriptors that the broker has open; 0 before Linux 6.2.",
+            |l| l.descriptors,
+        ),
+        (
+            "broker_options_refused",
+            "Whether the file of options was refused when it was read last.",
+            |l| u64::from(!l.reread.why.is_empty()),
+        ),
+        (
             "broker_keeper_descriptors",
             "Descriptors that the keeper has.",
             |l| l.shelf.kept,
@@ -84,7 +93,7 @@ pub fn of_broker(seen: &SeenBroker) -> Vec<Family> {
             |l| l.shelf.silent_s,
         ),
     ];
-    let counters: [(&'static str, &'static str, Value); 6] = [
+    let counters: [(&'static str, &'static str, Value); 9] = [
         ("broker_commits", "Commits.", |l| l.commits),
         ("broker_opens", "Opens.", |l| l.opens),
         (
@@ -102,12 +111,27 @@ pub fn of_broker(seen: &SeenBroker) -> Vec<Family> {
             "Ends of a keeper that this broker saw.",
             |l| l.keeper_deaths,
         ),
+        (
+            "broker_turned_away",
+            "Connections that were refused for want of a file descriptor.",
+            |l| l.turned_away,
+        ),
+        (
+            "broker_rebinds",
+            "Times that the broker's socket was gone, and was bound again.",
+            |l| l.rebound,
+        ),
+        (
+            "broker_rereads",
+            "Times that the options were read again.",
+            |l| l.reread.count,
+        ),
         ("broker_starts", "Brokers that the keeper started.", |l| {
             l.shelf.starts
         }),
     ];
     type Limit = fn(&Listing) -> Option<u64>;
-    let limits: [(&'static str, &'static str, Limit); 3] = [
+    let limits: [(&'static str, &'static str, Limit); 4] = [
         (
             "broker_limit_bytes",
             "The limit of all objects' bytes.",
@@ -117,6 +141,11 @@ pub fn of_broker(seen: &SeenBroker) -> Vec<Family> {
             "broker_limit_per_uid_bytes",
             "The limit of one user's bytes.",
             |l| l.limit_per_uid,
+        ),
+        (
+            "broker_descriptors_limit",
+            "The most file descriptors that the broker may have open.",
+            |l| Some(l.descriptors_limit).filter(|&most| most > 0),
         ),
         (
             "broker_keeper_descriptors_limit",
@@ -185,11 +214,7 @@ fn names(dir: &str, listing: &Listing) -> Vec<Family> {
     for row in &listing.objects {
         names.entry(&row.name).or_default().push(row);
     }
-    let bytes = |rows: &[&Row]| rows.iter().map(|row| row.bytes).sum::<u64>();
-    let mut names: Vec<(&str, Vec<&Row>)> = names.into_iter().collect();
-    names.sort_by_key(|(_, rows)| std::cmp::Reverse(bytes(rows)));
-    names.truncate(MOST_NAMES);
-    names.sort_by_key(|(name, _)| *name);
+    let names: Vec<(&str, Vec<&Row>)> = names.into_iter().take(MOST_NAMES).collect();
     fn newest<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
         let visible = rows.iter().copied().filter(|row| row.epoch > 0);
         visible.max_by_key(|row| row.epoch)

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpu_ipc::broker::client::broker_dir;
-use gpu_ipc::broker::server::listing::Listing;
+use gpu_ipc::broker::server::listing::{Listing, Shelf};
 use gpu_ipc::broker::server::lock;
 use gpu_ipc::broker::{Client, ObjectError};
 use gpu_ipc::{BackendKind, Error};
@@ -34,15 +34,24 @@ pub enum BrokerState {
     Unknown(String),
 }
 
+/// What a broker is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Depth {
+    /// Sums, which cost the same however many objects there are.
+    Sums,
+    /// All objects.
+    Objects,
+}
+
 /// Asks the broker of the default directory, or of one that is named; none where nobody listens,
 /// unless it was named.
-pub fn look(named: Option<&Path>, timeout: Duration) -> Option<SeenBroker> {
+pub fn look(named: Option<&Path>, asked: Depth, timeout: Duration) -> Option<SeenBroker> {
     let dir = broker_dir(named).ok()?;
     let holder = lock::holder(&dir.join("lock"));
     if named.is_none() && holder.is_none() {
         return None;
     }
-    let state = match (ask(&dir, timeout), holder) {
+    let state = match (ask(&dir, asked, timeout), holder) {
         (Ok(listing), _) => BrokerState::Serves(Box::new(listing)),
         // Nobody listens: the last one is gone.
         (Err(ObjectError::Gpu(Error::Connect { .. })), _) if named.is_none() => return None,
@@ -52,15 +61,18 @@ pub fn look(named: Option<&Path>, timeout: Duration) -> Option<SeenBroker> {
     Some(SeenBroker { dir, state })
 }
 
-fn ask(dir: &Path, timeout: Duration) -> Result<Listing, ObjectError> {
+fn ask(dir: &Path, asked: Depth, timeout: Duration) -> Result<Listing, ObjectError> {
     // The question is about no memory: any device will do.
     let gpu = gpu_ipc::backend::detect_only(BackendKind::Host)?.first(BackendKind::Host)?;
-    Client::builder(gpu)
+    let client = Client::builder(gpu)
         .dir(dir)
         .name("gpu-ipc")
         .patience(timeout)
-        .connect()?
-        .list()
+        .connect()?;
+    match asked {
+        Depth::Sums => client.sums(),
+        Depth::Objects => client.list(),
+    }
 }
 
 /// Writes what people read: at most 80 columns, but for paths and reasons.
@@ -116,16 +128,25 @@ fn write_table(text: &mut String, seen: &SeenBroker) -> std::fmt::Result {
 
 /// Says in a line what a broker has.
 pub fn summary(listing: &Listing) -> String {
+    let Shelf {
+        kept,
+        most,
+        missing,
+        silent_s,
+        ..
+    } = &listing.shelf;
     let keeper = match listing.keeper.as_str() {
-        "fed" => "keeper has all",
-        "absent" => "KEEPER IS AWAY",
-        _ => "no keeper",
+        "fed" => "keeper has all".into(),
+        "absent" => "KEEPER IS AWAY".into(),
+        "full" => format!("KEEPER FULL ({kept} of {most}), {missing} not kept"),
+        "silent" => format!("KEEPER SILENT for {silent_s} s"),
+        _ => "no keeper".to_owned(),
     };
     let age = time(Duration::from_secs(listing.age_s));
     format!(
         "process {}, {} objects of {}, {keeper}, for {age}",
         listing.pid,
-        listing.objects.len(),
+        listing.count(),
         bytes(listing.bytes)
     )
 }
@@ -173,6 +194,31 @@ pub(super) mod tests {
                 row("next", 0, "filling"),
             ],
             ..Listing::default()
+        }
+    }
+
+    #[test]
+    fn a_summary_says_each_state_of_the_keeper_with_its_numbers() {
+        for (keeper, words) in [
+            ("fed", "keeper has all"),
+            ("absent", "KEEPER IS AWAY"),
+            ("full", "KEEPER FULL (4 of 5), 2 not kept"),
+            ("silent", "KEEPER SILENT for 12 s"),
+            ("none", "no keeper"),
+        ] {
+            let shelf = Shelf {
+                kept: 4,
+                most: 5,
+                missing: 2,
+                silent_s: 12,
+                ..Shelf::default()
+            };
+            let said = summary(&Listing {
+                keeper: keeper.into(),
+                shelf,
+                ..listing()
+            });
+            assert!(said.contains(words) && said.len() <= 71, "{said}");
         }
     }
 

@@ -25,7 +25,7 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::broker_metrics::of_broker;
-use super::brokers::look;
+use super::brokers::{Depth, look};
 use super::open_metrics;
 use crate::device::explain;
 
@@ -165,6 +165,6 @@ impl Asked {
 }
 
 fn text(dir: &Path) -> String {
-    let seen = look(Some(dir), PATIENCE);
+    let seen = look(Some(dir), Depth::Sums, PATIENCE);
     open_metrics::text(seen.iter().flat_map(of_broker))
 }

@@ -25,7 +25,11 @@ pub fn run(options: &LsOptions) -> Outcome {
         Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
     let broker = if options.place.sessions.is_empty() {
-        brokers::look(None, Duration::from_secs_f64(options.place.timeout))
+        brokers::look(
+            None,
+            brokers::Depth::Objects,
+            Duration::from_secs_f64(options.place.timeout),
+        )
     } else {
         None
     };

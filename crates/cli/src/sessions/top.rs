@@ -8,7 +8,7 @@ use crossterm::style::{Attribute, Print, SetAttribute};
 use crossterm::terminal::{self, Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
 use crossterm::{execute, queue};
 
-use super::brokers::{BrokerState, SeenBroker, look, summary};
+use super::brokers::{BrokerState, Depth, SeenBroker, look, summary};
 use super::columns::{Column, HOLDER_COLUMNS, Shown, digits, holder_cells, words};
 use super::gather::{Answer, Seen, gather};
 use super::keys::{Key, Keyboard};
@@ -88,7 +88,11 @@ fn watch(options: &TopOptions, keyboard: &Keyboard) -> Result<(), String> {
         if !view.paused {
             view.take(gather(&options.place)?);
             view.broker = if options.place.sessions.is_empty() {
-                look(None, Duration::from_secs_f64(options.place.timeout))
+                look(
+                    None,
+                    Depth::Objects,
+                    Duration::from_secs_f64(options.place.timeout),
+                )
             } else {
                 None
             };

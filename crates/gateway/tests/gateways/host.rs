@@ -30,7 +30,7 @@ pub fn serve_if_asked() {
             dir: PathBuf::from(dir),
             gpus,
             limits: Limits::default(),
-            allowed: Vec::new(),
+            allowed: Default::default(),
             keeper: None,
         };
         Broker::open(options).expect("a broker").run()

@@ -23,7 +23,7 @@ pub(crate) fn serve_broker(
         dir,
         gpus,
         limits: Limits::default(),
-        allowed: Vec::new(),
+        allowed: Default::default(),
         keeper: None,
     };
     let broker = py.detach(|| Broker::open(options)).or_raise()?;

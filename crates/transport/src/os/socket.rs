@@ -23,7 +23,7 @@ pub use connect::{Connecting, connect_within};
 pub use directory::{list, runtime_dir, sweep_stale};
 pub use listener::{Endpoint, Listener};
 pub use packet_socket::take_over;
-pub use peer::{Credentials, credentials, peer_pidfd};
+pub use peer::{Credentials, credentials, groups, peer_pidfd};
 pub use transfer::{
     ReceiveOutcome, SendOutcome, hang_up, has_hung_up, is_lost, receive, receive_from,
     receive_guarded, send, wait_ready,

@@ -2,8 +2,10 @@
 //! of watches.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result};
 use rustix::io::Errno;
@@ -20,6 +22,9 @@ use crate::wire::refusal::RefusalCode;
 /// Connections that have not said hello yet, at most.
 pub const MOST_GREETINGS: usize = 256;
 
+/// How often refusals for want of a descriptor are logged.
+const LOG_AGAIN: Duration = Duration::from_secs(1);
+
 /// A connection that has not said hello yet.
 #[derive(Debug)]
 pub struct Greeting {
@@ -27,6 +32,54 @@ pub struct Greeting {
     pub socket: Foreign,
     /// The process that connected, as the kernel reports it.
     pub of: Credentials,
+}
+
+/// Which users beside the server's own may connect.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Allowed {
+    /// These users.
+    pub uids: Vec<u32>,
+    /// Every user of these groups.
+    pub gids: Vec<u32>,
+}
+
+impl Allowed {
+    /// Says whether no other user may.
+    pub fn is_empty(&self) -> bool {
+        self.uids.is_empty() && self.gids.is_empty()
+    }
+}
+
+impl From<Vec<u32>> for Allowed {
+    fn from(uids: Vec<u32>) -> Allowed {
+        Allowed {
+            uids,
+            gids: Vec::new(),
+        }
+    }
+}
+
+/// Connections that were refused for one kind of reason. They are logged once a second: whoever
+/// connects in a loop fills no disk.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct TurnedAway {
+    all: u64,
+    /// As many of them were in the log, at this time.
+    logged: Option<(u64, Instant)>,
+}
+
+impl TurnedAway {
+    /// Counts one more. Returns how many there were since the last line of the log, if there is to
+    /// be another one.
+    pub(super) fn note(&mut self, now: Instant) -> Option<u64> {
+        self.all += 1;
+        let (before, at) = self.logged.unwrap_or((0, now));
+        if self.logged.is_some() && now.saturating_duration_since(at) < LOG_AGAIN {
+            return None;
+        }
+        self.logged = Some((self.all, now));
+        Some(self.all - before)
+    }
 }
 
 /// The listener, the greetings and the watches.
@@ -37,7 +90,11 @@ pub struct Door<Id> {
     /// Closes what others sent.
     pub closer: Closer,
     listener: Option<(u64, Arc<Listener>)>,
-    allowed: Vec<u32>,
+    allowed: Allowed,
+    /// For want of a descriptor.
+    turned_away: TurnedAway,
+    /// For any other reason.
+    pub(super) refused: TurnedAway,
     /// The oldest first.
     pub(super) greetings: BTreeMap<u64, Greeting>,
     is_deaf: bool,
@@ -54,7 +111,7 @@ impl<Id: Copy + PartialEq> Door<Id> {
     pub fn new(
         listener: Arc<Listener>,
         waker: BorrowedFd<'_>,
-        allowed: Vec<u32>,
+        allowed: impl Into<Allowed>,
     ) -> Result<Door<Id>> {
         let mut watches = Watches::new()?;
         let key = watches.add(Watch::Listener, listener.as_fd())?;
@@ -63,7 +120,9 @@ impl<Id: Copy + PartialEq> Door<Id> {
             watches,
             closer: Closer::new()?,
             listener: Some((key, listener)),
-            allowed,
+            allowed: allowed.into(),
+            turned_away: TurnedAway::default(),
+            refused: TurnedAway::default(),
             greetings: BTreeMap::new(),
             is_deaf: false,
             own_pidfd: own_pidfd()?,
@@ -105,18 +164,62 @@ impl<Id: Copy + PartialEq> Door<Id> {
         }
     }
 
-    /// Accepts a connection, if one came.
-    pub(super) fn accept(&mut self) -> Option<Foreign> {
+    /// Listens at another socket from here on: the one before it has lost its name.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel refuses; it listens where it did then.
+    pub fn listen_at(&mut self, listener: Arc<Listener>) -> Result<()> {
+        let key = self.watches.add(Watch::Listener, listener.as_fd())?;
+        if let Some((key, before)) = self.listener.replace((key, listener)) {
+            self.watches.remove(key, before.as_fd());
+        }
+        self.is_deaf = false;
+        Ok(())
+    }
+
+    /// Returns where connections come from.
+    pub fn listener(&self) -> Option<&Listener> {
+        self.listener.as_ref().map(|(_, listener)| &**listener)
+    }
+
+    /// Lets these users connect from here on. A connection that is there stays.
+    pub fn allow(&mut self, allowed: Allowed) {
+        self.allowed = allowed;
+    }
+
+    /// Counts the connections that were refused for want of a descriptor.
+    pub fn turned_away(&self) -> u64 {
+        self.turned_away.all
+    }
+
+    /// Accepts a connection, if one came. One for which no descriptor is left is told so by
+    /// `refuse`.
+    pub(super) fn accept(
+        &mut self,
+        refuse: impl FnOnce(BorrowedFd<'_>, Refused),
+    ) -> Option<Foreign> {
         if self.closer.is_crowded() {
             // Each takes a descriptor until it is closed: those that come wait in the backlog.
             self.listen(false);
             return None;
         }
         let (_, listener) = self.listener.as_ref()?;
-        match listener.accept() {
+        let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let turn_away = |socket: BorrowedFd<'_>| {
+            let most = most.map_or(String::new(), |most| format!(" of its {most}"));
+            let why = format!(
+                "the process at this socket has no file descriptor left{most}: raise its limit (`ulimit -n`, or \
+                 LimitNOFILE= of its unit), or let it hold less"
+            );
+            refuse(socket, (RefusalCode::Failed, why));
+        };
+        match listener.accept(turn_away) {
             Ok(socket) => socket.map(|socket| self.closer.guard(socket)),
             Err(error) => {
-                tracing::warn!(%error, "a connection cannot be accepted");
+                if let Some(count) = self.turned_away.note(Instant::now()) {
+                    tracing::error!(%error, count, limit = most, "connections are refused");
+                }
                 None
             }
         }
@@ -127,11 +230,37 @@ impl<Id: Copy + PartialEq> Door<Id> {
     pub(super) fn identify(&self, socket: &Foreign) -> Result<Credentials, Refused> {
         let of = socket::credentials(socket.as_fd())
             .map_err(|e| (RefusalCode::Failed, e.to_string()))?;
-        if of.uid == rustix::process::geteuid().as_raw() || self.allowed.contains(&of.uid) {
-            return Ok(of);
+        self.admit(of.uid, || socket::groups(socket.as_fd()))?;
+        Ok(of)
+    }
+
+    /// Refuses a user that may not connect.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub fn admit(
+        &self,
+        uid: u32,
+        groups: impl FnOnce() -> io::Result<Vec<u32>>,
+    ) -> Result<(), Refused> {
+        let Allowed { uids, gids } = &self.allowed;
+        if uid == rustix::process::geteuid().as_raw() || uids.contains(&uid) {
+            return Ok(());
         }
-        let why = format!("uid {} is not allowed", of.uid);
-        Err((RefusalCode::User, why))
+        let refuse = |why| Err((RefusalCode::User, why));
+        if gids.is_empty() {
+            return refuse(format!("uid {uid} is not allowed"));
+        }
+        let groups = groups().map_err(|e| (RefusalCode::Failed, e.to_string()))?;
+        if groups.iter().any(|group| gids.contains(group)) {
+            return Ok(());
+        }
+        let gids: Vec<String> = gids.iter().map(u32::to_string).collect();
+        refuse(format!(
+            "uid {uid} is not allowed, and is in no group of {}",
+            gids.join(", ")
+        ))
     }
 
     /// Picks the connection that makes room for one more, if there are too many.
@@ -187,5 +316,21 @@ impl<Id: Copy + PartialEq> Door<Id> {
     /// Watches nothing of a participant any more.
     pub fn forget(&mut self, id: Id, seat: &Seat) {
         self.watches.forget(id, seat);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_counted_and_one_a_second_is_logged() {
+        let (mut refused, start) = (TurnedAway::default(), Instant::now());
+        assert_eq!(refused.note(start), Some(1));
+        for ms in 1..=20 {
+            assert_eq!(refused.note(start + Duration::from_millis(ms)), None);
+        }
+        assert_eq!(refused.note(start + LOG_AGAIN), Some(21));
+        assert_eq!(refused.all, 22);
     }
 }

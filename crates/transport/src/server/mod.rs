@@ -22,15 +22,16 @@ mod seat;
 mod watch;
 mod watches;
 
-pub use door::{Door, Greeting, MOST_GREETINGS};
+pub use door::{Allowed, Door, Greeting, MOST_GREETINGS};
 pub use seat::{Newcomer, Proof, Refused, Seat, failed};
 pub use watch::Watch;
 pub use watches::Watches;
 
 use std::fmt::{Debug, Display};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use gpu_api::{Error, Result};
 
@@ -136,7 +137,8 @@ pub trait Server {
     /// Accepts connections that came.
     fn accept(&mut self) {
         for _ in 0..ACCEPTS_A_TURN {
-            let Some(socket) = self.door().accept() else {
+            let refuse = |socket: BorrowedFd<'_>, refused| Self::tell(socket, refused);
+            let Some(socket) = self.door().accept(refuse) else {
                 return;
             };
             self.take_in(socket);
@@ -153,7 +155,7 @@ pub trait Server {
     fn take_in(&mut self, socket: Foreign) {
         let of = match self.door().identify(&socket) {
             Ok(of) => of,
-            Err(refused) => return Self::refuse(&socket, refused),
+            Err(refused) => return self.refuse(&socket, refused),
         };
         if let Some(key) = self.door().to_evict() {
             self.evict(
@@ -162,7 +164,7 @@ pub trait Server {
             );
         }
         if let Err((socket, refused)) = self.door().await_hello(Greeting { socket, of }) {
-            Self::refuse(&socket, refused);
+            self.refuse(&socket, refused);
         }
     }
 
@@ -210,18 +212,25 @@ pub trait Server {
             Ok(First::Ends) => self.door().watches.remove(key, greeting.socket.as_fd()),
             Err(refused) => {
                 self.door().watches.remove(key, greeting.socket.as_fd());
-                Self::refuse(&greeting.socket, refused);
+                self.refuse(&greeting.socket, refused);
             }
         }
     }
 
     /// Tells a refused process why. An error is ignored: the process is gone.
-    fn refuse(socket: &Foreign, refused: Refused) {
+    fn refuse(&mut self, socket: &Foreign, refused: Refused) {
         let pid = socket::credentials(socket.as_fd()).map_or(0, |of| of.pid);
-        tracing::warn!(pid, why = refused.1, "a participant is refused");
+        if let Some(count) = self.door().refused.note(Instant::now()) {
+            tracing::warn!(pid, why = refused.1, count, "a participant is refused");
+        }
+        Self::tell(socket.as_fd(), refused);
+    }
+
+    /// Sends a refusal. An error is ignored: the process is gone.
+    fn tell(socket: BorrowedFd<'_>, refused: Refused) {
         let mut bytes = [0; MOST_BYTES];
         let len = Self::write_refusal(refused, &mut bytes);
-        let _ = socket::send(socket.as_fd(), &bytes[..len], &[]);
+        let _ = socket::send(socket, &bytes[..len], &[]);
     }
 
     /// Hears what a participant says.

@@ -39,7 +39,7 @@ refusals! {
     /// No version is spoken by both sides.
     Version = 1, "build both sides from one version of gpu-ipc";
     /// The user may not connect, or not do this.
-    User = 2, "allow this uid: a session by `allow_uids`, a broker by `--allow-uid`, an object by its readers";
+    User = 2, "allow this uid: a session by `allow_uids`, a broker by `--allow-uid` or `--allow-gid`, an object by its readers";
     /// The vendors or the devices differ, or the device is not served.
     Device = 4, "open the participant on the producer's device, or start the broker with this device";
     /// The message breaks the protocol.

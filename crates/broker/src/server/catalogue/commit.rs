@@ -164,6 +164,22 @@ impl<F: Clone> Catalogue<F> {
         actions
     }
 
+    /// Asks the keeper again to take a commit.
+    pub(super) fn keep_again(&self, identity: Identity) -> Option<Action<F>> {
+        let object = self.objects.get(identity)?;
+        let Stage::Keeping { epoch } = object.stage else {
+            return None;
+        };
+        let mut manifest = object.manifest.clone()?;
+        manifest.epoch = epoch;
+        Some(Action::Keep {
+            identity,
+            seq: object.seq,
+            manifest,
+            regions: object.files(),
+        })
+    }
+
     /// Returns what became of a commit.
     pub fn outcome(&self, identity: Identity) -> Standing {
         match self.outcome_of(identity) {

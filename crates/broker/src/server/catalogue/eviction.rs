@@ -1,6 +1,7 @@
 //! Objects that go to make room, or because their time is over: those that no participant reads and
 //! that are not pinned, the oldest first.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::Catalogue;
@@ -8,7 +9,7 @@ use crate::object::identity::Identity;
 use crate::server::action::Action;
 use crate::server::leaving::Leaving;
 use crate::server::ledger::Asked;
-use crate::server::object::Object;
+use crate::server::object::{Object, Stage};
 use transport::server::Refused;
 
 impl<F: Clone> Catalogue<F> {
@@ -70,6 +71,44 @@ impl<F: Clone> Catalogue<F> {
             .collect())
     }
 
+    /// Lets objects go so that a commit fits into a keeper that has `room` for so many descriptors
+    /// and refused it, and asks the keeper again; nothing if that is not for want of room, or if what
+    /// may go is not enough. Those in `unkept` are not in the keeper, and would make no room there.
+    pub fn make_keeper_room(
+        &mut self,
+        identity: Identity,
+        room: u64,
+        unkept: &BTreeSet<u64>,
+    ) -> Option<Vec<Action<F>>> {
+        if !self.limits.evict {
+            return None;
+        }
+        let object = self.objects.get(identity)?;
+        let name = &object.manifest.as_ref()?.name;
+        let needed = descriptors(object);
+        if !matches!(object.stage, Stage::Keeping { .. }) || room >= needed {
+            return None;
+        }
+        let (mut freed, mut victims) = (room, Vec::new());
+        for (victim, object) in self.objects.idle() {
+            let manifest = object.manifest.as_ref();
+            let may_go =
+                manifest.is_some_and(|of| of.name != *name && !self.limits.is_pinned(&of.name));
+            if may_go && !unkept.contains(&object.seq) {
+                freed += descriptors(object);
+                victims.push(victim);
+            }
+            if freed >= needed {
+                break;
+            }
+        }
+        if freed < needed {
+            return None;
+        }
+        let gone = self.evict(&victims);
+        Some(vec![self.forget(&gone, Leaving::Unkept(identity), true)])
+    }
+
     /// Takes the names' epochs of objects away that are to go.
     pub(super) fn evict(&mut self, victims: &[Identity]) -> Vec<Identity> {
         let mut gone = Vec::new();
@@ -108,4 +147,9 @@ impl<F: Clone> Catalogue<F> {
         let gone = self.evict(&over);
         vec![self.forget(&gone, Leaving::Retired, true)]
     }
+}
+
+/// Counts what a keeper holds of an object: its regions and its manifest.
+fn descriptors<F>(object: &Object<F>) -> u64 {
+    object.regions.len() as u64 + 1
 }

@@ -34,11 +34,11 @@ mod eviction;
 mod reading;
 mod removal;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
 
 use crate::object::identity::{Identity, Lineage};
-use crate::server::action::{Action, Answer, Participant};
+use crate::server::action::{Action, Answer, Asker, Participant};
 use crate::server::bequest::{Bequest, History, Inherited};
 use crate::server::leaving::{Leaving, LeavingTable};
 use crate::server::limits::Limits;
@@ -61,6 +61,8 @@ pub struct Catalogue<F> {
     objects: Objects<F>,
     outcomes: Outcomes,
     watches: Watches,
+    /// The groups of each participant whose user is in any.
+    groups: HashMap<Participant, Vec<u32>>,
     /// The names of which a commit is on its way to the keeper: one at a time.
     keeping: HashSet<String>,
     /// Removals and replacements that wait for the keeper: the client to answer, or the object to
@@ -82,6 +84,7 @@ impl<F: Clone> Catalogue<F> {
             objects: Objects::new(),
             outcomes: Outcomes::default(),
             watches: Watches::default(),
+            groups: HashMap::new(),
             keeping: HashSet::new(),
             leaving: LeavingTable::default(),
             next_seq: 1,
@@ -143,11 +146,39 @@ impl<F: Clone> Catalogue<F> {
                 bequest: None,
             });
         }
-        self.names
-            .all()
-            .iter()
-            .for_each(|name| self.retire(name, &mut actions));
+        self.retire_all(&mut actions);
         actions
+    }
+
+    /// Returns what is allowed.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Sets what is allowed from here on. Epochs beyond those that are kept go; what is beyond
+    /// another limit stays, and leaves no room for more.
+    pub fn change(&mut self, limits: Limits) -> Vec<Action<F>> {
+        self.limits = limits;
+        let mut actions = Vec::new();
+        self.retire_all(&mut actions);
+        actions
+    }
+
+    fn retire_all(&mut self, actions: &mut Vec<Action<F>>) {
+        let names = self.names.all();
+        names.iter().for_each(|name| self.retire(name, actions));
+    }
+
+    /// Notes the groups of a participant's user.
+    pub fn joined(&mut self, participant: Participant, groups: Vec<u32>) {
+        if !groups.is_empty() {
+            self.groups.insert(participant, groups);
+        }
+    }
+
+    /// Returns the groups of a participant's user.
+    pub fn groups_of(&self, participant: Participant) -> &[u32] {
+        self.groups.get(&participant).map_or(&[], Vec::as_slice)
     }
 
     fn region_number(&mut self) -> u64 {
@@ -176,6 +207,7 @@ impl<F: Clone> Catalogue<F> {
     pub fn hung_up(&mut self, participant: Participant) {
         self.objects.unread_all(participant);
         self.watches.end_all(participant);
+        self.groups.remove(&participant);
     }
 
     /// Says whether a participant writes something.
@@ -227,13 +259,15 @@ impl<F: Clone> Catalogue<F> {
         all.into_iter().map(|(_, object)| object).collect()
     }
 
-    /// Returns the bytes of all objects that a user may know of. What two epochs share counts once.
-    pub fn bytes(&self, uid: u32) -> u64 {
-        if uid == self.operator {
+    /// Returns the bytes of all objects that a participant's user may know of. What two epochs share
+    /// counts once.
+    pub fn bytes(&self, asker: Asker) -> u64 {
+        if asker.uid == self.operator {
             return self.objects.ledger().bytes();
         }
+        let groups = self.groups_of(asker.participant);
         let known = self.objects.iter().map(|(_, object)| object);
-        let known = known.filter(|object| object.is_known_to(uid));
+        let known = known.filter(|object| object.is_known_to(asker.uid, groups));
         let memory: BTreeMap<u64, u64> = known.flat_map(Object::memory).collect();
         memory.values().sum()
     }
@@ -248,20 +282,52 @@ impl<F: Clone> Catalogue<F> {
         }
     }
 
-    /// Lists all objects that a user may know of.
-    pub fn rows(&self, uid: u32) -> Vec<Row> {
-        let is_operator = uid == self.operator;
-        let rows = self
-            .objects
-            .iter()
-            .filter(|(_, object)| is_operator || object.is_known_to(uid))
-            .filter_map(|(identity, object)| object.row(*identity));
+    /// Lists all objects that a participant's user may know of.
+    pub fn rows(&self, asker: Asker) -> Vec<Row> {
+        let all = self.objects.iter();
+        self.shown(asker, all.map(|(identity, object)| (*identity, object)))
+    }
+
+    /// Lists, of the objects that a participant's user may know of, those of the first `most` names
+    /// that have a visible one, and as many that are not visible: it costs the same however many
+    /// there are.
+    pub fn rows_of_names(&self, asker: Asker, most: usize) -> Vec<Row> {
+        let visible = self.names.first(most);
+        let unfinished = self.objects.unfinished().take(most);
+        let some = visible.chain(unfinished).filter_map(|identity| {
+            let object = self.objects.get(identity)?;
+            Some((identity, object))
+        });
+        self.shown(asker, some)
+    }
+
+    fn shown<'a>(
+        &self,
+        asker: Asker,
+        objects: impl Iterator<Item = (Identity, &'a Object<F>)>,
+    ) -> Vec<Row>
+    where
+        F: 'a,
+    {
+        let is_operator = asker.uid == self.operator;
+        let groups = self.groups_of(asker.participant);
+        let rows = objects
+            .filter(|(_, object)| is_operator || object.is_known_to(asker.uid, groups))
+            .filter_map(|(identity, object)| object.row(identity));
         let mut rows: Vec<Row> = rows.collect();
         for row in &mut rows {
             row.pinned = self.limits.is_pinned(&row.name);
         }
         rows.sort_by(|a, b| (&a.name, a.epoch, a.identity).cmp(&(&b.name, b.epoch, b.identity)));
         rows
+    }
+
+    /// Counts the visible objects of which a condition holds, by their numbers.
+    pub fn count_visible(&self, mut is_meant: impl FnMut(u64) -> bool) -> u64 {
+        let all = self.objects.iter().filter(|(_, object)| {
+            matches!(object.stage, Stage::Visible { .. }) && is_meant(object.seq)
+        });
+        all.count() as u64
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::Catalogue;
 use crate::object::identity::{Epoch, Identity};
+use crate::object::manifest::Readers;
 use crate::server::action::{Action, Answer, Asker, Participant};
 use crate::server::object::Stage;
 use crate::server::watches::Watch;
@@ -27,11 +28,19 @@ impl<F: Clone> Catalogue<F> {
                 "the object is not visible yet".into(),
             );
         };
-        if !manifest.readers.admit(manifest.owner, asker.uid) {
-            let why = format!(
-                "the object is for uid {}, and not for uid {}",
-                manifest.owner, asker.uid
-            );
+        let groups = self.groups_of(asker.participant);
+        if !manifest.readers.admit(manifest.owner, asker.uid, groups) {
+            let (owner, uid) = (manifest.owner, asker.uid);
+            let why = match &manifest.readers {
+                Readers::Gids(gids) => format!(
+                    "the object is for uid {owner} and the groups {}, and uid {uid} is in none of them",
+                    gids.iter()
+                        .map(u32::to_string)
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                ),
+                _ => format!("the object is for uid {owner}, and not for uid {uid}"),
+            };
             return Answer::Declined(RefusalCode::User, why);
         }
         let opened = Answer::Opened {
@@ -88,7 +97,11 @@ impl<F: Clone> Catalogue<F> {
         let watch = self.watches.get(participant, name)?;
         let (epoch, identity) = self.names.latest(name)?;
         let manifest = self.objects.get(identity)?.manifest.as_ref()?;
-        if epoch <= watch.seen || !manifest.readers.admit(manifest.owner, watch.asker.uid) {
+        let groups = self.groups_of(participant);
+        let may_open = manifest
+            .readers
+            .admit(manifest.owner, watch.asker.uid, groups);
+        if epoch <= watch.seen || !may_open {
             return None;
         }
         self.watches.end(participant, name);

@@ -99,6 +99,10 @@ impl<F: Clone> Catalogue<F> {
                 }
                 _ => Vec::new(),
             },
+            Some(Leaving::Unkept(identity)) => match forgotten {
+                Ok(()) => self.keep_again(identity).into_iter().collect(),
+                Err(error) => self.kept(identity, Err(error)),
+            },
             Some(Leaving::Retired) | None => Vec::new(),
         }
     }

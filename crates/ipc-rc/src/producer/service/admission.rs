@@ -110,7 +110,7 @@ impl Server for Service {
         let gpu = &self.core.facts.gpu;
         let peer = Arc::new(Peer::new(arrival, socket, gpu, ledger, &file, registered));
         if let Err(error) = self.welcome(key, &peer, &file) {
-            Self::refuse(&peer.seat.socket, failed(&error));
+            self.refuse(&peer.seat.socket, failed(&error));
             self.let_go(&peer);
             return;
         }

@@ -344,7 +344,7 @@ mod tests {
                 );
                 assert_eq!(sweep_stale(&dir).expect("sweep"), 0);
                 assert!(
-                    alive.accept().expect("accept").is_some(),
+                    alive.accept(|_| {}).expect("accept").is_some(),
                     "the sweep asked whether anybody is there"
                 );
             },

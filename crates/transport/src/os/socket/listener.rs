@@ -19,7 +19,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -79,7 +79,7 @@ impl Listener {
     pub fn bind(endpoint: &Endpoint) -> Result<Listener> {
         let (path, mode) = match endpoint {
             Endpoint::Runtime { dir, session } => (dir.join(format!("{session}.sock")), 0o600),
-            Endpoint::Path { path, others } => (path.clone(), if *others { 0o666 } else { 0o600 }),
+            Endpoint::Path { path, others } => (path.clone(), mode_of(*others)),
         };
         let path = std::path::absolute(&path).map_err(|e| {
             Error::system(
@@ -160,16 +160,22 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`Error::System`] when no file descriptor is left. The connection is closed then: left in
-    /// the queue it would keep the listener readable and its participant waiting for an answer.
-    pub fn accept(&self) -> Result<Option<OwnedFd>> {
+    /// [`Error::System`] when no file descriptor is left. The connection is closed then, after
+    /// `refuse` told it so: left in the queue it would keep the listener readable and its participant
+    /// waiting for an answer.
+    pub fn accept(&self, refuse: impl FnOnce(BorrowedFd<'_>)) -> Result<Option<OwnedFd>> {
         match self.accept_one() {
             Ok(connection) => Ok(connection),
             Err(e @ (Errno::MFILE | Errno::NFILE)) => {
                 let mut spare = self.spare.acquire();
                 // The kernel looks for a free number before it looks at the queue, so it may be
                 // that nobody waits.
-                let nobody = spare.take().is_some() && matches!(self.accept_one(), Ok(None));
+                let one = spare.take().map(|_| self.accept_one());
+                if let Some(Ok(Some(connection))) = &one {
+                    refuse(connection.as_fd());
+                }
+                let nobody = matches!(one, Some(Ok(None)));
+                drop(one);
                 *spare = spare_of(&self.socket);
                 if nobody {
                     Ok(None)
@@ -179,6 +185,25 @@ impl Listener {
             }
             Err(e) => Err(system_error("accept", e)),
         }
+    }
+
+    /// Says whether the path still leads here: a program that tidies up, or an operator, may have
+    /// removed or replaced the name.
+    pub fn has_its_name(&self) -> bool {
+        let is = fs::symlink_metadata(&self.path);
+        is.is_ok_and(|is| Some((is.dev(), is.ino())) == self.bound)
+    }
+
+    /// Lets other users connect, as far as the directory lets them, or this one alone, as
+    /// [`Endpoint::Path`] does from the start.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] when the name is gone.
+    pub fn open_to_others(&self, others: bool) -> Result<()> {
+        let mode = fs::Permissions::from_mode(mode_of(others));
+        fs::set_permissions(&self.path, mode)
+            .map_err(|e| system_error("chmod", Errno::from_io_error(&e).unwrap_or(Errno::IO)))
     }
 
     fn accept_one(&self) -> Result<Option<OwnedFd>, Errno> {
@@ -233,6 +258,10 @@ fn unlink(directory: &OwnedFd, name: impl rustix::path::Arg) -> Result<(), Errno
     }
 }
 
+fn mode_of(others: bool) -> u32 {
+    if others { 0o666 } else { 0o600 }
+}
+
 fn spare_of(socket: &OwnedFd) -> Option<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(socket, 0).ok()
 }
@@ -270,11 +299,14 @@ mod tests {
             fs::metadata(listener.path()).expect("stat").mode() & 0o777,
             0o600
         );
-        assert!(listener.accept().expect("accept").is_none());
+        assert!(listener.accept(|_| {}).expect("accept").is_none());
 
         let here = connect(listener.path()).expect("connect");
-        let there = listener.accept().expect("accept").expect("one that waits");
-        assert!(listener.accept().expect("accept").is_none());
+        let there = listener
+            .accept(|_| {})
+            .expect("accept")
+            .expect("one that waits");
+        assert!(listener.accept(|_| {}).expect("accept").is_none());
         assert_eq!(
             send(&here, b"hello", &[]).expect("send"),
             super::super::SendOutcome::Sent
@@ -388,6 +420,21 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_was_taken_away_is_noticed() {
+        let dir = ScratchDir::new();
+        let listener = Listener::bind(&at(dir.join("s"))).expect("bind");
+        assert!(listener.has_its_name());
+        listener.open_to_others(true).expect("it is ours");
+        let mode = fs::metadata(listener.path()).expect("stat").mode() & 0o777;
+        assert_eq!(mode, 0o666);
+        fs::remove_file(listener.path()).expect("remove");
+        assert!(!listener.has_its_name());
+        listener.open_to_others(false).expect_err("no name");
+        let _next = Listener::bind(&at(dir.join("s"))).expect("bind");
+        assert!(!listener.has_its_name(), "it leads to another one");
+    }
+
+    #[test]
     fn a_successors_name_is_not_removed() {
         let dir = ScratchDir::new();
         let first = Listener::bind(&at(dir.join("s"))).expect("bind");
@@ -418,7 +465,7 @@ mod tests {
                     assert_eq!(winners.len(), 1, "{got:?}");
                     let _connection = connect(&path).expect("connect");
                     // The losers' looks wait in the queue too.
-                    assert!(winners[0].accept().expect("accept").is_some());
+                    assert!(winners[0].accept(|_| {}).expect("accept").is_some());
                 }
                 assert_eq!(dir.names().len(), 20, "{:?}", dir.names());
             },
@@ -503,7 +550,11 @@ mod tests {
                 let free = rustix::io::fcntl_dupfd_cloexec(&first, 0).expect("dup");
                 scratch::limit_files_to(free.as_raw_fd() + 1);
                 for connection in [&first, &second] {
-                    let error = listener.accept().expect_err("no descriptor left");
+                    let mut refused = false;
+                    let error = listener
+                        .accept(|_| refused = true)
+                        .expect_err("no descriptor left");
+                    assert!(refused);
                     assert_eq!(
                         error.to_string(),
                         "accept failed; raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files"
@@ -511,12 +562,12 @@ mod tests {
                     assert!(has_hung_up(connection));
                 }
                 assert!(
-                    listener.accept().is_ok_and(|none| none.is_none()),
+                    listener.accept(|_| {}).is_ok_and(|none| none.is_none()),
                     "the queue is empty"
                 );
                 drop((first, second, free));
                 let _third = connect(listener.path()).expect("connect");
-                assert!(listener.accept().expect("accept").is_some());
+                assert!(listener.accept(|_| {}).expect("accept").is_some());
             },
         );
     }
