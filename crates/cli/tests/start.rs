@@ -160,7 +160,7 @@ fn ready_says_what_is_missing() {
     let dir = tempfile::tempdir().expect("a directory");
     let ready = |args: &[&str]| run(dir.path(), &[&["ready"], args].concat());
     let missing = |args: &[&str], why: &str| {
-        let refused = ready(&[args, &["--timeout", "0.1"]].concat());
+        let refused = ready(&[args, &["--timeout", "1"]].concat());
         assert_eq!(refused.status.code(), Some(1), "{refused:?}");
         assert!(
             complaint(&refused).contains(why),

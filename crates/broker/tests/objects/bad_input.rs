@@ -282,7 +282,7 @@ fn versions_that_do_not_meet_are_both_named() {
     let ToClient::Refused {
         refusal: RefusalCode::Version,
         lowest: 1,
-        highest: 2,
+        highest: 3,
         why,
     } = answer
     else {

@@ -152,10 +152,10 @@ fn a_history_outlasts_either() {
 fn what_a_newer_broker_left_stays() {
     let (dir, mut keeper, client) = serving();
     commit(&client, "model", 1);
-    // A manifest of version 2 with a region, tombs of version 2, and a kind of file that this
+    // A manifest of version 3 with a region, tombs of version 2, and a kind of file that this
     // version does not know.
     let mut manifest = b"GIPCobj1".to_vec();
-    manifest.extend_from_slice(&2u32.to_le_bytes());
+    manifest.extend_from_slice(&3u32.to_le_bytes());
     let body = [7u8; 200];
     let sum = crc32c::crc32c_append(crc32c::crc32c(&manifest), &body);
     manifest.extend_from_slice(&sum.to_le_bytes());

@@ -10,6 +10,7 @@ use super::fixture::Stage;
 use super::row::{Goal, Row};
 use super::sample::Pairs;
 use crate::device::explain;
+use crate::failure::Result as Rows;
 use crate::owner::Owner;
 
 /// Objects that a broker has.
@@ -25,7 +26,13 @@ const SPARE: u64 = 2_048;
 const CLIENTS: usize = 8;
 
 /// Both rows: with as many objects as a process may have descriptors for, 100,000 at most.
-pub(super) fn rows(stage: &Stage, owner: &Owner) -> Result<Vec<Row>, String> {
+pub(super) fn rows(stage: &Stage) -> Rows<Vec<Row>> {
+    let dir = format!("gpu-ipc-bench-many-{}", std::process::id());
+    let owner = Owner::start(&stage.gpu, std::env::temp_dir().join(dir), &[])?;
+    Ok(beside_many(stage, &owner)?)
+}
+
+fn beside_many(stage: &Stage, owner: &Owner) -> Result<Vec<Row>, String> {
     let client = owner.connect(&stage.gpu, "bench")?;
     let allowed = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let many = stage
@@ -37,7 +44,7 @@ pub(super) fn rows(stage: &Stage, owner: &Owner) -> Result<Vec<Row>, String> {
     time(&client, timed, &mut commits.floor, &mut removals.floor)?;
     fill(stage, owner, FEW..many)?;
     time(&client, timed, &mut commits.ours, &mut removals.ours)?;
-    let there = client.list().map_err(|e| explain(&e))?.objects.len() as u64;
+    let there = client.sums().map_err(|e| explain(&e))?.count();
     if there != many {
         return Err(format!("the broker has {there} objects, and not {many}"));
     }
@@ -45,7 +52,9 @@ pub(super) fn rows(stage: &Stage, owner: &Owner) -> Result<Vec<Row>, String> {
         let row = Row::new(name, what, floor_is).at(many, &many.to_string());
         let row = row.measured(pairs).goal(Goal::Times(1.5, 200_000.0));
         if many < MANY {
-            row.note(format!("a process may open {allowed} files here"))
+            row.note(format!(
+                "{many} objects: a process may open {allowed} files here"
+            ))
         } else {
             row
         }

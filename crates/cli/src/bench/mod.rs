@@ -75,6 +75,7 @@ impl Group {
             Group::Death => crowd::death,
             Group::AllocScript => script::pairs,
             Group::Objects => objects::rows,
+            Group::ManyObjects => many_objects::rows,
             Group::Camera => jobs::camera,
             Group::Weights => jobs::weights,
             Group::Kv => jobs::kv,
@@ -108,7 +109,7 @@ pub fn run(options: &BenchOptions) -> Outcome {
     let mut place = Machine::of(&gpu, options.quick);
     place.jobs = groups
         .iter()
-        .all(|group| group.is_job() || *group == Group::Objects);
+        .all(|group| group.is_job() || group.is_of_objects());
     let stage = match Stage::new(gpu, options.quick) {
         Ok(stage) => Stage {
             spoil: options.spoil,

@@ -10,7 +10,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::fixture::{PATIENCE, Stage, until, within};
-use super::many_objects;
 use super::row::{Goal, Row};
 use super::sample::{Figures, Pairs};
 use crate::bench::options::BenchObjectOptions;
@@ -57,7 +56,6 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>> {
         rows = rows.into_iter().map(Row::without_goal).collect();
     }
     give_back(&client)?;
-    rows.extend(many_objects::rows(stage, &owner)?);
     Ok(rows)
 }
 

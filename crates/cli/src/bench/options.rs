@@ -45,6 +45,8 @@ pub enum Group {
     AllocScript,
     /// Opens, swaps and restarts of a broker's objects
     Objects,
+    /// A commit and a removal beside as many objects as there are descriptors for, 100,000 at most
+    ManyObjects,
     /// Frames at 1 kHz to several processes
     Camera,
     /// A trainer's tensors to four processes
@@ -57,6 +59,11 @@ impl Group {
     /// Says whether it is a whole job, compared with copies through host memory.
     pub fn is_job(self) -> bool {
         matches!(self, Group::Camera | Group::Weights | Group::Kv)
+    }
+
+    /// Says whether it is of a broker's objects.
+    pub fn is_of_objects(self) -> bool {
+        matches!(self, Group::Objects | Group::ManyObjects)
     }
 
     /// Returns its name on the command line.
@@ -100,7 +107,7 @@ impl BenchOptions {
     pub fn has(&self, group: Group) -> bool {
         match (self.only.is_empty(), self.jobs) {
             (false, _) => self.only.contains(&group),
-            (true, true) => group.is_job() || group == Group::Objects,
+            (true, true) => group.is_job() || group.is_of_objects(),
             (true, false) => !group.is_job(),
         }
     }

@@ -170,7 +170,9 @@ impl Listener {
                 let mut spare = self.spare.acquire();
                 // The kernel looks for a free number before it looks at the queue, so it may be
                 // that nobody waits.
-                let one = spare.take().map(|_| self.accept_one());
+                // Closed before the next call: it is what that has room by.
+                let has_room = spare.take().is_some();
+                let one = has_room.then(|| self.accept_one());
                 if let Some(Ok(Some(connection))) = &one {
                     refuse(connection.as_fd());
                 }
