@@ -231,7 +231,7 @@ mod tests {
     fn what_is_wrong_is_said_with_its_line() {
         for (text, line, words) in [
             (
-                "limit = 1\nlimt = 2\n",
+                "limit = 8\nlimt = 16\n",
                 2,
                 "limt is no option of a file, which has limit, limit-per-uid,",
             ),
@@ -265,9 +265,13 @@ mod tests {
                 1,
                 "invalid value 'perhaps' for '--evict",
             ),
-            ("log = \"loud\"", 1, "invalid value 'loud' for '--log"),
-            ("limit = 1\nlimit = 2", 2, "duplicate key"),
-            ("limit = 1\nevict", 2, ""),
+            (
+                "log = \"broker=loud\"",
+                1,
+                "invalid value 'broker=loud' for '--log",
+            ),
+            ("limit = 8\nlimit = 16", 2, "duplicate key"),
+            ("limit = 8\nevict", 2, ""),
             ("help = true", 1, "help is no option"),
         ] {
             let Err(wrong) = parse(text, &usual()) else {
@@ -286,17 +290,17 @@ mod tests {
         let why = || file.read().expect_err("no good file");
         assert!(why().contains("options.toml: No such file"), "{}", why());
         assert!(file.read_copy().is_none());
-        fs::write(&path, "limit = 9").expect("a file");
+        fs::write(&path, "limit = 16").expect("a file");
         let open = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode));
         open(0o646).expect("it is ours");
         assert!(why().contains("every user may write it"), "{}", why());
         open(0o644).expect("it is ours");
-        assert_eq!(file.read().expect("a good file").rules.limit, Some(9));
+        assert_eq!(file.read().expect("a good file").rules.limit, Some(16));
         // The copy of what was read well outlasts what is not.
         fs::write(&path, "limit = ").expect("a file");
         assert!(why().contains("options.toml:1: "), "{}", why());
         let copy = file.read_copy().expect("a copy");
-        assert_eq!(copy.rules.limit, Some(9));
+        assert_eq!(copy.rules.limit, Some(16));
         fs::write(&path, vec![b'#'; (1 << 20) + 1]).expect("a file");
         assert!(why().contains("more than 1 MiB"), "{}", why());
         fs::remove_file(&path).expect("a file");
