@@ -972,6 +972,28 @@ fn the_brokers_own_user_sees_all_removes_all_and_frees_the_name() {
 }
 
 #[test]
+fn a_removal_that_frees_a_name_is_answered_however_often_it_is_asked_for() {
+    let mut world = World::new();
+    committed(&mut world, 0, false, false);
+    let operator = Asker {
+        participant: Participant(9),
+        uid: OPERATOR,
+        shared_context: false,
+    };
+    let mut actions = world.catalogue.remove(operator, 5, "n0", Epoch(0));
+    for step in ["the objects go", "the name goes"] {
+        let [Action::Forget { token, .. }] = actions[..] else {
+            panic!("{step}: {actions:?}");
+        };
+        let again = world.catalogue.remove(operator, 6, "n0", Epoch(0));
+        assert_eq!(again, [], "{step}: it is on its way");
+        actions = world.catalogue.forgotten(token, Ok(()));
+    }
+    let removed = Action::Answer(Participant(9), 6, Answer::Removed(Epoch(1)));
+    assert_eq!(actions, [removed]);
+}
+
+#[test]
 fn a_watch_is_taken_back_and_bounded() {
     let mut world = World::with(Limits {
         watches: 2,

@@ -21,18 +21,20 @@ impl<F: Clone> Catalogue<F> {
         if epoch == UNFINISHED {
             return self.abort_all(asker, request, name);
         }
-        if !self.names.is_known(name) {
-            return answer(declined(RefusalCode::NotFound, "it was never committed"));
-        }
-        let is_operator = asker.uid == self.operator;
+        let (is_known, is_operator) = (self.names.is_known(name), asker.uid == self.operator);
         if !is_operator && let Err((refusal, why)) = self.names.check_owner(name, asker.uid) {
             return answer(Answer::Declined(refusal, why));
         }
-        if self
-            .leaving
-            .ask_again(name, epoch, asker.participant, request)
+        // A name that the operator frees is unknown before the keeper has answered.
+        if (is_known || is_operator)
+            && self
+                .leaving
+                .ask_again(name, epoch, asker.participant, request)
         {
             return Vec::new();
+        }
+        if !is_known {
+            return answer(declined(RefusalCode::NotFound, "it was never committed"));
         }
         // Another user's name that the operator removes as a whole is free for every user.
         let release = is_operator && epoch == Epoch(0) && self.names.owner(name) != Some(asker.uid);
