@@ -31,6 +31,26 @@ def answer(torch: Any, model: Any) -> float:
     return float(sum(layer.weight.double().sum() for layer in model))
 
 
+def fill(model: Any, first: int) -> None:
+    for step, layer in enumerate(model):
+        layer.weight.fill_(step % 7 + first)
+
+
+def put(options: argparse.Namespace, model: Any) -> float:
+    """Publish the model, and return the milliseconds that it took."""
+    import gpu_ipc
+    from gpu_ipc.integrations import _modules
+
+    begin = time.perf_counter()
+    with gpu_ipc.connect_broker(options.dir, options.device) as broker:
+        _modules.publish(broker, "model", model)
+    return (time.perf_counter() - begin) * 1e3
+
+
+def told(torch: Any, model: Any, put_ms: float) -> None:
+    print(json.dumps({"answer": answer(torch, model), "put_ms": put_ms}), flush=True)
+
+
 def role(options: argparse.Namespace) -> None:
     """Be one of the processes."""
     if options.role == "broker":
@@ -44,22 +64,22 @@ def role(options: argparse.Namespace) -> None:
 
     place = "cuda" if options.device.startswith("cuda") else "cpu"
     if place == "cuda":
-        torch.zeros(1, device=place).item()
+        # The context, and the kernels of the answer.
+        torch.zeros(4096, device=place).double().sum().item()
     file = f"{options.dir}/model.safetensors"
     begin = time.perf_counter()
     if options.role in ("engine", "trainer"):
         model = module_of(torch, options.layers, place)
-        for step, layer in enumerate(model):
-            layer.weight.fill_(step % 7 + (1 if options.role == "engine" else 100 + options.step))
         if options.role == "engine":
             from safetensors.torch import save_file
 
+            fill(model, 1)
             save_file(model.state_dict(), file)
-        with gpu_ipc.connect_broker(options.dir, options.device) as broker:
-            _modules.publish(broker, "model", model)
-        print(json.dumps({"answer": answer(torch, model)}), flush=True)
-        if options.role == "engine":
+            told(torch, model, put(options, model))
             signal.pause()
+        for line in sys.stdin:
+            fill(model, 100 + int(line))
+            told(torch, model, put(options, model))
         return None
     model = module_of(torch, options.layers, "meta")
     if options.role == "maps":
@@ -70,9 +90,9 @@ def role(options: argparse.Namespace) -> None:
 
         model.load_state_dict(load_file(file, device=place), assign=True)
     ready = time.perf_counter()
-    told = {"answer": answer(torch, model)}
-    told |= {"ready_ms": (ready - begin) * 1e3, "answered_ms": (time.perf_counter() - begin) * 1e3}
-    print(json.dumps(told), flush=True)
+    found = {"answer": answer(torch, model)}
+    found |= {"ready_ms": (ready - begin) * 1e3, "answered_ms": (time.perf_counter() - begin) * 1e3}
+    print(json.dumps(found), flush=True)
     if options.role == "maps":
         graph = captured(torch, model) if place == "cuda" else (lambda: answer(torch, model))
         for line in sys.stdin:
@@ -119,7 +139,6 @@ def main() -> None:
     parser.add_argument("--role", default=None)
     parser.add_argument("--dir", default=None)
     parser.add_argument("--layers", type=int, default=0)
-    parser.add_argument("--step", type=int, default=0)
     options = parser.parse_args()
     if options.role:
         return role(options)
@@ -133,7 +152,13 @@ def main() -> None:
         command += [text for key, value in more.items() for text in (f"--{key}", str(value))]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    def ask(process: "subprocess.Popen[str]", line: str) -> dict[str, Any]:
+        assert process.stdin is not None
+        process.stdin.write(line)
+        process.stdin.flush()
+        return read(process)
+
+    def read(process: "subprocess.Popen[str]") -> dict[str, Any]:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, f"a process ended with status {process.wait()}"
@@ -151,32 +176,29 @@ def main() -> None:
             assert broker.poll() is None and time.monotonic() < end, "the broker does not listen"
     found: dict[str, Any] = {"bytes": layers * 64 * MIB, "device": options.device}
     engine = start("engine")
-    right = told(engine)["answer"]
+    found["engine"] = read(engine)
+    print(f"published: {json.dumps(found)}", flush=True)
     engine.send_signal(signal.SIGKILL)
     engine.wait()
     reads = start("reads")
-    found["reads"] = told(reads)
+    found["reads"] = read(reads)
     reads.wait()
     maps = start("maps")
-    found["maps"] = told(maps)
-    found["right"] = found["reads"]["answer"] == right == found["maps"]["answer"]
+    found["maps"] = read(maps)
+    found["right"] = found["reads"]["answer"] == found["engine"]["answer"] == found["maps"]["answer"]
     found["ratio"] = found["maps"]["answered_ms"] / found["reads"]["answered_ms"]
     found["ratio_ready"] = found["maps"]["ready_ms"] / found["reads"]["ready_ms"]
     found["goal"] = 0.1
-    print(json.dumps(found), flush=True)
+    print(f"succeeded: {json.dumps(found)}", flush=True)
     found["epochs"] = []
+    trainer = start("trainer")
     for step in range(options.epochs):
-        trainer = start("trainer", step=step)
-        wanted = told(trainer)["answer"]
-        trainer.wait()
-        assert maps.stdin is not None
-        maps.stdin.write("advance\n")
-        maps.stdin.flush()
-        one = told(maps)
-        found["epochs"].append(one | {"right": one.pop("answer") == wanted})
+        wanted = ask(trainer, f"{step}\n")
+        one = ask(maps, "advance\n")
+        found["epochs"].append(one | {"put_ms": wanted["put_ms"], "right": one.pop("answer") == wanted["answer"]})
     found["advance_ms_most"] = max((one["advance_ms"] for one in found["epochs"]), default=None)
     found["advance_goal_ms"] = 2.0
-    for process in (maps, broker):
+    for process in (trainer, maps, broker):
         process.kill()
         process.wait()
     print(json.dumps(found))

@@ -1,32 +1,29 @@
 """New weights for vLLM's workers on one GPU: the engine `gpu_ipc` beside vLLM's own `ipc`, with genuine Python of vLLM.
 
-    python vllm_weights.py [--only speed kills] [--updates 1000] [--tensors 1000] [--seconds 240] [--device cuda|cpu] [--out FILE]
+    python vllm_weights.py [--only speed kills] [--updates 1000] [--tensors 1000] [--seconds 240] [--device cuda|cpu] [--start auto] [--out FILE]
 
-`speed` times updates of many tensors of 4 MiB to four workers, both engines in turn. `kills` kills a worker in every tenth update, and
-follows the memory that the trainer's process has. What it prints last is JSON. With `cpu` only `gpu_ipc` is run.
+`speed` times updates of many tensors of 4 MiB to four workers, each engine in turn. `kills` kills a worker in every tenth update, and
+follows the memory that the trainer's process has. What it prints last is JSON. With `cpu` only `gpu_ipc` is run. Workers are forked from
+a process that has imported vLLM; `--start spawn` lets each import it, and `auto` does so where the first worker that was forked fails.
 """
 
 import argparse
 import dataclasses
+import faulthandler
+import gc
 import json
 import os
 import statistics
 import sys
 import time
-import types
+import traceback
 from typing import Any
 
-# A check that makes no context, so that workers can be forked after it.
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-# vLLM's kernels are not here, and nothing here computes.
-sys.modules.setdefault("ray", types.ModuleType("ray"))
-import vllm.platforms
-
-vllm.platforms.builtin_platform_plugins.clear()
 import engines
 import torch
+import vllm
 from vllm.distributed.weight_transfer.clients import _json_safe_update_info
 
 import gpu_ipc
@@ -65,10 +62,28 @@ class Theirs:
         self.engine.finish_weight_update()
 
 
+def choose(start: str) -> str:
+    """Return how workers are started, once one has answered that was started so."""
+    if start == "auto":
+        engines.start_by("forkserver")
+        try:
+            worker = engines.Worker(0, 4, 16, "cuda:0" if torch.cuda.is_available() else "cpu", "gpu_ipc")
+            worker.ask("values")
+            worker.end()
+            return "forkserver"
+        except (EOFError, engines.WorkerFailed) as error:
+            print(f"workers cannot be forked, so each imports vLLM: {error!r}", flush=True)
+            start = "spawn"
+    engines.start_by(start)
+    return start
+
+
 def pair(backend: str, tensors: int, device: str, bucket: int | None) -> tuple[Engine, Any, dict[str, Any]]:
     """Start four workers and a trainer that sends to them; a model has three tensors more than layers of its own."""
-    engine = Engine(WORKERS, tensors - 3, SIZE, device, backend)
+    engine = Engine(WORKERS, tensors - 3, SIZE, device, backend.partition(" ")[0])
     weights = engines.checkpoint(tensors - 3, SIZE, device)
+    if backend == "ipc packed":
+        return engine, Theirs(engine, weights, bucket or plug._buckets.GIB), weights
     if backend == "ipc":
         return engine, Theirs(engine, weights, bucket), weights
     info = plug.TrainerInitInfo(rank=0, device=device, bucket_bytes=bucket or tensors * SIZE * SIZE * 4)
@@ -85,117 +100,121 @@ def used(trainer: Any) -> int:
     return own
 
 
+def of_device() -> int | None:
+    """Return the MiB that all processes have of the GPU."""
+    if not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) // MIB
+
+
 def right(engine: Engine, weights: dict[str, Any]) -> bool:
     return all(values == engines.expected(weights) for values in engine.all("values"))
 
 
-def speed(options: argparse.Namespace, backends: list[str]) -> dict[str, Any]:
-    """Time whole updates, the message alone, and count the bytes on the wire."""
-    found: dict[str, Any] = {}
-    for backend in backends:
-        engine, trainer, weights = pair(backend, options.tensors, options.device, None)
-        whole, message, wire = [], [], 0
-        former = engine.update_weights
+def speed(backend: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Time whole updates and their parts, and count the bytes on the wire."""
+    engine, trainer, weights = pair(backend, options.tensors, options.device, None)
+    calls: dict[str, float] = {}
+    for name in ("start_weight_update", "update_weights", "finish_weight_update"):
 
-        def timed(info: dict[str, Any], former: Any = former, message: list[float] = message) -> None:
+        def timed(*given: Any, name: str = name, former: Any = getattr(engine, name)) -> None:
             begin = time.perf_counter()
-            former(info)
-            message.append((time.perf_counter() - begin) * 1e3)
+            former(*given)
+            calls[name] = calls.get(name, 0.0) + (time.perf_counter() - begin) * 1e3
 
-        engine.update_weights = timed  # type: ignore[method-assign]
-        for step in range(8):
-            engines.fill(weights, step)
-            if options.device == "cuda":
-                torch.cuda.synchronize()
-            engine.sent = 0
-            begin = time.perf_counter()
-            trainer.send_weights()
-            whole.append((time.perf_counter() - begin) * 1e3)
-            wire = engine.sent
-        found[backend] = {
-            "right": right(engine, weights),
-            "update_ms": statistics.median(whole[2:]),
-            "all_ms": [round(one, 1) for one in whole],
-            "message_ms": statistics.median(message[2:]),
-            "us_a_tensor": statistics.median(whole[2:]) * 1e3 / options.tensors,
-            "wire_bytes": wire,
-        }
-        engine.end()
-        print(f"speed {backend}: {json.dumps(found[backend])}", flush=True)
-        del engine, trainer, weights
-        if options.device == "cuda":
-            torch.cuda.ipc_collect()
-            torch.cuda.empty_cache()
-    if "ipc" in found:
-        found["ratio"] = found["gpu_ipc"]["update_ms"] / found["ipc"]["update_ms"]
-        found["goal"] = 0.2
-    return found
-
-
-def kills(options: argparse.Namespace, backends: list[str], end: float) -> dict[str, Any]:
-    """Kill a worker in every tenth update, and follow the trainer's memory."""
-    found: dict[str, Any] = {}
-    ways = ["update_weights", "claimed" if "gpu_ipc" in backends else "loaded", "loaded", "finish_weight_update"]
-    for backend in backends:
-        # Theirs is run for a quarter of the time.
-        until = end if backend == "gpu_ipc" else time.monotonic() + (end - time.monotonic()) / 4
-        engine, trainer, weights = pair(backend, 20, options.device, 8 * SIZE * SIZE * 4)
-        spares = [engines.Worker(0, *engine._of) for _ in range(3)]
+        setattr(engine, name, timed)
+    rows: list[dict[str, float]] = []
+    for step in range(options.rounds + 2):
+        engines.fill(weights, step)
+        if options.device != "cpu":
+            torch.cuda.synchronize()
+        engine.sent = 0
+        calls.clear()
+        begin = time.perf_counter()
         trainer.send_weights()
-        memory, killed, named, wrong = [used(trainer)], 0, 0, 0
-        updates = 0
-        for step in range(1, options.updates + 1):
-            if time.monotonic() > until:
-                break
-            engines.fill(weights, step)
-            if step % 10 == 0:
-                rank, way = killed % WORKERS, ways[killed % len(ways)]
-                engine.workers[rank].ask("end_at", way)
-                try:
-                    trainer.send_weights()
-                except gpu_ipc.ParticipantGone as gone:
-                    named += f"vllm worker {rank}" in str(gone)
-                except engines.WorkerFailed:
-                    pass
-                killed += 1
-                engine.workers[rank].end()
-                spare = spares.pop(0)
-                spare.rank = rank
-                engine.workers[rank] = spare
-                spares.append(engines.Worker((rank + 1) % WORKERS, *engine._of))
-                if backend == "ipc":
-                    engine = restart(engine, trainer)
-                trainer.connect_workers()
-            trainer.send_weights()
-            updates += 1
-            if step % 50 == 0:
-                wrong += not right(engine, weights)
-                memory.append(used(trainer))
-        memory.append(used(trainer))
-        found[backend] = {
-            "updates": updates,
-            "killed": killed,
-            "named": named,
-            "wrong": wrong,
-            "MiB_first": memory[0] / MIB,
-            "MiB_last": memory[-1] / MIB,
-            "MiB_most": max(memory) / MIB,
-            "MiB_over_time": [round(one / MIB) for one in memory],
-        }
-        for worker in spares:
-            worker.end()
-        engine.end()
-        print(f"kills {backend}: {json.dumps(found[backend])}", flush=True)
-        del engine, trainer, weights
+        rows.append({"update": (time.perf_counter() - begin) * 1e3, **calls})
+    ms = {name: statistics.median(row[name] for row in rows[2:]) for name in rows[0]}
+    found = {
+        "right": right(engine, weights),
+        "update_ms": ms["update"],
+        "least_ms": min(row["update"] for row in rows[2:]),
+        "start_ms": ms["start_weight_update"],
+        "message_ms": ms["update_weights"],
+        "finish_ms": ms["finish_weight_update"],
+        "sender_ms": ms["update"] - sum(ms[name] for name in calls),
+        "all_ms": [round(row["update"], 1) for row in rows],
+        "us_a_tensor": ms["update"] * 1e3 / options.tensors,
+        "wire_bytes": engine.sent,
+        "device_MiB": of_device(),
+    }
+    trainer.shutdown() if hasattr(trainer, "shutdown") else None
+    engine.end()
     return found
 
 
-def restart(engine: Engine, trainer: Any) -> Engine:
-    """Start all workers anew: those of `ipc` that were not killed are half-way in an update that cannot begin again."""
+def kills(backend: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Kill a worker in every tenth update, and follow the trainer's memory."""
+    ways = ["update_weights", "claimed", "loaded", "finish_weight_update"]
+    # Theirs has a quarter of what is left.
+    until = options.end if backend != "gpu_ipc" else time.monotonic() + (options.end - time.monotonic()) * (0.75 if options.device != "cpu" else 1)
+    engine, trainer, weights = pair(backend, 20, options.device, 8 * SIZE * SIZE * 4)
+    spares = [engines.Worker(rank, *engine._of) for rank in range(WORKERS - 1)] if backend == "gpu_ipc" else []
+    trainer.send_weights()
+    memory, device, killed, named, wrong = [used(trainer)], [of_device()], 0, 0, 0
+    updates = 0
+    for step in range(1, options.updates + 1):
+        if time.monotonic() > until:
+            break
+        engines.fill(weights, step)
+        if step % 10 == 0:
+            rank, way = killed % WORKERS, ways[killed % len(ways)]
+            engine.workers[rank].ask("end_at", way)
+            try:
+                trainer.send_weights()
+            except gpu_ipc.ParticipantGone as gone:
+                named += f"vllm worker {rank}" in str(gone)
+            except engines.WorkerFailed as error:
+                print(f"kills {backend}: not named: {error}", flush=True) if backend == "gpu_ipc" else None
+            killed += 1
+            if spares:
+                engine.workers[rank].end()
+                engine.workers[rank] = spares.pop(0)
+                spares.append(engines.Worker((rank + WORKERS - 1) % WORKERS, *engine._of))
+            else:
+                restart(engine)
+            trainer.connect_workers()
+        trainer.send_weights()
+        updates += 1
+        if step % 50 == 0:
+            wrong += not right(engine, weights)
+            memory.append(used(trainer))
+            device.append(of_device())
+    wrong += not right(engine, weights)
+    memory.append(used(trainer))
+    device.append(of_device())
+    found = {
+        "updates": updates,
+        "killed": killed,
+        "named": named,
+        "wrong": wrong,
+        "MiB_first": memory[0] / MIB,
+        "MiB_last": memory[-1] / MIB,
+        "MiB_most": max(memory) / MIB,
+        "MiB_over_time": [round(one / MIB) for one in memory],
+        "device_MiB_over_time": device,
+    }
+    for worker in spares:
+        worker.end()
+    engine.end()
+    return found
+
+
+def restart(engine: Engine) -> None:
+    """Start all workers again: those of `ipc` that were not killed are half-way in an update that cannot begin again."""
     for rank, worker in enumerate(engine.workers):
         worker.end()
         engine.workers[rank] = engines.Worker(rank, *engine._of)
-    return engine
 
 
 def main() -> None:
@@ -206,26 +225,45 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--out")
+    parser.add_argument("--rounds", type=int, default=6, help="updates that are timed")
+    parser.add_argument("--start", default="auto", choices=["auto", "forkserver", "spawn"])
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
-    backends = ["ipc", "gpu_ipc"] if options.device == "cuda" else ["gpu_ipc"]
+    # Where it hangs is said before a limit of time ends it.
+    faulthandler.dump_traceback_later(options.seconds + 20, repeat=True)
     found: dict[str, Any] = {"vllm": vllm.__version__, "torch": torch.__version__, "device": options.device}
-    if options.device == "cuda":
+    found["start"] = choose(options.start)
+    theirs = []
+    if options.device != "cpu":
+        # `ipc` wants the number.
+        options.device = "cuda:0"
         found["device"] = torch.cuda.get_device_name()
-    for part, run in (("speed", lambda: speed(options, backends)), ("kills", lambda: kills(options, backends, end))):
-        if part in options.only:
+        theirs = ["ipc", "ipc packed"]
+    options.end = end
+    for part, run in (("speed", speed), ("kills", kills)):
+        if part not in options.only:
+            continue
+        told = found[part] = {}
+        for backend in ["gpu_ipc", *(theirs if part == "speed" else theirs[:1])]:
             try:
-                found[part] = run()
+                told[backend] = run(backend, options)
             except Exception as error:
-                import traceback
-
                 traceback.print_exc()
-                found[part] = {"failed": repr(error)}
+                told[backend] = {"failed": repr(error)}
+            print(f"{part} {backend}: {json.dumps(told[backend])}", flush=True)
+            gc.collect()
+            if options.device != "cpu":
+                torch.cuda.ipc_collect()
+                torch.cuda.empty_cache()
+    times = {backend: one["update_ms"] for backend, one in found.get("speed", {}).items() if "update_ms" in one}
+    if "gpu_ipc" in times and len(times) > 1:
+        found["ratio"] = times["gpu_ipc"] / min(ms for backend, ms in times.items() if backend != "gpu_ipc")
+        found["goal"] = 0.2
     print(json.dumps(found))
     if options.out:
         with open(options.out, "w") as file:
             json.dump(found, file, indent=1)
-    failed = [part for part in options.only if "failed" in found[part]]
+    failed = [f"{part} {backend}" for part in options.only for backend, one in found[part].items() if "failed" in one]
     sys.exit(f"failed: {failed}" if failed else 0)
 
 

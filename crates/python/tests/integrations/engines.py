@@ -1,15 +1,25 @@
 """What the tests of vLLM's plug start: workers in processes of their own, and an engine that drives them."""
 
+import importlib.util
 import json
 import multiprocessing
 import os
 import signal
+import sys
 import types
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+# A check that makes no context, so that workers can be forked after it.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 import torch
+import vllm.platforms
+
+# Nothing here computes, so vLLM needs neither its kernels nor a platform; and its engine `ipc` imports Ray for a way that is not used.
+vllm.platforms.builtin_platform_plugins.clear()
+if importlib.util.find_spec("ray") is None:
+    sys.modules.setdefault("ray", types.ModuleType("ray"))
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
@@ -21,8 +31,19 @@ from gpu_ipc.integrations import vllm as plug
 os.environ["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
 # Threads of five processes that wait for one another on two cores take seconds for a copy.
 torch.set_num_threads(1)
-spawning = multiprocessing.get_context("forkserver")
-spawning.set_forkserver_preload([__name__])
+PATIENCE = 120.0
+
+
+def start_by(method: str) -> Any:
+    """Start workers by `forkserver`, which has the imports, or by `spawn`, where each imports for itself."""
+    global spawning
+    spawning = multiprocessing.get_context(method)
+    if method == "forkserver":
+        spawning.set_forkserver_preload([__name__])
+    return spawning
+
+
+spawning = start_by("forkserver")
 
 
 class Model(torch.nn.Module):
@@ -185,6 +206,8 @@ class Worker:
         self.pipe.send_bytes(data)
 
     def answer(self) -> Any:
+        if not self.pipe.poll(PATIENCE):
+            raise WorkerFailed(f"worker {self.rank} did not answer within {PATIENCE:.0f} s")
         told = json.loads(self.pipe.recv_bytes())
         if "error" in told:
             raise WorkerFailed(f"worker {self.rank}: {told['error']}")
@@ -196,7 +219,10 @@ class Worker:
 
     def end(self) -> None:
         self.pipe.close()
-        self.process.join()
+        self.process.join(PATIENCE)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
 
 
 class Engine:
