@@ -14,10 +14,8 @@ from typing import Any
 # A check that makes no context, so that workers can be forked after it.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 import torch
-import vllm.platforms
 
-# Nothing here computes, so vLLM needs neither its kernels nor a platform; and its engine `ipc` imports Ray for a way that is not used.
-vllm.platforms.builtin_platform_plugins.clear()
+# vLLM's engine `ipc` imports Ray for a way that is not used.
 if importlib.util.find_spec("ray") is None:
     sys.modules.setdefault("ray", types.ModuleType("ray"))
 from vllm.config.weight_transfer import WeightTransferConfig
