@@ -1,5 +1,6 @@
 //! An object that is mapped.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use gpu_api::lock::Acquire;
@@ -104,6 +105,27 @@ impl Reader {
     /// object.
     pub fn regions(&self) -> Vec<(DevicePtr, u64)> {
         regions(&self.manifest, self.base)
+    }
+
+    /// Exports the memory of each region, in the order of [`regions`](Reader::regions), as a
+    /// descriptor for another process.
+    ///
+    /// It maps the region from its first byte, read-only where the device's descriptors have such a
+    /// form, and keeps the memory until it is closed and what it mapped is unmapped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] while the reader sleeps, and the driver's error.
+    pub fn export(&self) -> Result<Vec<OwnedFd>> {
+        match &self.range {
+            Some(range) if !self.is_asleep() => Ok(range.export()?),
+            _ => Err(Error::Invalid {
+                what: "the reader",
+                got: "asleep".into(),
+                must: "awake, since its memory is not mapped: call `wake` first",
+            }
+            .into()),
+        }
     }
 
     /// Returns what the broker keeps of the object beside its memory.

@@ -122,6 +122,26 @@ impl Range {
         matches!(self.content, Content::Mapped(_))
     }
 
+    /// Exports what is mapped, in order, as descriptors that map it read-only where they have such a
+    /// form.
+    ///
+    /// # Errors
+    ///
+    /// What [`export_memory`](gpu_api::GpuStore::export_memory) gives.
+    pub fn export(&self) -> Result<Vec<OwnedFd>> {
+        let Content::Mapped(imported) = &self.content else {
+            return Ok(Vec::new());
+        };
+        let (backend, device) = (self.gpu.backend(), self.gpu.device());
+        let export = |&memory: &RawMemory| {
+            // SAFETY: `export_memory` asks for memory that is not released, which `imported` holds.
+            let file = unsafe { backend.export_memory(memory) }?;
+            let read_only = backend.read_only_fd(device, file.as_fd())?;
+            Ok(read_only.unwrap_or(file))
+        };
+        imported.memories.iter().map(export).collect()
+    }
+
     /// Says whether the addresses are lost.
     pub fn is_poisoned(&self) -> bool {
         matches!(self.content, Content::Unknown)
