@@ -80,11 +80,11 @@ fn names_a_test_of_a_file(words: &BTreeSet<String>) -> bool {
     words.iter().any(|word| !word.is_empty() && is_there(word))
 }
 
-/// Every step of a block's life, and of a pull's, names files that are there, with one change of
+/// Every step of a block's life, of an object's and of a pull's, names files that are there, with one change of
 /// folder at most.
 #[test]
 fn each_life_leads_from_file_to_file() {
-    for title in ["One block's life", "One pull's life"] {
+    for title in ["One block's life", "One object's life", "One pull's life"] {
         a_life_leads_from_file_to_file(title);
     }
 }

@@ -384,8 +384,8 @@ fn serve(gpu: &Gpu, kind: Kind, bytes: u64) -> Outcome<()> {
         None,
     )?;
     // SAFETY: `register`: the memory is never freed.
-    let _registration = unsafe { nixl.register(&[here]) }?;
-    let metadata = nixl.metadata()?;
+    let registration = unsafe { nixl.register(&[here]) }?;
+    let metadata = nixl.metadata(&[registration.number()])?;
     let place = match here.place {
         Place::Host => 0,
         Place::Device(ordinal) => u64::from(ordinal) + 1,

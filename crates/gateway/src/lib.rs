@@ -8,16 +8,19 @@
 //! Read in this order:
 //!
 //! 1. [`transport`]: carries bytes between the memory of two gateways, and knows nothing of
-//!    objects.
+//!    objects. [`carrier`]: does so in a process of its own.
 //! 2. [`message`]: what two gateways say to each other. [`net`]: how they find each other and ask.
 //! 3. [`origin`]: leases objects to other gateways, and why a confirmed copy is right.
-//!    [`replica`]: pulls objects from them. [`local`]: this host's broker, which both have.
+//!    [`replica`]: pulls objects from them. [`digest`]: what an object's bytes are. [`local`]: this
+//!    host's broker, which both have.
 //! 4. [`plan`]: which host reads from which, a crate of its own without dependencies; `simulation`
 //!    beside it runs thousands of hosts over it.
 //! 5. [`program`]: the commands.
 
 // Tests: `crates/gateway/tests/gateways`, `testing/hosts/src/cases`.
 
+pub mod carrier;
+pub mod digest;
 mod error;
 pub mod local;
 pub mod message;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use gateway::program::args::{Args, Command};
-use gateway::program::{objects, pull, pulls, run, state};
+use gateway::program::{certs, objects, pull, pulls, run, state};
 use gateway::transport::nixl;
 
 fn main() -> ExitCode {
@@ -16,7 +16,9 @@ fn main() -> ExitCode {
         Command::Run(options) => run::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Pull(options) => pull::run(&options),
         Command::Pulls(options) => pulls::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Carrier(options) => options.run().map(|()| ExitCode::SUCCESS),
         Command::Objects(options) => objects::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Certs(options) => certs::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Status(options) => state::status(&options).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|error| {

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | [`Ask`]: lease an object | [`Grant`] | the number makes it the same question; late it opens a lease that nobody uses |
 //! | [`Renew`]: the lease goes on | yes or no | its number must rise |
-//! | [`Confirm`]: was the lease alive all the time? | yes or no, with the question's number | changes nothing |
+//! | [`Confirm`]: was the lease alive all the time, and are these its object's bytes? | yes, no, other bytes, or not yet, with the question's number | changes nothing |
 //! | [`Release`]: the lease has ended | yes | lease numbers are never used twice |
 //! | [`Fill`]: put pieces into slots of the lease's ring | yes when they are there | the number of each slot must rise |
 //! | [`Find`]: who has this name? | [`Has`], or nothing | changes nothing: see `replica::search` |
@@ -22,6 +22,7 @@
 use gpu_ipc::broker::{Epoch, Identity};
 use serde::{Deserialize, Serialize};
 
+use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::transport::choice::Way;
 
@@ -258,6 +259,8 @@ pub struct Confirm {
     /// The asker's number, drawn after the last byte was read: an answer counts for this question
     /// alone.
     pub number: u64,
+    /// What it has read; none if it is in memory of a device, and so not compared.
+    pub digest: Option<Digest>,
 }
 
 /// Lets a lease go on.

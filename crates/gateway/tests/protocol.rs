@@ -14,6 +14,7 @@ use std::collections::{HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
+use gateway::digest::Digest;
 use gateway::message::{Ask, Confirm, Grant, Incarnation, LeaseNumber, Release, Renew, Wanted};
 use gateway::origin::{Asked, Limits, Table};
 use gateway::replica::{Action, Again, Event, Outcome, Patience, Pull, Rules};
@@ -22,6 +23,14 @@ use gateway::replica::{Action, Again, Event, Outcome, Patience, Pull, Rules};
 const JUMP: Duration = Duration::from_secs(20);
 const X: u8 = 1;
 const Y: u8 = 2;
+/// Bytes of no object: something on the way made them.
+const ALTERED: u8 = 3;
+
+fn digest(bytes: &[u8]) -> Digest {
+    let mut digest = [0; 32];
+    digest[..bytes.len()].copy_from_slice(bytes);
+    Digest(digest)
+}
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Message {
@@ -30,6 +39,8 @@ enum Message {
     Declined(u64),
     Confirm(Confirm),
     Confirmed(u64, bool),
+    /// The lease was alive, and its object has other bytes.
+    Differs(u64),
     /// Nobody was there to confirm.
     Unheard(u64),
     Renew(Renew),
@@ -43,6 +54,8 @@ struct Left {
     jumps: u8,
     deaths: u8,
     failures: u8,
+    /// Halves that something on the way alters.
+    altered: u8,
     /// Asks that are delivered: one that comes late opens a lease that nobody uses, again and
     /// again.
     asks: u8,
@@ -65,6 +78,8 @@ struct World {
     /// What has arrived, while a transfer is under way or has ended.
     arrived: Vec<u8>,
     reading: bool,
+    /// The replica says what it has read.
+    digests: bool,
     network: Vec<Message>,
     end: Option<Outcome>,
 }
@@ -78,6 +93,8 @@ struct Seen {
     wrong: usize,
     /// Confirmations that were answered with yes, and came again after their lease had ended.
     replayed: usize,
+    /// Confirmations of other bytes.
+    differed: usize,
 }
 
 fn limits() -> Limits {
@@ -112,6 +129,7 @@ impl World {
             grant: None,
             arrived: Vec::new(),
             reading: false,
+            digests: true,
             network: Vec::new(),
             end: None,
         };
@@ -138,7 +156,10 @@ impl World {
                     self.reading = true;
                 }
                 Action::Flush => self.happened(Event::Flushed, seen),
-                Action::Confirm(confirm) => self.send(Message::Confirm(confirm)),
+                Action::Confirm(confirm) => self.send(Message::Confirm(Confirm {
+                    digest: self.digests.then(|| digest(&self.arrived)),
+                    ..confirm
+                })),
                 Action::Renew(renew) => self.send(Message::Renew(renew)),
                 Action::Commit => {
                     let grant = self.grant.expect("a lease before a commit");
@@ -178,6 +199,10 @@ impl World {
                 self.happened(Event::Declined(*number, String::new(), Again::Later), seen)
             }
             Message::Confirmed(number, yes) => self.happened(Event::Confirmed(*number, *yes), seen),
+            Message::Differs(number) => {
+                seen.differed += 1;
+                self.happened(Event::Differs(*number), seen);
+            }
             Message::Unheard(number) => self.happened(Event::Unheard(*number), seen),
             Message::Renewed(renew, yes) => self.happened(Event::Renewed(renew.lease, *yes), seen),
             to_origin => {
@@ -231,7 +256,15 @@ impl World {
                             .network
                             .contains(&Message::Confirmed(confirm.number, true));
                         seen.replayed += usize::from(before && !yes);
-                        Some(Message::Confirmed(confirm.number, yes))
+                        let own = table
+                            .of(confirm.lease.lease)
+                            .map(|&object| digest(&[object; 2]));
+                        match confirm.digest {
+                            Some(said) if yes && own != Some(said) => {
+                                Some(Message::Differs(confirm.number))
+                            }
+                            _ => Some(Message::Confirmed(confirm.number, yes)),
+                        }
                     }
                     Message::Renew(renew) => {
                         Some(Message::Renewed(*renew, table.renew(now, renew)))
@@ -283,6 +316,17 @@ impl World {
                     world.happened(Event::Read, seen);
                 }
             }));
+            if self.left.altered > 0 {
+                next.push(self.after(|world| {
+                    world.left.altered -= 1;
+                    world.arrived.push(ALTERED);
+                    world.happened(Event::Progress(world.arrived.len() as u64), seen);
+                    if world.arrived.len() == 2 {
+                        world.reading = false;
+                        world.happened(Event::Read, seen);
+                    }
+                }));
+            }
             if self.left.failures > 0 {
                 next.push(self.after(|world| {
                     world.left.failures -= 1;
@@ -332,8 +376,11 @@ impl World {
 
 /// Visits every state that can be reached.
 fn explore(rules: Rules, left: Left) -> Seen {
+    explore_from(World::begin(rules, left))
+}
+
+fn explore_from(first: World) -> Seen {
     let mut seen = Seen::default();
-    let first = World::begin(rules, left);
     let mut known = HashSet::new();
     let number = |world: &World| {
         let (mut a, mut b) = (DefaultHasher::new(), DefaultHasher::new());
@@ -381,6 +428,7 @@ fn no_order_of_events_publishes_what_the_identity_does_not_name() {
             jumps: 1,
             deaths: 1,
             failures: 1,
+            altered: 0,
             asks: 3,
         },
     );
@@ -402,6 +450,7 @@ fn a_transfer_that_neither_ends_nor_fails_ends_the_process() {
             jumps: 2,
             deaths: 0,
             failures: 0,
+            altered: 0,
             asks: 1,
         },
     );
@@ -418,8 +467,36 @@ fn a_gateway_that_commits_without_a_confirmation_publishes_a_mixture() {
             jumps: 2,
             deaths: 0,
             failures: 0,
+            altered: 0,
             asks: 2,
         },
     );
+    assert!(seen.wrong > 0, "the control must fail: {seen:?}");
+}
+
+/// What may happen where bytes are altered.
+const ALTERS: Left = Left {
+    jumps: 1,
+    deaths: 1,
+    failures: 0,
+    altered: 1,
+    asks: 2,
+};
+
+#[test]
+fn bytes_that_are_altered_on_the_way_are_not_published() {
+    let seen = explore(Rules::default(), ALTERS);
+    println!("{seen:?}");
+    assert_eq!(seen.wrong, 0);
+    assert!(seen.differed > 0 && seen.published.contains(&X), "{seen:?}");
+}
+
+#[test]
+fn a_replica_that_does_not_say_what_it_read_publishes_altered_bytes() {
+    let first = World {
+        digests: false,
+        ..World::begin(Rules::default(), ALTERS)
+    };
+    let seen = explore_from(first);
     assert!(seen.wrong > 0, "the control must fail: {seen:?}");
 }

@@ -349,6 +349,7 @@ impl World {
                     lease: grant.lease,
                     identity: grant.identity,
                     number: 9,
+                    digest: None,
                 };
                 let kept = world.table.confirm(world.now, &confirm) || !rules.confirms;
                 if kept {

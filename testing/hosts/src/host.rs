@@ -51,6 +51,33 @@ impl Process {
         self.0.borrow_mut().try_wait().ok().flatten()
     }
 
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.0.borrow().id()
+    }
+
+    /// Names the process that carries its bytes, if it has one.
+    pub fn carrier(&self) -> Option<u32> {
+        let own = self.0.borrow().id();
+        let tasks = std::fs::read_dir(format!("/proc/{own}/task"))
+            .ok()?
+            .flatten();
+        let lists =
+            tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        let children: Vec<u32> = lists
+            .flat_map(|list| {
+                list.split_whitespace()
+                    .filter_map(|pid| pid.parse().ok())
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        let carries = |pid: &u32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|&byte| byte == 0).nth(1) == Some(b"carrier")
+        };
+        children.into_iter().find(carries)
+    }
+
     /// Says whether it is stopped.
     pub fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.borrow().id()))
@@ -81,7 +108,8 @@ impl Drop for Process {
     }
 }
 
-fn send(pid: u32, signal: Signal) {
+/// Sends a signal to a process that may have ended.
+pub fn send(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }
@@ -97,6 +125,9 @@ pub struct Serving {
     /// KiB of a slot of its rings, which every object then has; else objects of these trials are
     /// too small for rings.
     pub slot_kib: Option<u32>,
+    /// Its bytes are carried by itself, as those of a device are: memory under a lease that has ended
+    /// then has other bytes for whoever reads it late. By a carrier it has zeroes.
+    pub in_process: bool,
 }
 
 impl Serving {
@@ -279,6 +310,9 @@ impl Host {
         if let Some(kib) = serving.slot_kib {
             command.arg("--slot-kib").arg(kib.to_string());
         }
+        if serving.in_process {
+            command.arg("--in-process");
+        }
         if let Some(step) = &serving.step {
             command.env("GPU_IPC_GATEWAY_STEP", step);
         }
@@ -311,7 +345,7 @@ impl Host {
             command
         } else {
             let mut command = self.command(&self.programs.control)?;
-            command.arg("pull-without-confirm");
+            command.args(["pull-without-confirm", "--in-process"]);
             command
         };
         command.arg(name).arg("--insecure").args(self.place());
@@ -463,6 +497,43 @@ impl Host {
         let all = answers.len() == times as usize;
         all.then_some(answers)
             .ok_or_else(|| format!("{} answered {said:?}\n{}", self.name, self.log()))
+    }
+
+    /// Has a rogue on another host lease an object here, and read or write somewhere else. Returns
+    /// what it said.
+    ///
+    /// # Errors
+    ///
+    /// It never came so far.
+    pub fn attacked(
+        &self,
+        from: &Host,
+        name: &str,
+        address: Option<u64>,
+        write: bool,
+    ) -> Result<String, String> {
+        let gateway = until(&format!("the gateway of {}", self.name), || {
+            Some(self.status()?[0].clone())
+        })?;
+        let mut command = from.command(&self.programs.control)?;
+        command.args(["rogue", "--at", &self.at(), "--host", &self.name]);
+        command.args([
+            "--incarnation",
+            gateway["incarnation"].as_str().unwrap_or_default(),
+        ]);
+        command.args(["--own", &from.network.address().to_string()]);
+        command.args(["--carrier", &self.programs.carrier, "--bytes", "8192", name]);
+        if let Some(address) = address {
+            command.arg("--address").arg(address.to_string());
+        }
+        if write {
+            command.arg("--write");
+        }
+        let out = try_output(&mut command).map_err(|e| e.to_string())?;
+        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        let did = said.starts_with("got ") || said.starts_with("nothing: ");
+        did.then_some(said)
+            .ok_or_else(|| format!("the rogue did nothing: {out:?}\n{}", from.log()))
     }
 
     /// Sums a figure of its gateways that run; of a pair of figures one.

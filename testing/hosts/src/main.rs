@@ -6,7 +6,8 @@
 //!
 //! 1. `cage`: a run leaves nothing behind, however it ends. `network`: hosts' networks. `relay`:
 //!    between them.
-//! 2. `content`: bytes that say where they belong. `host`: processes of a host. `world`: hosts, and
+//! 2. `rogue`: a peer that wants more than it was lent.
+//!    `content`: bytes that say where they belong. `host`: processes of a host. `world`: hosts, and
 //!    the ledger.
 //! 3. `cases`: what is done to them. `random`: all of it at random.
 
@@ -17,6 +18,7 @@ mod host;
 mod network;
 mod random;
 mod relay;
+mod rogue;
 mod watch;
 mod world;
 
@@ -30,7 +32,7 @@ use clap::{Parser, Subcommand};
 use gateway::net::call::{Question, ask};
 use gateway::net::key::Gateway;
 use gateway::net::session::{Address, Network, Trust};
-use gateway::program::args::PullOptions;
+use gateway::program::args::{CarrierOptions, PullOptions};
 
 use host::Programs;
 use world::Means;
@@ -79,6 +81,12 @@ enum Command {
     /// Pull, and commit what nobody confirmed: the control
     #[command(hide = true)]
     PullWithoutConfirm(Box<PullOptions>),
+    /// Lease an object, and read or write what was not lent
+    #[command(hide = true)]
+    Rogue(rogue::Rogue),
+    /// Carry the bytes of the control
+    #[command(hide = true)]
+    Carrier(Box<CarrierOptions>),
     /// Ask a gateway, and print its answers: a replay
     #[command(hide = true)]
     Ask(Replay),
@@ -163,6 +171,11 @@ fn main() -> ExitCode {
             options.without_confirm = true;
             gateway::program::pull::run(&options).map_err(|e| e.to_string())
         }
+        Command::Carrier(options) => options
+            .run()
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|e| e.to_string()),
+        Command::Rogue(rogue) => rogue.run(),
         Command::Ask(replay) => replay.run(),
         Command::Cases {
             only,

@@ -64,10 +64,12 @@ pub enum Answer {
         /// Whether it may be yes at another moment.
         again: Again,
     },
-    /// The object is being registered: ask the same again.
+    /// The object is being registered, or digested: ask the same again.
     Registering,
     /// Yes or no.
     Is(bool),
+    /// The lease is alive, and its object has other bytes.
+    Differs,
     /// What this host has of a name, the newest first; nothing if it has nothing.
     Found(Vec<Has>),
     /// A page of its objects, and whether more follow.
@@ -336,6 +338,7 @@ mod tests {
             lease,
             identity: [4; 16],
             number: 5,
+            digest: None,
         });
         let bytes = serde_json::to_vec(&question).expect("a JSON");
         assert_eq!(read_question(&bytes).expect("its own bytes"), question);

@@ -12,8 +12,8 @@
 //! | ask | replica | a number of its own. The origin opens the object at its broker (an ordinary lease, which keeps the bytes as they are), registers it, and answers (incarnation, lease, asker, identity, epoch). The lease's number is 128 random bits, which the asker alone is told |
 //! | read | replica | as long as it likes; renews meanwhile |
 //! | fill | replica, where it reads through a ring | the origin copies pieces to the lease's slots, if the lease is `Live` and its time is not over: see [`rings`] |
-//! | confirm | replica, after its last byte | the origin says yes if (incarnation, lease, asker, identity) is `Live` and its time is not over |
-//! | end | origin | **first** the row goes, so that no confirmation can say yes any more, **then** the registration is taken back, **then** the object is closed |
+//! | confirm | replica, after its last byte | the origin says yes if (incarnation, lease, asker, identity) is `Live`, its time is not over, and the digest is its object's |
+//! | end | origin, also when the carrier of the lease has died | **first** the row goes, so that no confirmation can say yes any more, **then** the registration is taken back, **then** the object is closed |
 //!
 //! Why a confirmed copy is right: objects never change, and a `Live` lease holds one open. The
 //! confirmation was asked after the last byte had arrived and answered while the lease was `Live`.
@@ -33,9 +33,12 @@
 //! What is forged names a lease by a number that cannot be guessed, and by the process that asked
 //! for it: so no gateway renews, fills, confirms or ends the lease of another.
 //!
+//! Bytes that something on the way alters: the confirmation names a digest of what was read
+//! ([`digest`](crate::digest)), and the origin says no to another than its object's. Memory of a
+//! device has none, and there the fabric under the transport is trusted.
+//!
 //! What it does not cover: a gateway that lies about its own objects, or a certificate in wrong
-//! hands. Gateways that may connect are trusted, and so is the fabric under the transport. The object's bytes have no
-//! checksum: a link that changes bytes is the transport's affair.
+//! hands. Gateways that may connect are trusted.
 //!
 //! Checked by `tests/protocol.rs`: every order of deliveries, losses, delays, repetitions, deaths,
 //! timers and reuse of memory up to a bound, on these machines; the control there commits without a
@@ -43,10 +46,11 @@
 //!
 //! `table`: the leases. `index`: what this host has, for those that ask. `admit`: whether to serve
 //! one more, by the plan. [`rings`]: staging memory
-//! for those that read. `register`: objects are registered beside the thread of [`serve`], which
+//! for those that read. `digests`: what objects' bytes are. `register`: objects are registered beside the thread of [`serve`], which
 //! answers questions.
 
 pub mod admit;
+mod digests;
 pub mod index;
 mod register;
 pub mod rings;

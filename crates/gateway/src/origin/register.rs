@@ -22,7 +22,9 @@ use gpu_ipc::broker::server::listing::Listing;
 use gpu_ipc::broker::{Identity, Reader};
 use zenoh::query::Query;
 
+use crate::digest::{Digest, PIECE};
 use crate::error::{Error, Result};
+use crate::local::broker;
 use crate::message::{LeaseNumber, MOST_MANIFEST};
 use crate::origin::rings::{Lent, Rings};
 use crate::transport::choice::Way;
@@ -43,6 +45,8 @@ pub enum Event {
     Registered(Box<Done>),
     /// A list of what the broker has was taken, or could not be.
     Listed(Option<Box<Listing>>),
+    /// An object was digested, or could not be.
+    Digested([u8; 16], Option<Digest>),
 }
 
 /// What a lease holds: dropped in this order.
@@ -52,16 +56,28 @@ pub struct Held {
     pub registration: Option<Box<dyn Registration>>,
     /// The rings that the lease has.
     pub rings: Vec<Lent>,
+    /// What a reader needs of the transport: for this lease's memory alone.
+    pub metadata: Vec<u8>,
     /// The object's manifest, as bytes.
     pub manifest: Vec<u8>,
+    /// The object's digest, where it is small.
+    pub digest: Option<Digest>,
     /// The object.
-    pub reader: Reader,
+    pub reader: Arc<Reader>,
     /// Where who asked is.
     pub host: String,
     /// When it asked.
     pub since: Duration,
     /// Whether it has been told that the lease was alive.
     pub confirmed: Cell<bool>,
+}
+
+impl Held {
+    /// Says whether all that was lent can be read yet.
+    pub fn is_alive(&self) -> bool {
+        self.registration.iter().all(|one| one.is_alive())
+            && self.rings.iter().all(|ring| ring.registration().is_alive())
+    }
 }
 
 /// An object that is to be registered for a lease.
@@ -260,25 +276,42 @@ fn register(transport: &dyn Transport, rings: &Rings, wanted: Wanted) -> Done {
             };
         }
     };
-    // SAFETY: `register` asks for memory that is mapped and readable until the registration is
-    // dropped: `Held` keeps the reader, whose mapping it is, and drops it after the registration.
-    let registered = unsafe { transport.register(&spans) };
+    let failed = |error| Done {
+        lease,
+        bytes,
+        held: Err(error),
+    };
+    let files = match transport.wants_files() {
+        true => reader
+            .export()
+            .map_err(|e| broker("descriptors of the object", &e)),
+        false => Ok(Vec::new()),
+    };
+    // SAFETY: `lend` asks for memory that is mapped and readable until the registration is dropped,
+    // and never written to: `Held` keeps the reader, whose mapping it is, and drops it after the
+    // registration. An object never changes.
+    let registered = files.and_then(|files| unsafe { transport.lend(&spans, files) });
     // SAFETY: `lend`: the reader's mapping is readable, and an object never changes.
     let rings = unsafe { rings.lend(ways, &spans) };
     let registration = match registered {
         Ok(registration) => Some(registration),
-        Err(error) if rings.is_empty() => {
-            return Done {
-                lease,
-                bytes,
-                held: Err(error),
-            };
-        }
+        Err(error) if rings.is_empty() => return failed(error),
         Err(error) => {
             tracing::warn!(%error, "an object is read through rings alone");
             None
         }
     };
+    let numbers: Vec<u64> = registration
+        .iter()
+        .map(|one| one.number())
+        .chain(rings.iter().map(|ring| ring.registration().number()))
+        .collect();
+    let metadata = match transport.metadata(&numbers) {
+        Ok(metadata) => metadata,
+        Err(error) => return failed(error),
+    };
+    // SAFETY: `Digest::of`: the reader's mapping is readable, and an object never changes.
+    let digest = (bytes <= PIECE).then(|| unsafe { Digest::of(&spans) });
     let confirmed = Cell::new(false);
     Done {
         lease,
@@ -286,8 +319,10 @@ fn register(transport: &dyn Transport, rings: &Rings, wanted: Wanted) -> Done {
         held: Ok(Held {
             registration,
             rings,
+            metadata,
             manifest,
-            reader,
+            digest: digest.flatten(),
+            reader: Arc::new(reader),
             host,
             since,
             confirmed,

@@ -63,7 +63,7 @@ pub struct Rings {
 struct Ring {
     way: Way,
     staging: &'static Staging,
-    _registration: Box<dyn Registration>,
+    registration: Box<dyn Registration>,
 }
 
 /// A ring that a lease has: goes back to the others when it is dropped.
@@ -163,7 +163,12 @@ impl Rings {
     fn take(&self, way: Way) -> Result<Option<Ring>> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = free.iter().position(|ring| ring.way == way) {
-            return Ok(Some(free.swap_remove(index)));
+            let mut ring = free.swap_remove(index);
+            drop(free);
+            if !ring.registration.is_alive() {
+                ring.registration = self.register(ring.staging)?;
+            }
+            return Ok(Some(ring));
         }
         drop(free);
         // Others wait meanwhile, so that no more are made than may be.
@@ -178,14 +183,21 @@ impl Rings {
         // Counted though it cannot be registered: it is not freed.
         *made += 1;
         drop(all);
-        // SAFETY: `register`: staging memory is mapped, readable and writable for the process'
-        // life.
-        let registration = unsafe { self.transport.register(&[staging.memory()]) }?;
         Ok(Some(Ring {
             way,
             staging,
-            _registration: registration,
+            registration: self.register(staging)?,
         }))
+    }
+
+    fn register(&self, staging: &Staging) -> Result<Box<dyn Registration>> {
+        let files = match self.transport.wants_files() {
+            true => vec![staging.export()?],
+            false => Vec::new(),
+        };
+        // SAFETY: `lend`: staging memory is mapped and readable for the process' life. It is written
+        // to by this process alone, and a slot not while it is read.
+        unsafe { self.transport.lend(&[staging.memory()], files) }
     }
 }
 
@@ -224,16 +236,22 @@ fn within(count: usize, bytes: u64, most: u64) -> u64 {
 }
 
 impl Lent {
+    fn ring(&self) -> &Ring {
+        self.ring.as_ref().expect("a ring until it is dropped")
+    }
+
     fn staging(&self) -> &'static Staging {
-        self.ring
-            .as_ref()
-            .expect("a ring until it is dropped")
-            .staging
+        self.ring().staging
     }
 
     /// Names its way.
     pub fn way(&self) -> Way {
-        self.ring.as_ref().expect("a ring until it is dropped").way
+        self.ring().way
+    }
+
+    /// Returns its registration.
+    pub fn registration(&self) -> &dyn Registration {
+        &*self.ring().registration
     }
 
     /// Describes it to the replica.
@@ -243,7 +261,11 @@ impl Lent {
             Place::Host => None,
             Place::Device(ordinal) => Some(ordinal),
         };
-        let at = slots.iter().map(|slot| slot.address).collect();
+        // Where peers find it may be elsewhere.
+        let base = self.registration().addresses().first().copied();
+        let base = base.unwrap_or(self.staging().memory().address);
+        let at = |slot: &Span| base + (slot.address - self.staging().memory().address);
+        let at = slots.iter().map(at).collect();
         Described {
             way: self.way(),
             slots: at,

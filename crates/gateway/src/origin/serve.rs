@@ -19,18 +19,20 @@ use zenoh::Wait;
 use zenoh::liveliness::LivelinessToken;
 use zenoh::query::{Query, Queryable};
 
+use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::local::Local;
 use crate::message::{
     Again, Ask, Confirm, Fill, Find, Grant, Has, Home, Incarnation, LeaseNumber, List, Listed,
-    MANIFEST_PIECE, MOST_BYTES, Manifest, Release,
+    MANIFEST_PIECE, MOST_BYTES, Manifest,
 };
 use crate::net::call::{Answer, Answered, Granted, Question, read_question};
 use crate::net::key::Gateway;
 use crate::net::live::Live;
 use crate::origin::admit::Service;
+use crate::origin::digests::Digests;
 use crate::origin::index::Index;
-use crate::origin::register::{Done, Event, Held, Registering, Wanted};
+use crate::origin::register::{Done, Event, Held, Registering, TELL, Wanted};
 use crate::origin::rings::{Lent, Rings, Slots};
 use crate::origin::{Asked, Ended, Limits, Table};
 use crate::step::pass;
@@ -63,8 +65,12 @@ pub struct Figures {
     pub declined: u64,
     /// Confirmations that were answered with yes, and with no.
     pub confirmed: (u64, u64),
+    /// Confirmations of other bytes than the object's.
+    pub differed: u64,
     /// Leases that a timer ended.
     pub expired: u64,
+    /// Leases that ended with the process that carried their bytes.
+    pub lost: u64,
     /// How often an asker was told that its object is being registered yet.
     pub told: u64,
     /// Questions to fill slots, and the microseconds that their copies took.
@@ -88,10 +94,13 @@ pub struct Server {
     seeking: Vec<(Query, Sought, Duration)>,
     /// Of the objects that were asked for.
     services: BTreeMap<[u8; 16], Service>,
+    digests: Digests,
+    /// Confirmations that wait for a digest, and when each came.
+    confirming: Vec<(Query, Confirm, Duration)>,
     pace: Pace,
     registering: Registering,
     /// Objects of leases that a timer has ended, and until when they stay mapped.
-    lingering: Vec<(Duration, Reader)>,
+    lingering: Vec<(Duration, Arc<Reader>)>,
     lingers: Duration,
 }
 
@@ -141,6 +150,8 @@ impl Server {
             started: Instant::now(),
             figures: Figures::default(),
             services: BTreeMap::new(),
+            digests: Digests::default(),
+            confirming: Vec::new(),
             pace,
         })
     }
@@ -171,7 +182,14 @@ impl Server {
             ended
                 .into_iter()
                 .for_each(|ended| self.take_back_expired(ended));
+            let lost = self.table.lose(|held| !held.is_alive());
+            self.figures.lost += lost.len() as u64;
+            lost.into_iter().for_each(|ended| self.take_back(ended));
             self.services.retain(|_, service| !service.is_over(now));
+            let services = &self.services;
+            self.digests
+                .retain(|identity| services.contains_key(identity));
+            self.confirm_waiting(&sender);
         }
         Ok(())
     }
@@ -220,9 +238,14 @@ impl Server {
                     self.index.listed(now, listing.map(|listing| *listing));
                     None
                 }
+                Ok(Event::Digested(identity, digest)) => {
+                    self.digests.done(identity, digest);
+                    self.confirm_waiting(sender);
+                    None
+                }
                 Ok(Event::Registered(done)) => {
                     let done = self.registering.done(*done);
-                    done.map(|(query, done)| (query, self.registered(done)))
+                    done.map(|(query, done)| (query, self.registered(done, sender)))
                 }
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return std::thread::sleep(left),
@@ -322,7 +345,13 @@ impl Server {
         let is = |yes| Answered::plain(Answer::Is(yes));
         let answered = match read_question(&bytes) {
             Ok(Question::Ask(ask)) => return self.ask(now, &ask, query, sender),
-            Ok(Question::Confirm(confirm)) => is(self.confirm(&confirm)),
+            Ok(Question::Confirm(confirm)) => {
+                let Some(answer) = self.confirm(&confirm, sender) else {
+                    self.confirming.push((query, confirm, now));
+                    return None;
+                };
+                Answered::plain(answer)
+            }
             Ok(Question::Renew(renew)) => is(self.table.renew(now, &renew)),
             Ok(Question::Fill(fill)) => {
                 pass("fill.heard");
@@ -369,20 +398,58 @@ impl Server {
         None
     }
 
-    fn confirm(&mut self, confirm: &Confirm) -> bool {
+    /// Answers a confirmation; nothing while the object is being digested.
+    fn confirm(&mut self, confirm: &Confirm, sender: &SyncSender<Event>) -> Option<Answer> {
         pass("confirm.heard");
         let now = self.started.elapsed();
-        let yes = self.table.confirm(now, confirm);
+        let alive = self.table.confirm(now, confirm);
+        if alive && let Some(said) = confirm.digest {
+            match self.digest(confirm, sender) {
+                None => return None,
+                Some(own) if own != said => {
+                    self.figures.differed += 1;
+                    tracing::warn!(
+                        identity = %Identity(confirm.identity),
+                        "a reader has other bytes than this object: something alters them on the way"
+                    );
+                    return Some(Answer::Differs);
+                }
+                Some(_) => {}
+            }
+        }
         let counted = &mut self.figures.confirmed;
-        *(if yes { &mut counted.0 } else { &mut counted.1 }) += 1;
-        if yes && let Some(held) = self.table.of(confirm.lease.lease) {
+        *(if alive {
+            &mut counted.0
+        } else {
+            &mut counted.1
+        }) += 1;
+        if alive && let Some(held) = self.table.of(confirm.lease.lease) {
             held.confirmed.set(true);
             if let Some(service) = self.services.get_mut(&confirm.identity) {
                 service.confirmed(now, &held.host);
             }
         }
         pass("confirm.answered");
-        yes
+        Some(Answer::Is(alive))
+    }
+
+    fn digest(&mut self, confirm: &Confirm, sender: &SyncSender<Event>) -> Option<Digest> {
+        let held = self.table.of(confirm.lease.lease)?;
+        self.digests.of(&held.reader, &self.local, sender)
+    }
+
+    /// Answers the confirmations that wait for a digest, if it is there or they have waited long.
+    fn confirm_waiting(&mut self, sender: &SyncSender<Event>) {
+        let now = self.started.elapsed();
+        for (query, confirm, came) in std::mem::take(&mut self.confirming) {
+            match self.confirm(&confirm, sender) {
+                Some(answer) => reply(&query, &Answered::plain(answer)),
+                None if now.saturating_sub(came) < TELL => {
+                    self.confirming.push((query, confirm, came));
+                }
+                None => reply(&query, &Answered::plain(Answer::Registering)),
+            }
+        }
     }
 
     fn ask(
@@ -401,12 +468,11 @@ impl Server {
             Asked::Open(lease) => lease,
             Asked::Again(grant) => {
                 let held = self.table.of(grant.lease.lease)?;
-                let answered = self.granted(grant, held).ok()?;
-                return Some((query, answered));
+                return Some((query, self.granted(grant, held)));
             }
             Asked::Wait(lease) => {
                 let (query, done) = self.registering.asked(lease, query)?;
-                return Some((query, self.registered(done)));
+                return Some((query, self.registered(done, sender)));
             }
             Asked::Busy(why) => return Some((query, self.decline(why, Again::Busy))),
         };
@@ -426,17 +492,28 @@ impl Server {
     }
 
     /// Makes a lease live whose object is registered and whose asker waits, or declines it.
-    fn registered(&mut self, done: Done) -> Answered {
+    fn registered(&mut self, done: Done, sender: &SyncSender<Event>) -> Answered {
         let Done { lease, bytes, held } = done;
         let held = match held {
             Ok(held) => held,
             Err(error) => {
                 self.table.failed(lease);
-                return self.decline(error.to_string(), Again::Never);
+                // A carrier that has died is started again.
+                let again = match self.transport.wants_files() {
+                    true => Again::Later,
+                    false => Again::Never,
+                };
+                return self.decline(error.to_string(), again);
             }
         };
         pass("lease.registered");
         let (identity, epoch) = (held.reader.identity().0, held.reader.epoch().0);
+        if let Some(digest) = held.digest {
+            self.digests.done(identity, Some(digest));
+        } else if self.local.place() == Place::Host {
+            // While it is read.
+            let _ = self.digests.of(&held.reader, &self.local, sender);
+        }
         let now = self.started.elapsed();
         let grant = match self.table.registered(now, lease, identity, epoch, held) {
             Ok(grant) => grant,
@@ -449,18 +526,14 @@ impl Server {
         if let Some(service) = self.services.get_mut(&identity) {
             service.begun();
         }
-        let why = match self.table.of(lease).map(|held| self.granted(grant, held)) {
-            Some(Ok(answered)) => {
+        match self.table.of(lease).map(|held| self.granted(grant, held)) {
+            Some(answered) => {
                 self.figures.granted += 1;
                 self.figures.bytes += bytes;
-                return answered;
+                answered
             }
-            Some(Err(error)) => error.to_string(),
-            None => "the lease has ended".into(),
-        };
-        let ended = self.table.release(&Release { lease: grant.lease });
-        ended.into_iter().for_each(|ended| self.take_back(ended));
-        self.decline(why, Again::Later)
+            None => self.decline("the lease has ended".into(), Again::Later),
+        }
     }
 
     fn decline(&mut self, why: String, again: Again) -> Answered {
@@ -570,7 +643,7 @@ impl Server {
         pass("lease.deregistered");
     }
 
-    fn deregister(&mut self, ended: Ended<Held>) -> Reader {
+    fn deregister(&mut self, ended: Ended<Held>) -> Arc<Reader> {
         pass("lease.ended");
         let Held {
             registration,
@@ -588,12 +661,14 @@ impl Server {
         reader
     }
 
-    fn granted(&self, grant: Grant, held: &Held) -> Result<Answered> {
+    fn granted(&self, grant: Grant, held: &Held) -> Answered {
         let reader = &held.reader;
         let device = match self.local.place() {
             Place::Host => None,
             Place::Device(ordinal) => Some(ordinal),
         };
+        let addresses = held.registration.as_ref().map(|one| one.addresses());
+        let addresses = addresses.unwrap_or_default();
         let granted = Granted {
             grant,
             home: match &reader.manifest().home {
@@ -604,18 +679,18 @@ impl Server {
             regions: reader
                 .regions()
                 .into_iter()
-                .map(|(at, bytes)| (at.0, bytes, device))
+                .enumerate()
+                .map(|(n, (_, bytes))| (addresses.get(n).copied().unwrap_or(0), bytes, device))
                 .collect(),
             direct: held.registration.is_some(),
             rings: held.rings.iter().map(Lent::describe).collect(),
             manifest: held.manifest.len(),
         };
         let first = &held.manifest[..held.manifest.len().min(MANIFEST_PIECE)];
-        let attached = [first, &self.transport.metadata()?].concat();
-        Ok(Answered {
+        Answered {
             answer: Answer::Granted(Box::new(granted)),
-            attached,
-        })
+            attached: [first, &held.metadata[..]].concat(),
+        }
     }
 
     /// Gives a piece of the manifest of a live lease's object.

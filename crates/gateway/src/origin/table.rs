@@ -236,7 +236,15 @@ impl<M> Table<M> {
     /// Ends the leases whose time is over, and returns what they held. The time of one whose object
     /// is not registered has not begun.
     pub fn expire(&mut self, now: Duration) -> Vec<Ended<M>> {
-        let is_over = |row: &Row<M>| row.live.is_some() && now >= row.until;
+        self.end(|row| row.live.is_some() && now >= row.until)
+    }
+
+    /// Ends the leases whose memory cannot be read any more, and returns what they held.
+    pub fn lose(&mut self, is_lost: impl Fn(&M) -> bool) -> Vec<Ended<M>> {
+        self.end(|row| row.live.as_ref().is_some_and(|(_, held)| is_lost(held)))
+    }
+
+    fn end(&mut self, is_over: impl Fn(&Row<M>) -> bool) -> Vec<Ended<M>> {
         let over: Vec<LeaseNumber> = self
             .rows
             .iter()
@@ -347,6 +355,7 @@ mod tests {
             lease: grant.lease,
             identity: X,
             number: 5,
+            digest: None,
         };
         assert!(table.confirm(SECOND * 30, &confirm));
         assert!(
@@ -476,6 +485,7 @@ mod tests {
             lease,
             identity: X,
             number: 1,
+            digest: None,
         };
         assert!(!table.confirm(SECOND * 31, &confirmed(another)));
         assert!(table.confirm(SECOND * 31, &confirmed(grant.lease)));

@@ -1,5 +1,6 @@
 //! The arguments.
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,18 +8,21 @@ use std::sync::Arc;
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 use gpu_ipc::broker::Readers;
 
+use super::certs::CertsOptions;
 use super::log::LogOptions;
+use crate::carrier::{client, worker};
 use crate::error::{Error, Result};
 use crate::message::Incarnation;
 use crate::net::call::MOST_RING;
 use crate::net::session::{Address, Network, Trust};
 use crate::origin::rings::Slots;
-use crate::transport::Transport;
 use crate::transport::choice::{Land, Way};
 use crate::transport::nixl::Nixl;
+use crate::transport::nixl::find::Surroundings;
 use crate::transport::staging::shape;
 #[cfg(feature = "faults")]
 use crate::transport::tcp::{Faults, Tcp};
+use crate::transport::{self, Transport};
 use gpu_ipc_gateway_plan::Pace;
 
 /// Users besides its own that an object may be open to.
@@ -43,10 +47,15 @@ pub enum Command {
     /// Pull for others of this host: the child of a gateway
     #[command(hide = true)]
     Pulls(Box<RunOptions>),
+    /// Carry bytes for a gateway, and do nothing else: its child
+    #[command(hide = true)]
+    Carrier(CarrierOptions),
     /// List the objects of all hosts
     Objects(ObjectsOptions),
     /// Say what this host's gateways do
     Status(StatusOptions),
+    /// Make an authority, and a certificate for each host
+    Certs(CertsOptions),
 }
 
 /// Which broker.
@@ -88,6 +97,14 @@ pub struct Net {
     #[cfg(feature = "faults")]
     #[arg(long, hide = true)]
     pub stall_after: Option<u64>,
+    /// Carry bytes in the process that serves or pulls, as those of a device are
+    #[cfg(feature = "faults")]
+    #[arg(long, hide = true)]
+    pub in_process: bool,
+    /// Alter the byte at this place of each range that is read
+    #[cfg(feature = "faults")]
+    #[arg(long, hide = true)]
+    pub alter_at: Option<u64>,
     /// Bytes of one request of NIXL's, so that a read of few bytes has a middle
     #[cfg(feature = "faults")]
     #[arg(long, hide = true)]
@@ -95,6 +112,56 @@ pub struct Net {
     /// Read by an agent with a progress thread, to compare
     #[arg(long, hide = true)]
     pub progress_thread: bool,
+    /// The address of this host that bytes are carried by: its interface's, and the RDMA devices of
+    /// that; else that of --listen. $UCX_NET_DEVICES names devices instead
+    #[arg(long, value_name = "IP")]
+    pub carrier_address: Option<IpAddr>,
+    /// The user that the process is which speaks to the fabric, if the gateway may change users
+    #[arg(long, value_name = "UID", default_value_t = NOBODY)]
+    pub carrier_user: u32,
+}
+
+/// The user that owns nothing.
+const NOBODY: u32 = 65_534;
+
+/// Options of `carrier`.
+#[derive(Arguments, Clone, Debug)]
+pub struct CarrierOptions {
+    /// What carries the bytes.
+    #[command(flatten)]
+    pub net: Net,
+    /// The address to listen on, for plain TCP.
+    #[arg(long)]
+    pub address: IpAddr,
+    /// Whether it reads, and is not read from.
+    #[arg(long)]
+    pub reads: bool,
+}
+
+impl CarrierOptions {
+    /// Carries, until the process at the other end of standard input ends.
+    ///
+    /// # Errors
+    ///
+    /// What keeps it from carrying.
+    pub fn run(&self) -> Result<()> {
+        let libraries = match self.net.transport {
+            Carrier::Nixl => Surroundings::of_process().candidates().unwrap_or_default(),
+            #[cfg(feature = "faults")]
+            Carrier::Tcp => Vec::new(),
+        };
+        // Its plug-ins lie beside the library's folder. It is looked for again, where it is named.
+        let named = ["GPU_IPC_NIXL", "VIRTUAL_ENV", "CONDA_PREFIX"].map(std::env::var_os);
+        let folders: Vec<PathBuf> = libraries
+            .iter()
+            .filter_map(|library| Some(library.parent()?.parent()?.to_owned()))
+            .chain(named.into_iter().flatten().map(PathBuf::from))
+            .filter(|folder| folder.is_absolute() && folder.parent().is_some())
+            .collect();
+        worker::run(Some(self.net.carrier_user), &folders, || {
+            self.net.engine(self.address, self.reads)
+        })
+    }
 }
 
 /// What carries the bytes.
@@ -346,7 +413,75 @@ impl Net {
         })
     }
 
-    /// Makes what carries the bytes, for a process that others read from, or for one that reads.
+    /// Starts what carries the bytes of memory in a place, for a process that others read from, or
+    /// for one that reads: in a process of its own, but for memory of a device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] without its library.
+    pub fn carrier(
+        &self,
+        address: IpAddr,
+        reads: bool,
+        place: transport::Place,
+    ) -> Result<Arc<dyn Transport>> {
+        #[cfg(feature = "faults")]
+        let own = self.in_process;
+        #[cfg(not(feature = "faults"))]
+        let own = false;
+        if own || place != transport::Place::Host {
+            return self.engine(address, reads);
+        }
+        let address = self.carrier_address.unwrap_or(address);
+        let devices = match std::env::var_os("UCX_NET_DEVICES") {
+            Some(_) => None,
+            None => devices(address),
+        };
+        let environment = devices.map(|devices| ("UCX_NET_DEVICES", devices));
+        let options = client::Options {
+            program: "/proc/self/exe".into(),
+            arguments: self.carrier_arguments(address, reads),
+            environment: environment.into_iter().collect(),
+            kind: match self.transport {
+                Carrier::Nixl => "nixl",
+                #[cfg(feature = "faults")]
+                Carrier::Tcp => "tcp",
+            },
+        };
+        Ok(Arc::new(client::Carrier::start(options)?))
+    }
+
+    fn carrier_arguments(&self, address: IpAddr, reads: bool) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["carrier".into()];
+        let mut add = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                arguments.extend([name.into(), value.into()]);
+            }
+        };
+        let kind = self.transport.to_possible_value();
+        add("--transport", kind.map(|kind| kind.get_name().to_owned()));
+        add("--address", Some(address.to_string()));
+        add("--carrier-user", Some(self.carrier_user.to_string()));
+        #[cfg(feature = "faults")]
+        {
+            add("--stall-after", self.stall_after.map(|n| n.to_string()));
+            add("--alter-at", self.alter_at.map(|n| n.to_string()));
+            add("--piece-bytes", self.piece_bytes.map(|n| n.to_string()));
+        }
+        let flags = [
+            ("--reads", reads),
+            ("--progress-thread", self.progress_thread),
+        ];
+        arguments.extend(
+            flags
+                .iter()
+                .filter(|(_, is)| *is)
+                .map(|(name, _)| name.into()),
+        );
+        arguments
+    }
+
+    /// Starts what carries the bytes in this process.
     ///
     /// # Errors
     ///
@@ -355,13 +490,14 @@ impl Net {
         not(feature = "faults"),
         expect(unused_variables, reason = "plain TCP alone listens there")
     )]
-    pub fn carrier(&self, address: IpAddr, reads: bool) -> Result<Arc<dyn Transport>> {
+    pub fn engine(&self, address: IpAddr, reads: bool) -> Result<Arc<dyn Transport>> {
         match self.transport {
             #[cfg(feature = "faults")]
             Carrier::Tcp => {
                 let faults = Faults {
                     stall_after: self.stall_after,
                     fail_after: None,
+                    alter_at: self.alter_at,
                 };
                 Ok(Arc::new(Tcp::listen(address, faults)?))
             }
@@ -384,6 +520,29 @@ impl Net {
             }
         }
     }
+}
+
+/// Names the network devices of an address, as UCX does: its interface, and the RDMA devices that
+/// the interface is of. None for an address that no interface has, as that of all interfaces.
+fn devices(address: IpAddr) -> Option<String> {
+    let all = if_addrs::get_if_addrs()
+        .inspect_err(|error| tracing::warn!(%error, "bytes are carried by every interface"))
+        .ok()?;
+    let name = all.into_iter().find(|one| one.ip() == address)?.name;
+    let sys = PathBuf::from("/sys/class/net").join(&name);
+    let port = std::fs::read_to_string(sys.join("dev_port"));
+    let port = port.ok().and_then(|port| port.trim().parse::<u32>().ok());
+    let rdma = std::fs::read_dir(sys.join("device/infiniband"));
+    let rdma = rdma.into_iter().flatten().flatten().map(|device| {
+        let port = port.unwrap_or(0) + 1;
+        format!("{}:{port}", device.file_name().to_string_lossy())
+    });
+    Some(
+        std::iter::once(name)
+            .chain(rdma)
+            .collect::<Vec<_>>()
+            .join(","),
+    )
 }
 
 /// Reads who may open a replica.

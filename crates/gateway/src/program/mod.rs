@@ -4,10 +4,12 @@
 //!    host.
 //! 2. `run`: serves, with a `log`, which is that of keeper and broker. `pulls`: its child, which
 //!    pulls. `pull`: asks for objects. `objects`: looks.
+//!    `certs`: makes certificates.
 
 // Tests: `crates/gateway/tests/gateways`, `testing/hosts/src/cases`.
 
 pub mod args;
+pub mod certs;
 #[path = "../../../cli/src/log.rs"]
 pub mod log;
 pub mod objects;

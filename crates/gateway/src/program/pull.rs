@@ -152,7 +152,7 @@ fn pull_here(options: &PullOptions) -> Result<ExitCode> {
         options.place.broker.as_deref(),
         options.place.device.as_deref(),
     )?;
-    let transport = net.carrier(network.own_address(), true)?;
+    let transport = net.carrier(network.own_address(), true, local.place())?;
     let session = network.open()?;
     let live = Arc::new(Live::listen(&session)?);
     let patience = Patience {

@@ -202,7 +202,7 @@ pub fn run(options: &RunOptions) -> Result<()> {
         options.place.broker.as_deref(),
         options.place.device.as_deref(),
     )?;
-    let transport = net.carrier(network.own_address(), true)?;
+    let transport = net.carrier(network.own_address(), true, local.place())?;
     let session = network.open()?;
     let means = Arc::new(Means {
         live: Arc::new(Live::listen(&session)?),

@@ -41,7 +41,9 @@ pub fn run(options: &RunOptions) -> Result<()> {
         options.place.broker.as_deref(),
         options.place.device.as_deref(),
     )?;
-    let transport = options.net.carrier(network.own_address(), false)?;
+    let transport = options
+        .net
+        .carrier(network.own_address(), false, local.place())?;
     let session = network.open()?;
     let gateway = Gateway {
         host: host.clone(),

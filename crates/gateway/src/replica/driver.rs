@@ -11,13 +11,16 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use gpu_ipc::backend::thread;
 use gpu_ipc::broker::{Readers, Writer};
 use gpu_ipc_gateway_plan::TroubleKind;
 
+use crate::digest::{Digest, PIECE};
 use crate::local::Local;
-use crate::message::{Again, Ask, Has, LeaseId, Release, Wanted};
+use crate::message::{Again, Ask, Confirm, Has, LeaseId, Release, Wanted};
 use crate::net::call::{Answer, Answered, Asked, Heard, Question, ask};
 use crate::net::key::Gateway;
 use crate::net::live::Live;
@@ -106,6 +109,9 @@ struct Attempt {
     kind: Kind,
     transfer: Option<Box<dyn Transfer>>,
     creating: Option<Receiver<Created>>,
+    /// Dropped, it is waited for: it reads the object.
+    digesting: Option<Digesting>,
+    digest: Option<Digest>,
     made: Option<Made>,
     leased: Option<Arc<Leased>>,
 }
@@ -121,6 +127,24 @@ impl Drop for Attempt {
 impl Attempt {
     fn bytes(&self) -> u64 {
         self.leased.as_ref().map_or(0, |leased| leased.bytes())
+    }
+}
+
+/// A thread that digests what came.
+struct Digesting(Option<JoinHandle<Option<Digest>>>);
+
+impl Digesting {
+    /// Returns the digest once it is there.
+    fn end(&mut self) -> Option<Option<Digest>> {
+        let thread = self.0.take_if(|thread| thread.is_finished())?;
+        // One that panicked has said so, and has compared nothing.
+        Some(thread.join().unwrap_or_default())
+    }
+}
+
+impl Drop for Digesting {
+    fn drop(&mut self) {
+        drop(self.0.take().map(JoinHandle::join));
     }
 }
 
@@ -143,9 +167,10 @@ struct Driver<'a> {
     started: Instant,
     /// When something last happened.
     quiet: Instant,
-    /// When the object's creation, its read and the confirmation began.
+    /// When the object's creation, its read, its digest and the confirmation began.
     creating: Instant,
     reading: Instant,
+    digesting: Instant,
     confirming: Instant,
 }
 
@@ -193,6 +218,7 @@ impl<'a> Driver<'a> {
             quiet: started,
             creating: started,
             reading: started,
+            digesting: started,
             confirming: started,
         })
     }
@@ -208,6 +234,7 @@ impl<'a> Driver<'a> {
             self.rest();
             self.look_at_the_object();
             self.look_at_the_transfer();
+            self.look_at_the_digest();
             self.hear();
             self.happened(Event::Tick);
         }
@@ -223,7 +250,10 @@ impl<'a> Driver<'a> {
             Action::Confirm(confirm) => {
                 pass("pull.confirming");
                 self.confirming = Instant::now();
-                self.send(Question::Confirm(confirm));
+                self.send(Question::Confirm(Confirm {
+                    digest: self.attempt.digest,
+                    ..confirm
+                }));
             }
             Action::Renew(renew) => self.send(Question::Renew(renew)),
             Action::Commit => self.commit(),
@@ -491,10 +521,46 @@ impl<'a> Driver<'a> {
         let begun = Instant::now();
         let flushed = self.fetch.transport.flush();
         self.report.steps.flush = begun.elapsed().as_secs_f64();
-        self.happened(match flushed {
-            Ok(()) => Event::Flushed,
-            Err(error) => Event::ReadFailed(error.to_string()),
-        });
+        self.digesting = Instant::now();
+        if let Err(why) = flushed
+            .map_err(|error| error.to_string())
+            .and_then(|()| self.digest())
+        {
+            self.happened(Event::ReadFailed(why));
+        }
+    }
+
+    /// Digests what came: a little of it at once, and more on a thread.
+    fn digest(&mut self) -> Result<(), String> {
+        let Some(made) = &self.attempt.made else {
+            return Err("nothing was created".into());
+        };
+        let object = self.fetch.local.spans(made.writer.regions());
+        // SAFETY: `Digest::of`: the object is the writer's, and its transfer has ended. A thread is
+        // waited for before `made` goes, which `Attempt` drops later and `throw_away` gives up later.
+        let work = move || unsafe { Digest::of(&object) };
+        if self.attempt.bytes() <= PIECE {
+            self.digested(work());
+            return Ok(());
+        }
+        let started =
+            thread::start("gateway-digests", work).map_err(|e| format!("no thread: {e}"))?;
+        self.attempt.digesting = Some(Digesting(Some(started)));
+        Ok(())
+    }
+
+    fn look_at_the_digest(&mut self) {
+        let digesting = self.attempt.digesting.as_mut();
+        if let Some(digest) = digesting.and_then(Digesting::end) {
+            self.attempt.digesting = None;
+            self.digested(digest);
+        }
+    }
+
+    fn digested(&mut self, digest: Option<Digest>) {
+        self.attempt.digest = digest;
+        self.report.steps.digest = self.digesting.elapsed().as_secs_f64();
+        self.happened(Event::Flushed);
     }
 
     /// Notes what the read took, and by which way.
@@ -545,6 +611,7 @@ impl<'a> Driver<'a> {
             self.sources.trouble(&leased.gateway, TroubleKind::Failed);
         }
         self.attempt.transfer = None;
+        self.attempt.digesting = None;
         self.attempt.made = None;
     }
 
@@ -631,6 +698,7 @@ impl<'a> Driver<'a> {
                 let mut report = std::mem::take(&mut self.report);
                 if let Some(leased) = attempt.leased.take() {
                     report.bytes = leased.bytes();
+                    report.checked = attempt.digest.map_or(0, |_| leased.bytes());
                     report.epoch = leased.granted.grant.epoch;
                     report.identity = leased.granted.grant.identity().to_string();
                     report.from.clone_from(&leased.gateway.host);
@@ -661,6 +729,8 @@ fn heard(question: &Question, answered: &Answered) -> Option<Event> {
         (Question::Confirm(confirm), Answer::Is(yes)) => {
             Some(Event::Confirmed(confirm.number, *yes))
         }
+        (Question::Confirm(confirm), Answer::Differs) => Some(Event::Differs(confirm.number)),
+        (Question::Confirm(confirm), Answer::Registering) => Some(Event::NotYet(confirm.number)),
         (Question::Renew(renew), Answer::Is(yes)) => Some(Event::Renewed(renew.lease, *yes)),
         _ => None,
     }

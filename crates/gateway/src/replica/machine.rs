@@ -66,12 +66,16 @@ pub enum Event {
     Read,
     /// The transfer has failed: nothing is written any more.
     ReadFailed(String),
-    /// The device sees the bytes.
+    /// The device sees the bytes, and they are digested.
     Flushed,
     /// The origin renewed the lease, or did not.
     Renewed(LeaseId, bool),
     /// The origin answered the confirmation with this number.
     Confirmed(u64, bool),
+    /// The origin's object has other bytes than this confirmation named.
+    Differs(u64),
+    /// The origin cannot say yet what the confirmation with this number asks.
+    NotYet(u64),
     /// The confirmation with this number will have no answer: nobody is there to give it.
     Unheard(u64),
     /// The object is visible.
@@ -92,9 +96,9 @@ pub enum Action {
     Create(Grant),
     /// Read all of it.
     Read(Grant),
-    /// Make the device see what was read.
+    /// Make the device see what was read, and digest it.
     Flush,
-    /// Ask the origin if the lease was alive.
+    /// Ask the origin if the lease was alive; the caller adds the digest.
     Confirm(Confirm),
     /// Keep the lease alive.
     Renew(Renew),
@@ -296,7 +300,9 @@ impl Pull {
                 vec![Action::End(Outcome::Stuck(why))]
             }
             (
-                stage @ (Stage::Creating { grant, .. } | Stage::Reading { grant, .. }),
+                stage @ (Stage::Creating { grant, .. }
+                | Stage::Reading { grant, .. }
+                | Stage::Flushing { grant, .. }),
                 Event::Tick,
             ) if now.saturating_sub(self.renewed) >= self.renews_after(grant) => {
                 self.stage = stage;
@@ -335,6 +341,14 @@ impl Pull {
                         "the origin did not confirm that the lease was alive".into(),
                     )
                 }
+            }
+            (Stage::Confirming { grant, number, .. }, Event::Differs(to)) if to == number => {
+                let why =
+                    "the bytes that came are not the origin's: something altered them on the way";
+                self.throw_away(now, grant, why.into())
+            }
+            (Stage::Confirming { grant, number, .. }, Event::NotYet(to)) if to == number => {
+                self.confirm(now, grant, 1)
             }
             (
                 Stage::Confirming {
@@ -415,6 +429,7 @@ impl Pull {
             lease: grant.lease,
             identity: grant.identity,
             number,
+            digest: None,
         };
         let stage = Stage::Confirming {
             grant,

@@ -16,8 +16,8 @@
 //! | `Asking` | a lease was asked for, with a number that no other question has | the grant with this number. A gateway that is busy has failed nothing: it is asked again, and no attempt is counted |
 //! | `Creating` | the object is made at this host's broker, with the origin's identity and epoch | the write leases |
 //! | `Reading` | bytes arrive. The lease is renewed; when a renewal says no the copy is lost, but the destination is kept until the transfer has ended | end, failure, or no byte for [`Patience::stall`] |
-//! | `Flushing` | the last byte has arrived; the device is made to see them | the flush |
-//! | `Confirming` | the origin was asked if the lease was alive, with a number drawn after the flush | the answer with this number |
+//! | `Flushing` | the last byte has arrived; the device is made to see them, and what the CPU reaches is digested | the digest |
+//! | `Confirming` | the origin was asked if the lease was alive and the digest is its object's, with a number drawn after the flush | the answer with this number; one of *not yet*, while the origin digests, is asked again |
 //! | `Committing` | the origin said yes | this host's broker |
 //!
 //! Every attempt has a lease, numbers and **memory** of its own. So a byte that arrives late lands

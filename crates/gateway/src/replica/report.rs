@@ -20,6 +20,8 @@ pub struct Report {
     pub home: String,
     /// Bytes of the object.
     pub bytes: u64,
+    /// Bytes that were compared with the origin's digest. Those in memory of a device are not.
+    pub checked: u64,
     /// Bytes a second while it was read, in 10^9.
     pub gb_s: f64,
     /// Seconds in all.
@@ -65,6 +67,8 @@ pub struct Steps {
     pub fill: f64,
     /// What came by a network card is made visible.
     pub flush: f64,
+    /// What came is digested.
+    pub digest: f64,
     /// The confirmation.
     pub confirm: f64,
     /// The commit.

@@ -6,7 +6,7 @@
 //! ```text
 //! origin                                   replica
 //! register(memory) ─► Registration         register(memory) ─► Registration
-//! metadata() ───────── bytes ────────────► load_peer(bytes) ─► Peer
+//! metadata(registrations) ── bytes ──────► load_peer(bytes) ─► Peer
 //!                                          peer.read(pairs)  ─► Transfer
 //!                                          transfer.poll()   ─► Running ... Done
 //!                                          flush()
@@ -51,6 +51,7 @@ pub mod staging;
 pub mod tcp;
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 
 use crate::error::Result;
 
@@ -127,13 +128,35 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// registration is dropped and all transfers into it have ended.
     unsafe fn register(&self, memory: &[Span]) -> Result<Box<dyn Registration>>;
 
-    /// Returns what a peer needs in order to read from the memory that is registered at this
-    /// moment.
+    /// Makes memory readable for peers, as [`register`](Transport::register) does. An engine in a
+    /// process of its own maps it by `files`, one for each span, from the first byte of each.
     ///
     /// # Errors
     ///
-    /// What the engine gives.
-    fn metadata(&self) -> Result<Vec<u8>>;
+    /// As [`register`](Transport::register).
+    ///
+    /// # Safety
+    ///
+    /// As [`register`](Transport::register); nothing is written to the memory.
+    unsafe fn lend(&self, memory: &[Span], files: Vec<OwnedFd>) -> Result<Box<dyn Registration>> {
+        drop(files);
+        // SAFETY: `register` has our conditions.
+        unsafe { self.register(memory) }
+    }
+
+    /// Says whether [`lend`](Transport::lend) needs descriptors.
+    fn wants_files(&self) -> bool {
+        false
+    }
+
+    /// Returns what a peer needs in order to read from these registrations, by their numbers, and
+    /// from no others.
+    ///
+    /// # Errors
+    ///
+    /// What the engine gives, and [`Error::Unavailable`](crate::Error::Unavailable) for a
+    /// registration that has ended.
+    fn metadata(&self, registrations: &[u64]) -> Result<Vec<u8>>;
 
     /// Takes the metadata of another gateway: bytes from the network, which may be anything.
     ///
@@ -161,7 +184,18 @@ pub trait Transport: fmt::Debug + Send + Sync {
 ///
 /// A read that is under way then fails, or gives any bytes; [`Transport::ends_reads`] says if the
 /// memory may go.
-pub trait Registration: fmt::Debug + Send {}
+pub trait Registration: fmt::Debug + Send {
+    /// Returns its number among those of its transport.
+    fn number(&self) -> u64;
+
+    /// Lists where peers find each span.
+    fn addresses(&self) -> Vec<u64>;
+
+    /// Says whether peers can read it yet. An engine in a process of its own may have died.
+    fn is_alive(&self) -> bool {
+        true
+    }
+}
 
 /// Another gateway, whose memory can be read.
 pub trait Peer: fmt::Debug + Send {

@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
@@ -40,6 +41,8 @@ pub struct Staging {
     gpu: Gpu,
     stream: Stream,
     memory: Span,
+    /// Memory of the host that other processes can map.
+    file: Option<OwnedFd>,
     slots: Vec<Span>,
     events: Vec<RawEvent>,
 }
@@ -80,34 +83,26 @@ impl Staging {
         };
         let events = (0..count).map(event).collect::<Result<Vec<_>>>()?;
         let all = bytes.saturating_mul(count as u64);
-        let (address, place) = match way {
+        let (backend, device) = (gpu.backend(), gpu.device());
+        let (address, place, file) = match way {
+            _ if gpu.kind().in_host_memory() => {
+                let base = backend.alloc(device, all, Sharing::Fd).map_err(none)?.base;
+                let file = backend.export_fd(base).map_err(none)?;
+                let read_only = backend.read_only_fd(device, file.as_fd()).map_err(none)?;
+                (base.0, Place::Host, read_only)
+            }
             Way::DeviceRing => {
-                let memory = gpu
-                    .backend()
-                    .alloc(gpu.device(), all, Sharing::Handle)
-                    .map_err(none)?;
-                (
-                    memory.base.0,
-                    if gpu.kind().in_host_memory() {
-                        Place::Host
-                    } else {
-                        Place::Device(gpu.device().0)
-                    },
-                )
+                let memory = backend.alloc(device, all, Sharing::Handle).map_err(none)?;
+                (memory.base.0, Place::Device(device.0), None)
             }
             Way::Direct | Way::PinnedRing => {
                 let memory = HostMemory {
-                    pinned: !gpu.kind().in_host_memory(),
+                    pinned: true,
                     numa_node: None,
                 };
                 let bytes = usize::try_from(all).unwrap_or(usize::MAX);
-                (
-                    gpu.backend()
-                        .host_alloc(gpu.device(), bytes, memory)
-                        .map_err(none)?
-                        .0 as u64,
-                    Place::Host,
-                )
+                let memory = backend.host_alloc(device, bytes, memory).map_err(none)?;
+                (memory.0 as u64, Place::Host, None)
             }
         };
         let slot = |slot| Span {
@@ -124,6 +119,7 @@ impl Staging {
             gpu: gpu.clone(),
             stream,
             memory,
+            file,
             slots: (0..count).map(slot).collect(),
             events,
         })
@@ -132,6 +128,22 @@ impl Staging {
     /// Returns the memory of all slots.
     pub fn memory(&self) -> Span {
         self.memory
+    }
+
+    /// Returns a descriptor by which another process maps it to read.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] for memory that has none.
+    pub fn export(&self) -> Result<OwnedFd> {
+        let file = self.file.as_ref().map(OwnedFd::try_clone);
+        let none = || std::io::Error::other("it is pinned, or a device's");
+        file.unwrap_or_else(|| Err(none()))
+            .map_err(|e| Error::Unavailable {
+                what: "a descriptor of a ring".into(),
+                why: e.to_string(),
+                remedy: "raise RLIMIT_NOFILE, or give `--way direct`",
+            })
     }
 
     /// Lists the slots.
@@ -364,7 +376,7 @@ mod tests {
             unreachable!("a landing registers nothing")
         }
 
-        fn metadata(&self) -> Result<Vec<u8>> {
+        fn metadata(&self, _: &[u64]) -> Result<Vec<u8>> {
             unreachable!("a landing asks for none")
         }
 

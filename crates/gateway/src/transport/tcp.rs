@@ -35,6 +35,8 @@ pub struct Faults {
     pub stall_after: Option<u64>,
     /// Fails.
     pub fail_after: Option<u64>,
+    /// Alters the byte at this place of each range, as one who writes to the fabric.
+    pub alter_at: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -177,11 +179,12 @@ impl Transport for Tcp {
         registered.spans.insert(number, memory.to_vec());
         Ok(Box::new(Held {
             number,
+            addresses: memory.iter().map(|span| span.address).collect(),
             registered: self.registered.clone(),
         }))
     }
 
-    fn metadata(&self) -> Result<Vec<u8>> {
+    fn metadata(&self, _: &[u64]) -> Result<Vec<u8>> {
         let mut bytes = self.key.to_vec();
         bytes.extend_from_slice(self.at.to_string().as_bytes());
         Ok(bytes)
@@ -216,10 +219,19 @@ impl Transport for Tcp {
 #[derive(Debug)]
 struct Held {
     number: u64,
+    addresses: Vec<u64>,
     registered: Arc<RwLock<Registered>>,
 }
 
-impl Registration for Held {}
+impl Registration for Held {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn addresses(&self) -> Vec<u64> {
+        self.addresses.clone()
+    }
+}
 
 impl Drop for Held {
     fn drop(&mut self) {
@@ -297,6 +309,11 @@ fn fetch(
             let bytes = stream.read(&mut chunk[..most])?;
             if bytes == 0 {
                 return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            if let Some(index) = faults.alter_at.and_then(|alter| alter.checked_sub(at))
+                && index < bytes as u64
+            {
+                chunk[index as usize] ^= 1;
             }
             // SAFETY: `copy_nonoverlapping` asks for
             // - a source that may be read: `chunk` has `bytes` bytes;
@@ -403,7 +420,7 @@ mod tests {
         // SAFETY: `register` asks for memory that is mapped until the drop: `source` outlives it.
         let registration = unsafe { origin.register(&[span(&source)]) }.expect("host memory");
         let peer = replica
-            .load_peer(&origin.metadata().expect("metadata"))
+            .load_peer(&origin.metadata(&[]).expect("metadata"))
             .expect("a peer");
         let pairs = [pair(&source, &mut copy)];
         // SAFETY: `read` asks that the destination stays mapped and untouched until the end:
@@ -438,7 +455,7 @@ mod tests {
         // SAFETY: `register` asks for memory that is mapped until the drop: `source` outlives it.
         let _registration = unsafe { origin.register(&[span(&source)]) }.expect("host memory");
         let peer = replica
-            .load_peer(&origin.metadata().expect("metadata"))
+            .load_peer(&origin.metadata(&[]).expect("metadata"))
             .expect("a peer");
         for _ in 0..20 {
             // SAFETY: `read` asks that the destination stays mapped and untouched until the end:
@@ -465,7 +482,7 @@ mod tests {
         let origin = transport(Faults::default());
         // SAFETY: `register` asks for memory that is mapped until the drop: `source` outlives it.
         let _registration = unsafe { origin.register(&[span(&source)]) }.expect("host memory");
-        let metadata = origin.metadata().expect("metadata");
+        let metadata = origin.metadata(&[]).expect("metadata");
         let fails = transport(Faults {
             fail_after: Some(1_000_000),
             ..Faults::default()

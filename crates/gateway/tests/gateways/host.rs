@@ -15,6 +15,7 @@ use gpu_ipc::broker::{
     Broker, Client, GroupWriter, Layout, Limits, Options, PartSpec, Roll, Selector,
 };
 use harness::program::{Running, run_to_end, this_program};
+use rustix::process::Pid;
 use serde_json::Value;
 
 /// Ends a case that waits for what does not come. Nothing is expected to be fast.
@@ -62,35 +63,49 @@ impl Service {
 }
 
 impl Service {
-    /// Lists the TCP ports where it listens.
+    /// Lists the TCP ports where it and its carrier listen.
     pub fn listens(&self) -> Vec<SocketAddr> {
-        let process = format!("/proc/{}", self.0.pid());
-        let open = std::fs::read_dir(format!("{process}/fd")).expect("it runs");
-        let links = open
-            .flatten()
-            .filter_map(|fd| std::fs::read_link(fd.path()).ok());
-        let sockets: Vec<String> = links.map(|link| link.display().to_string()).collect();
-        let table = std::fs::read_to_string(format!("{process}/net/tcp")).expect("it runs");
-        let listening = |line: &str| {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            let (address, port) = fields.get(1)?.split_once(':')?;
-            let is_ours = fields.get(3) == Some(&"0A")
-                && sockets.contains(&format!("socket:[{}]", fields.get(9)?));
-            // The kernel writes the address as the machine has it in memory.
-            let address = u32::from_str_radix(address, 16).ok()?.to_ne_bytes();
-            is_ours.then_some(SocketAddr::from((
-                address,
-                u16::from_str_radix(port, 16).ok()?,
-            )))
-        };
-        table.lines().filter_map(listening).collect()
+        let carrier = self.child("carrier").as_raw_nonzero().get();
+        [self.0.pid().cast_signed(), carrier]
+            .into_iter()
+            .flat_map(listens)
+            .collect()
     }
 }
 
+/// Lists the TCP ports where a process listens.
+fn listens(pid: i32) -> Vec<SocketAddr> {
+    let process = format!("/proc/{pid}");
+    let open = std::fs::read_dir(format!("{process}/fd")).expect("it runs");
+    let links = open
+        .flatten()
+        .filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    let sockets: Vec<String> = links.map(|link| link.display().to_string()).collect();
+    let table = std::fs::read_to_string(format!("{process}/net/tcp")).expect("it runs");
+    let listening = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (address, port) = fields.get(1)?.split_once(':')?;
+        let is_ours = fields.get(3) == Some(&"0A")
+            && sockets.contains(&format!("socket:[{}]", fields.get(9)?));
+        // The kernel writes the address as the machine has it in memory.
+        let address = u32::from_str_radix(address, 16).ok()?.to_ne_bytes();
+        is_ours.then_some(SocketAddr::from((
+            address,
+            u16::from_str_radix(port, 16).ok()?,
+        )))
+    };
+    table.lines().filter_map(listening).collect()
+}
+
 impl Service {
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.0.pid()
+    /// Waits until it has a child that runs a command, and names it.
+    pub fn child(&self, command: &str) -> Pid {
+        let mut found = None;
+        watch(&format!("a child that runs {command}"), || {
+            found = child_of(self.0.pid(), command);
+            found.is_some()
+        });
+        found.expect("it was watched for")
     }
 
     /// Says how much memory it had at most.
@@ -321,6 +336,25 @@ impl Host {
             .connect()
             .expect("a broker")
     }
+}
+
+/// Finds the child of a process that runs a command of the program.
+pub fn child_of(parent: u32, command: &str) -> Option<Pid> {
+    let tasks = std::fs::read_dir(format!("/proc/{parent}/task"))
+        .ok()?
+        .flatten();
+    let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let children: Vec<i32> = lists
+        .flat_map(|list| {
+            let pids = list.split_whitespace().filter_map(|pid| pid.parse().ok());
+            pids.collect::<Vec<i32>>()
+        })
+        .collect();
+    let runs = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|&byte| byte == 0).nth(1) == Some(command.as_bytes())
+    };
+    children.into_iter().find(runs).and_then(Pid::from_raw)
 }
 
 /// Says whether a child is stopped.

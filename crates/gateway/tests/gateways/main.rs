@@ -3,6 +3,7 @@
 //!
 //! The test program starts itself as the brokers.
 
+mod carriers;
 mod fan_out;
 mod host;
 mod pulls;
@@ -17,7 +18,23 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 25] = [
+const CASES: [Case; 29] = [
+    (
+        "a_carrier_that_is_killed_is_started_again_and_costs_its_leases_alone",
+        carriers::a_carrier_that_is_killed_is_started_again_and_costs_its_leases_alone,
+    ),
+    (
+        "a_carrier_that_pulls_and_is_killed_costs_another_attempt",
+        carriers::a_carrier_that_pulls_and_is_killed_costs_another_attempt,
+    ),
+    (
+        "a_carrier_is_caged_and_maps_what_is_lent_alone",
+        carriers::a_carrier_is_caged_and_maps_what_is_lent_alone,
+    ),
+    (
+        "bytes_that_are_altered_on_the_way_are_found_and_not_committed",
+        carriers::bytes_that_are_altered_on_the_way_are_found_and_not_committed,
+    ),
     (
         "a_name_that_is_followed_is_kept_current",
         pulls::a_name_that_is_followed_is_kept_current,

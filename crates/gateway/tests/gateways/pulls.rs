@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use gpu_ipc::broker::server::listing::Row;
 use harness::program::{Running, run_to_end};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 use crate::host::{Host, Service, WATCHDOG, contents, watch};
@@ -74,13 +74,8 @@ pub fn what_is_left_is_pulled_when_the_process_that_pulls_is_killed() {
         );
     let visible = || hosts[1].local().list().expect("a list").objects.len();
     watch("some are here", || visible() > 10);
-    let gateway = services.last().expect("it runs").pid();
-    let mut killed = None;
-    watch("the process that pulls", || {
-        killed = child_of(gateway);
-        killed.is_some()
-    });
-    let pid = killed.and_then(Pid::from_raw).expect("a process");
+    let gateway = services.last().expect("it runs");
+    let pid = gateway.child("pulls");
     kill_process(pid, Signal::KILL).expect("it runs");
     let output = pulling.end(WATCHDOG);
     assert!(output.status.success(), "{output:?}");
@@ -104,18 +99,4 @@ pub fn a_name_that_is_followed_is_kept_current() {
         hosts[0].put(&name(0), &contents(4096, version as u32 + 1));
     }
     follows.kill();
-}
-
-/// Finds the child of a process.
-fn child_of(parent: u32) -> Option<i32> {
-    let children = format!("/proc/{parent}/task");
-    let tasks = std::fs::read_dir(children).ok()?.flatten();
-    let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-    lists
-        .flat_map(|list| {
-            list.split_whitespace()
-                .map(str::to_owned)
-                .collect::<Vec<_>>()
-        })
-        .find_map(|pid| pid.parse().ok())
 }

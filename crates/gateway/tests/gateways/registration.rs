@@ -61,8 +61,8 @@ impl Transport for Slow {
         unsafe { self.tcp.register(memory) }
     }
 
-    fn metadata(&self) -> Result<Vec<u8>> {
-        self.tcp.metadata()
+    fn metadata(&self, of: &[u64]) -> Result<Vec<u8>> {
+        self.tcp.metadata(of)
     }
 
     fn load_peer(&self, metadata: &[u8]) -> Result<Box<dyn Peer>> {
@@ -197,6 +197,7 @@ pub fn questions_are_answered_while_an_object_is_registered() {
         lease: id,
         identity: [0; 16],
         number: 7,
+        digest: None,
     });
     assert_eq!(
         answer(&confirm),
@@ -230,6 +231,7 @@ pub fn questions_are_answered_while_an_object_is_registered() {
         lease: granted.grant.lease,
         identity: granted.grant.identity,
         number: 8,
+        digest: None,
     };
     assert_eq!(answer(&Question::Confirm(confirm)), Some(Answer::Is(true)));
     assert_eq!(serving.end(), 1);

@@ -19,7 +19,7 @@ use crate::host::{Host, WATCHDOG, contents, is_stopped, json, watch};
 
 const INSECURE: &str = "--insecure";
 
-fn session_to(host: &Host) -> zenoh::Session {
+pub fn session_to(host: &Host) -> zenoh::Session {
     let network = Network {
         listen: None,
         peers: vec![host.address.parse().expect("an address")],
@@ -34,7 +34,7 @@ fn answer(session: &zenoh::Session, gateway: &Gateway, question: &Question) -> O
 }
 
 /// Asks until there is an answer: nobody answers before the connection stands.
-fn answered(session: &zenoh::Session, gateway: &Gateway, question: &Question) -> Answer {
+pub fn answered(session: &zenoh::Session, gateway: &Gateway, question: &Question) -> Answer {
     let mut said = None;
     watch("an answer", || {
         said = answer(session, gateway, question);
@@ -86,6 +86,7 @@ pub fn a_lease_that_is_anothers_is_not_renewed_filled_confirmed_or_ended() {
                 lease,
                 identity,
                 number: 9,
+                digest: None,
             }),
             Question::Release(Release { lease }),
         ]

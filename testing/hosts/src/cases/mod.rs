@@ -6,6 +6,7 @@ mod gateways;
 mod link;
 mod relay;
 mod replay;
+mod rogue;
 mod steps;
 mod stop;
 
@@ -38,6 +39,10 @@ pub const ALL: &[(&str, Case)] = &[
         stop::reader_beyond_its_lease,
     ),
     (
+        "a carrier is stopped beyond its lease, and reads on",
+        stop::carrier_beyond_its_lease,
+    ),
+    (
         "an origin is stopped while its object's name becomes another's",
         stop::origin,
     ),
@@ -58,6 +63,11 @@ pub const ALL: &[(&str, Case)] = &[
         gateways::same_address,
     ),
     ("two gateways for one broker", gateways::two_for_one_broker),
+    ("a rogue edits metadata", rogue::edits_metadata),
+    (
+        "a rogue edits metadata beside rings",
+        rogue::edits_metadata_beside_rings,
+    ),
     ("garbage on every port", garbage::on_every_port),
     ("an old confirmation is asked again", replay::confirmation),
     ("control: what nobody confirmed is committed", stop::control),
@@ -66,8 +76,11 @@ pub const ALL: &[(&str, Case)] = &[
 /// Those that `--carrier nixl` runs unless some are named. Others need what plain TCP can be told,
 /// or take long.
 pub const BY_NIXL: &[&str] = &[
+    "a carrier is stopped beyond its lease, and reads on",
     "a reader is stopped beyond its lease, and goes on",
     "a link is down in the middle of a read, and up again",
     "a link is down until the reader gives up",
+    "a rogue edits metadata",
+    "a rogue edits metadata beside rings",
     "garbage on every port",
 ];

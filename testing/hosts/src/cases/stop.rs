@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::Signal;
 
-use crate::host::{Process, Pulling, Serving};
+use crate::host::{Process, Pulling, Serving, send};
 use crate::relay::{Fault, Relay};
 use crate::watch::until;
 use crate::world::{Committed, Means, World};
@@ -133,6 +133,61 @@ pub fn reader_beyond_its_lease(means: &Means) -> Result<String, String> {
     Ok(format!("{ROUNDS} rounds, and the origin's gateway lives"))
 }
 
+/// The process that carries a pull's bytes is stopped too, with reads on their way, until the lease
+/// has ended: what it reads late is zeroes, and the origin's carrier lives.
+pub fn carrier_beyond_its_lease(means: &Means) -> Result<String, String> {
+    let serving = Serving {
+        lease_ms: Some(3_000),
+        ..Serving::default()
+    };
+    let mut world = World::create(means, 2, &serving)?;
+    let carrier = |world: &World| {
+        let gateway = world.hosts[ORIGIN].gateway.as_ref();
+        gateway
+            .and_then(Process::carrier)
+            .ok_or("no carrier".to_owned())
+    };
+    let before = carrier(&world)?;
+    for round in 0..ROUNDS {
+        let name = format!("model-{round}");
+        let object = world.put(ORIGIN, &name, 4 * BYTES)?;
+        let reading = "pull.reading";
+        let mut pull = stopped_at(&world, REPLICA, &object, reading, &Pulling::default())?;
+        let reads = pull.carrier().ok_or("the pull has no carrier")?;
+        let stopped = SystemTime::now();
+        // It asks for what it can, and its carrier stops with that.
+        pull.signal(Signal::CONT);
+        let shows = || world.shows(REPLICA, &object) || pull.ended().is_some();
+        std::thread::sleep(Duration::from_millis(5 << round));
+        send(reads, Signal::STOP);
+        if !shows() {
+            until("the end of the lease", || {
+                let left = world.hosts[ORIGIN].leases_of(&name, stopped)?;
+                // It is renewed as long as the pull runs.
+                send(pull.id(), Signal::STOP);
+                (left == 0).then_some(())
+            })?;
+        }
+        pull.signal(Signal::CONT);
+        send(reads, Signal::CONT);
+        let ended = pull.end("the pull that was stopped")?;
+        if !ended.success() || !world.shows(REPLICA, &object) {
+            let log = world.log();
+            return Err(format!("round {round}: the pull ended with {ended}\n{log}"));
+        }
+    }
+    let after = carrier(&world)?;
+    if after != before {
+        return Err(format!(
+            "the origin's carrier died of a late read\n{}",
+            world.log()
+        ));
+    }
+    world.check()?;
+    world.emptied()?;
+    Ok(format!("{ROUNDS} rounds, and the origin's carrier lives"))
+}
+
 /// Three hosts, the first of which answers slowly: so the middle of a read is one on a loaded
 /// machine too.
 fn create(means: &Means) -> Result<(World, Relay), String> {
@@ -141,6 +196,7 @@ fn create(means: &Means) -> Result<(World, Relay), String> {
         3,
         &Serving {
             lease_ms: Some(LEASE_MS),
+            in_process: true,
             ..Serving::default()
         },
     )?;
@@ -164,9 +220,10 @@ fn reuse_while_stopped(world: &mut World, round: usize, confirms: bool) -> Resul
         REPLICA,
         &old,
         HALF,
+        // The control says so itself.
         &Pulling {
             confirms,
-            ..Pulling::default()
+            ..Pulling::default().and(if confirms { &["--in-process"][..] } else { &[] })
         },
     )?;
     let stopped = SystemTime::now();

@@ -128,21 +128,42 @@ impl Agent {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns what a peer needs in order to read from what is registered.
-    pub fn metadata(&self) -> Result<Vec<u8>> {
+    /// Returns what a peer needs in order to connect, without a range of memory.
+    pub fn connection(&self) -> Result<Vec<u8>> {
+        let mut list = ptr::null_mut();
+        // SAFETY: `nixl_capi_create_reg_dlist` writes a handle.
+        let status = unsafe { (self.library.create_reg_dlist)(DRAM, &mut list) };
+        let list = made(status, list, "list of ranges")?;
+        let metadata = self.metadata(list);
+        // SAFETY: `nixl_capi_destroy_reg_dlist` takes a list that it made and that nothing uses.
+        unsafe { (self.library.destroy_reg_dlist)(list.as_ptr()) };
+        metadata
+    }
+
+    /// Returns what a peer needs in order to read from a list's ranges, which are registered; of an
+    /// empty list, in order to connect.
+    fn metadata(&self, list: NonNull<RegionList>) -> Result<Vec<u8>> {
         let handles = self.lock();
         let (mut data, mut bytes) = (ptr::null_mut(), 0);
-        // SAFETY: `nixl_capi_get_local_md` takes a valid agent and writes a pointer and a length.
-        let status =
-            unsafe { (self.library.get_local_md)(handles.agent.as_ptr(), &mut data, &mut bytes) };
+        // SAFETY: `nixl_capi_get_local_partial_md` takes a valid agent, list and options, and writes
+        // a pointer and a length.
+        let status = unsafe {
+            (self.library.get_local_partial_md)(
+                handles.agent.as_ptr(),
+                list.as_ptr(),
+                &mut data,
+                &mut bytes,
+                handles.options.as_ptr(),
+            )
+        };
         drop(handles);
         let data = made(status, data, "metadata")?;
         // SAFETY: `from_raw_parts`: NIXL gave a buffer of `bytes` bytes, which it has filled and
         // does not keep.
         let copy =
             unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), bytes) }.to_vec();
-        // SAFETY: `free` takes what `malloc` gave, which is what `nixl_capi_get_local_md` allocates
-        // by.
+        // SAFETY: `free` takes what `malloc` gave, by which `nixl_capi_get_local_partial_md`
+        // allocates.
         unsafe { libc::free(data.as_ptr()) };
         Ok(copy)
     }
@@ -187,7 +208,8 @@ pub struct Registered {
 
 // SAFETY: the lists are plain data of NIXL's, touched here alone, under the agent's lock.
 unsafe impl Send for Registered {}
-// SAFETY: a shared reference gives access to the spans, which never change.
+// SAFETY: a shared reference gives access to the spans, which never change, and to the lists, which
+// NIXL reads under the agent's lock.
 unsafe impl Sync for Registered {}
 
 impl Registered {
@@ -268,6 +290,16 @@ impl Registered {
             Err(_) => drop(unsafe { (library.destroy_reg_dlist)(list.as_ptr()) }),
         }
         done
+    }
+
+    /// Returns what a peer needs in order to read from these ranges, once it can connect.
+    ///
+    /// # Errors
+    ///
+    /// What NIXL says.
+    pub fn metadata(&self) -> Result<Vec<Vec<u8>>> {
+        let of = |&list: &NonNull<RegionList>| self.agent.metadata(list);
+        self.lists.iter().map(of).collect()
     }
 
     /// The ranges.

@@ -2,13 +2,16 @@
 //!
 //! ```text
 //! magic 8 | length of the name 2 | name | ranges 4 | { address 8, bytes 8, place 4, serial 8 } ...
-//!         | NIXL's metadata | check 8
+//!         | { length 4, NIXL's metadata } ... | check 8
 //! ```
 //!
 //! All numbers are little-endian. A range's *serial* is of its registration: NIXL refuses a range
 //! that it knows with another key, and forgets the peer when it does
 //! (`nixlRemoteSection::loadRemoteData`), so that transfers under way are lost. With the serials
 //! that is seen before NIXL is asked.
+//!
+//! NIXL's metadata are several: how to connect, then a list of ranges each. Its library's C
+//! functions cannot ask for both in one.
 //!
 //! The *check* is FNV-1a of all bytes before it, against a message cut off or damaged, and not
 //! against a peer that lies: UCX's backend keeps the name of an agent whose metadata it has read
@@ -17,14 +20,17 @@
 use crate::error::{Error, Result};
 use crate::transport::{Place, Span};
 
-const MAGIC: [u8; 8] = *b"gipcnix1";
+const MAGIC: [u8; 8] = *b"gipcnix2";
 
 /// The longest name of an agent.
 pub const MAX_NAME: usize = 128;
 /// The most ranges of one gateway: an object of 64 Ki parts, twice.
 pub const MAX_RANGES: usize = 1 << 17;
-/// The most bytes of NIXL's metadata: UCX's keys take about 100 bytes a range.
+/// The most bytes of one of NIXL's metadata: UCX's keys take about 100 bytes a range.
 const MAX_BLOB: usize = 64 << 20;
+/// The most of NIXL's metadata: how to connect, and lists of two kinds of memory for an object and
+/// each of its rings.
+const MAX_BLOBS: usize = 16;
 
 const HOST: u32 = u32::MAX;
 
@@ -44,8 +50,8 @@ pub struct Envelope {
     pub name: String,
     /// What is registered.
     pub ranges: Vec<Range>,
-    /// NIXL's metadata.
-    pub blob: Vec<u8>,
+    /// NIXL's metadata: how to connect, then ranges.
+    pub blobs: Vec<Vec<u8>>,
 }
 
 impl Envelope {
@@ -65,7 +71,10 @@ impl Envelope {
             bytes.extend(place.to_le_bytes());
             bytes.extend(serial.to_le_bytes());
         }
-        bytes.extend(&self.blob);
+        for blob in &self.blobs {
+            bytes.extend((blob.len() as u32).to_le_bytes());
+            bytes.extend(blob);
+        }
         bytes.extend(check(&bytes).to_le_bytes());
         bytes
     }
@@ -120,14 +129,23 @@ impl Envelope {
             };
             ranges.push(range);
         }
-        let blob = rest.0.to_vec();
-        if blob.is_empty() || blob.len() > MAX_BLOB {
-            return Err(malformed(format!("{} bytes of NIXL's", blob.len())));
+        let mut blobs = Vec::new();
+        while !rest.0.is_empty() {
+            let length = rest.array().map(u32::from_le_bytes).unwrap_or_default() as usize;
+            match rest.take(length) {
+                Some(blob) if !blob.is_empty() && length <= MAX_BLOB && blobs.len() < MAX_BLOBS => {
+                    blobs.push(blob.to_vec());
+                }
+                _ => return Err(malformed(format!("{whole} bytes that end within NIXL's"))),
+            }
+        }
+        if blobs.is_empty() {
+            return Err(malformed(format!("{whole} bytes without NIXL's")));
         }
         Ok(Self {
             name: name.to_owned(),
             ranges,
-            blob,
+            blobs,
         })
     }
 }
@@ -198,7 +216,7 @@ mod tests {
         Envelope {
             name: "gateway-1".into(),
             ranges: vec![span(0x1000, Place::Host), span(0x2000, Place::Device(3))],
-            blob: vec![1, 2, 3],
+            blobs: vec![vec![1, 2, 3], vec![4]],
         }
     }
 
@@ -218,9 +236,10 @@ mod tests {
             // With a check that fits, as one who lies would send it.
             let mut short = bytes[..length].to_vec();
             short.extend(check(&short).to_le_bytes());
-            // What ends within NIXL's part is NIXL's to see.
+            // One that ends behind the first of NIXL's is whole, and NIXL's to judge.
+            let whole = bytes.len() - 8;
             assert!(
-                Envelope::decode(&short).is_err() || length > bytes.len() - 8 - 3,
+                Envelope::decode(&short).is_err() || length == whole || length == whole - 5,
                 "{length} of {}",
                 bytes.len()
             );

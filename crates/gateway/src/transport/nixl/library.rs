@@ -24,6 +24,9 @@ pub const VRAM: c_int = 1;
 
 /// `nixl_capi_xfer_op_t`: `NIXL_CAPI_XFER_OP_READ`.
 pub const READ: c_int = 0;
+/// `NIXL_CAPI_XFER_OP_WRITE`: what no gateway does, and a rogue.
+#[cfg(feature = "faults")]
+pub const WRITE: c_int = 1;
 
 /// Says what a status means, by its name in `nixl_capi_status_t`.
 pub fn meaning(status: c_int) -> &'static str {
@@ -127,8 +130,15 @@ functions! {
     create_configured_agent(name: *const c_char, config: *const AgentConfig, agent: *mut *mut AgentHandle);
     /// Ends it.
     destroy_agent(agent: *mut AgentHandle);
-    /// Gives what a peer needs, in memory of `malloc`.
-    get_local_md(agent: *mut AgentHandle, data: *mut *mut c_void, bytes: *mut usize);
+    /// Gives what a peer needs to read from a list's ranges alone, in memory of `malloc`; of an empty
+    /// list, to connect.
+    get_local_partial_md(
+        agent: *mut AgentHandle,
+        list: *mut RegionList,
+        data: *mut *mut c_void,
+        bytes: *mut usize,
+        options: *mut Options
+    );
     /// Takes a peer's metadata, and gives its name in memory of `malloc`.
     load_remote_md(agent: *mut AgentHandle, data: *const c_void, bytes: usize, name: *mut *mut c_char);
     /// Forgets a peer, and closes the connection.

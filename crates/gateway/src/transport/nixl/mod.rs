@@ -30,7 +30,7 @@ mod transfer;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use agent::{Agent, Registered};
 use envelope::{Envelope, MAX_NAME, MAX_RANGES, Range};
@@ -63,6 +63,14 @@ struct Shared {
     agent: Arc<Agent>,
     next: AtomicU64,
     registered: Mutex<BTreeMap<u64, Arc<Registered>>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Registered>>> {
+        self.registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Has UCX ask the driver what an address is (`UCX_MEMTYPE_CACHE=n`), unless that variable is set.
@@ -146,7 +154,15 @@ impl Nixl {
         self.cut = Cut {
             piece: bytes.max(1),
             window: at_a_time.max(1),
+            ..self.cut
         };
+    }
+
+    /// Writes where it should read, as a rogue does.
+    #[cfg(feature = "faults")]
+    #[doc(hidden)]
+    pub fn set_writes(&mut self) {
+        self.cut.operation = library::WRITE;
     }
 }
 
@@ -161,45 +177,50 @@ impl Transport for Nixl {
         // keeps that memory mapped.
         let registered = Arc::new(unsafe { Registered::new(&self.shared.agent, memory)? });
         let serial = self.shared.next.fetch_add(1, Ordering::Relaxed);
-        self.shared
-            .registered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(serial, registered);
+        self.shared.lock().insert(serial, registered);
         Ok(Box::new(Entry {
             shared: Arc::clone(&self.shared),
             serial,
+            addresses: memory.iter().map(|span| span.address).collect(),
         }))
     }
 
-    fn metadata(&self) -> Result<Vec<u8>> {
-        // Held meanwhile, so that the ranges and NIXL's metadata are of one moment.
-        let registered = self
-            .shared
-            .registered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let ranges: Vec<_> = registered
+    fn metadata(&self, registrations: &[u64]) -> Result<Vec<u8>> {
+        let all = self.shared.lock();
+        let mut chosen = Vec::new();
+        for number in registrations {
+            let registered = all.get(number).ok_or_else(|| Error::Unavailable {
+                what: format!("the metadata of registration {number}"),
+                why: "it has ended".into(),
+                remedy: "ask again",
+            })?;
+            chosen.push((*number, Arc::clone(registered)));
+        }
+        drop(all);
+        let ranges: Vec<_> = chosen
             .iter()
-            .flat_map(|(&serial, registered)| {
-                registered
-                    .spans()
-                    .iter()
-                    .map(move |&span| Range { span, serial })
+            .flat_map(|(serial, registered)| {
+                registered.spans().iter().map(|&span| Range {
+                    span,
+                    serial: *serial,
+                })
             })
             .collect();
         if ranges.len() > MAX_RANGES {
             return Err(Error::Unavailable {
                 what: format!("the metadata of {} ranges", ranges.len()),
                 why: format!("a peer takes {MAX_RANGES}"),
-                remedy: "end remote leases before more are given",
+                remedy: "commit the object again, with fewer regions",
             });
         }
-        let blob = self.shared.agent.metadata()?;
+        let mut blobs = vec![self.shared.agent.connection()?];
+        for (_, registered) in &chosen {
+            blobs.extend(registered.metadata()?);
+        }
         Ok(Envelope {
             name: self.shared.agent.name().to_owned(),
             ranges,
-            blob,
+            blobs,
         }
         .encode())
     }
@@ -216,11 +237,7 @@ impl Transport for Nixl {
     }
 
     fn flush(&self) -> Result<()> {
-        let registered = self
-            .shared
-            .registered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let registered = self.shared.lock();
         let mut devices: Vec<_> = registered
             .values()
             .flat_map(|registered| registered.spans())
@@ -241,18 +258,22 @@ impl Transport for Nixl {
 struct Entry {
     shared: Arc<Shared>,
     serial: u64,
+    addresses: Vec<u64>,
 }
 
-impl Registration for Entry {}
+impl Registration for Entry {
+    fn number(&self) -> u64 {
+        self.serial
+    }
+
+    fn addresses(&self) -> Vec<u64> {
+        self.addresses.clone()
+    }
+}
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let registered = self
-            .shared
-            .registered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&self.serial);
+        let registered = self.shared.lock().remove(&self.serial);
         // Outside of the lock: NIXL takes it back here, unless a transfer into it has not ended.
         drop(registered);
     }
@@ -269,11 +290,7 @@ struct Reader {
 impl Peer for Reader {
     unsafe fn read(&self, pairs: &[Pair]) -> Result<Box<dyn Transfer>> {
         let mut destination: Vec<Arc<Registered>> = Vec::new();
-        let registered = self
-            .shared
-            .registered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let registered = self.shared.lock();
         for pair in pairs {
             if pair.from.bytes != pair.to.bytes {
                 return Err(Error::Invalid {

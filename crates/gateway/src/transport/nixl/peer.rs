@@ -74,7 +74,7 @@ impl Peers {
         agent: &Arc<Agent>,
         envelope: &Envelope,
     ) -> Result<Arc<Known>> {
-        let name = load_remote(agent, &envelope.blob).map_err(refused)?;
+        let name = load_all(agent, envelope)?;
         if name.to_bytes() != envelope.name.as_bytes() {
             // Another peer's entry stays, with what was added to it.
             if !name.to_str().is_ok_and(|name| peers.contains_key(name)) {
@@ -142,7 +142,7 @@ impl Known {
                 remedy: "ask again when they have ended; a gateway with a read that never ends must be replaced",
             });
         }
-        load_remote(&self.agent, &envelope.blob).map_err(refused)?;
+        load_all(&self.agent, envelope)?;
         ranges.extend(added);
         Ok(())
     }
@@ -162,6 +162,23 @@ impl Drop for Known {
             forget_remote(&self.agent, &self.name);
         }
     }
+}
+
+/// Has NIXL take all of its metadata, and returns the name in them, which must be one.
+fn load_all(agent: &Agent, envelope: &Envelope) -> Result<CString> {
+    let mut loaded: Option<CString> = None;
+    for blob in &envelope.blobs {
+        let name = load_remote(agent, blob).map_err(refused)?;
+        if loaded.get_or_insert_with(|| name.clone()) != &name {
+            forget_remote(agent, &name);
+            return Err(Error::Malformed {
+                what: "the name of its agent",
+                got: format!("{loaded:?} and {name:?}"),
+                must: "one name",
+            });
+        }
+    }
+    loaded.ok_or_else(|| refused(0))
 }
 
 fn overlap(one: &Range, other: &Range) -> bool {

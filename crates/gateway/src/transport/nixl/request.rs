@@ -22,7 +22,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use super::agent::{Agent, Registered, kind_and_device, range};
-use super::library::{IN_PROGRESS, Library, READ, RangeList, RequestHandle, SUCCESS, meaning};
+use super::library::{IN_PROGRESS, Library, RangeList, RequestHandle, SUCCESS, meaning};
 use super::peer::Known;
 use crate::error::{Error, Result};
 use crate::transport::{Pair, Place};
@@ -70,12 +70,12 @@ pub enum State {
 }
 
 impl Prepared {
-    /// Prepares to read one range.
+    /// Prepares to read one range, or what else the operation does.
     ///
     /// # Errors
     ///
     /// [`Error::Transfer`] when NIXL does not know one of the ranges.
-    pub fn new(kept: Arc<Kept>, pair: &Pair) -> Result<Self> {
+    pub fn new(kept: Arc<Kept>, pair: &Pair, operation: c_int) -> Result<Self> {
         let library = kept.agent().library();
         let local = Ranges::of(library, pair.to.place, pair.to.address, pair.to.bytes)?;
         let remote = Ranges::of(library, pair.from.place, pair.from.address, pair.from.bytes)?;
@@ -86,7 +86,7 @@ impl Prepared {
         let status = unsafe {
             (library.create_xfer_req)(
                 handles.agent.as_ptr(),
-                READ,
+                operation,
                 local.list.as_ptr(),
                 remote.list.as_ptr(),
                 kept.peer.name().as_ptr(),

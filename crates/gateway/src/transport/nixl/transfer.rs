@@ -4,9 +4,11 @@
 //! time, so that the next is asked for before the last has arrived.
 
 use std::collections::VecDeque;
+use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 
+use super::library::READ;
 use super::request::{Kept, Prepared, Running, State};
 use crate::error::{Error, Result};
 use crate::transport::{Pair, Progress, Transfer};
@@ -18,6 +20,8 @@ pub struct Cut {
     pub piece: u64,
     /// Requests under way at a time, at least 1.
     pub window: usize,
+    /// What NIXL is to do: it reads.
+    pub operation: c_int,
 }
 
 impl Default for Cut {
@@ -25,6 +29,7 @@ impl Default for Cut {
         Self {
             piece: 32 << 20,
             window: 4,
+            operation: READ,
         }
     }
 }
@@ -33,6 +38,7 @@ impl Default for Cut {
 pub struct Read {
     kept: Arc<Kept>,
     window: usize,
+    operation: c_int,
     waiting: VecDeque<Pair>,
     running: VecDeque<(Running, u64)>,
     arrived: u64,
@@ -55,6 +61,7 @@ impl Read {
         let mut read = Self {
             kept: Arc::new(kept),
             window: cut.window,
+            operation: cut.operation,
             waiting: pairs
                 .iter()
                 .flat_map(|pair| pieces(pair, cut.piece))
@@ -80,11 +87,12 @@ impl Read {
             let Some(pair) = self.waiting.pop_front() else {
                 return;
             };
-            let posted = Prepared::new(Arc::clone(&self.kept), &pair).map(|request| {
-                // SAFETY: `Prepared::post` asks for what the caller of `Read::start` promised for
-                // all pairs.
-                unsafe { request.post() }
-            });
+            let posted =
+                Prepared::new(Arc::clone(&self.kept), &pair, self.operation).map(|request| {
+                    // SAFETY: `Prepared::post` asks for what the caller of `Read::start` promised for
+                    // all pairs.
+                    unsafe { request.post() }
+                });
             match posted {
                 Ok(State::Running(request)) => self.running.push_back((request, pair.to.bytes)),
                 Ok(State::Ended(Ok(()))) => self.arrived += pair.to.bytes,
