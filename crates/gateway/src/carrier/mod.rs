@@ -2,8 +2,8 @@
 //!
 //! UCX checks no key on its software paths: a peer that reaches the port reads and writes the memory
 //! of the process behind it. So that process has no connection to the broker and none to Zenoh, no
-//! keys and no environment but UCX's and NIXL's; it may open no file, start no program and signal no
-//! other process; and it maps what is lent, and nothing else. A gateway that serves has one, and the
+//! keys and no environment but UCX's and NIXL's; it may open no file to write, start no program and
+//! signal no other process; and it maps what is lent, and nothing else. A gateway that serves has one, and the
 //! process that pulls has another.
 //!
 //! ```text
