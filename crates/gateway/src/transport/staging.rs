@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use gpu_ipc::backend::{DevicePtr, EventKind, HostMemory, RawEvent, Sharing};
-use gpu_ipc::{BackendKind, Gpu, Stream};
+use gpu_ipc::{Gpu, Stream};
 
 use super::choice::Way;
 use super::ring::Landing;
@@ -401,7 +401,7 @@ mod tests {
     fn host() -> Gpu {
         gpu_ipc::detect()
             .expect("the host has memory")
-            .first(BackendKind::Host)
+            .first(gpu_ipc::BackendKind::Host)
             .expect("one device")
     }
 
