@@ -71,7 +71,7 @@ impl SentBlock {
     ///
     /// # Errors
     ///
-    /// [`Gone::Participant`], [`Gone::Session`], [`Error::Forked`], [`Error::Capturing`] for
+    /// [`Gone::Participant`](crate::Gone::Participant), [`Gone::Session`](crate::Gone::Session), [`Error::Forked`], [`Error::Capturing`] for
     /// a stream that is being captured, [`Error::Exhausted`] when the participant's quota of leases
     /// is used up or too many tickets are live, and the driver's error. After an error nothing was
     /// granted.
@@ -108,7 +108,7 @@ impl SentBlock {
     /// # Errors
     ///
     /// [`Error::Invalid`] for a range that is empty or does not lie in the block,
-    /// [`Gone::Session`], [`Error::Forked`].
+    /// [`Gone::Session`](crate::Gone::Session), [`Error::Forked`].
     ///
     /// # Examples
     ///

@@ -138,7 +138,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for anything but such a socket, [`Gone::Session`], [`Error::Forked`].
+    /// [`Error::Invalid`] for anything but such a socket, [`Gone::Session`](crate::Gone::Session), [`Error::Forked`].
     pub fn accept(&self, connection: impl Into<OwnedFd>) -> Result<()> {
         let core = self.core();
         core.check_open()?;
@@ -158,7 +158,7 @@ impl Session {
     /// # Errors
     ///
     /// [`Error::OutOfMemory`] when there is no room after that, with the holders;
-    /// [`Error::Invalid`] for zero bytes, [`Gone::Session`], [`Error::Forked`].
+    /// [`Error::Invalid`] for zero bytes, [`Gone::Session`](crate::Gone::Session), [`Error::Forked`].
     pub fn alloc(&self, len: u64) -> Result<SentBlock> {
         let core = self.core();
         core.check_open()?;
@@ -344,7 +344,7 @@ impl Session {
     /// # Errors
     ///
     /// [`Error::Mismatch`] for a block or a stream of another session or device,
-    /// [`Error::Capturing`] for a stream that is being captured, [`Gone::Session`],
+    /// [`Error::Capturing`] for a stream that is being captured, [`Gone::Session`](crate::Gone::Session),
     /// [`Error::Forked`], and the driver's error.
     ///
     /// # Examples
@@ -398,7 +398,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a name under which a descriptor is kept, [`Gone::Session`],
+    /// [`Error::Invalid`] for a name under which a descriptor is kept, [`Gone::Session`](crate::Gone::Session),
     /// [`Error::Forked`].
     ///
     /// # Examples
@@ -481,7 +481,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadline`] when fewer are connected after `timeout`; [`Gone::Session`], or what
+    /// [`Error::Deadline`] when fewer are connected after `timeout`; [`Gone::Session`](crate::Gone::Session), or what
     /// failed, as soon as the session is closed or its thread has failed; [`Error::Forked`].
     pub fn wait_for_participants(
         &self,
