@@ -10,8 +10,8 @@ use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::participant::GraphBlocks;
 use gpu_ipc::session::{AdoptToken, Departure, DepositId, LeaseId, SessionNotice, ShareOptions};
 use gpu_ipc::{
-    After, ClaimError, Claims, Descriptor, Error, Gpu, Participant, Session, Stream, To, Wait,
-    admin, detect,
+    After, ClaimError, Claims, Descriptor, Error, Gone, Gpu, Participant, Session, Stream, To,
+    Wait, admin, detect,
 };
 
 /// What a handle, or a value of one thing, may say.
@@ -87,6 +87,7 @@ fn shown(grants: usize) -> BTreeMap<&'static str, String> {
         ("DepositId", format!("{:?}", DepositId([7; 16]))),
         ("Detected", format!("{:?}", detect())),
         ("Error", format!("{error:?}")),
+        ("Gone", format!("{:?}", Gone::Producer { pid: 7 })),
         ("Gpu", format!("{gpu:?}")),
         ("GraphBlocks", format!("{graph:?}")),
         ("Holder", format!("{:?}", stats.holders[0])),

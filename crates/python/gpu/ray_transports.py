@@ -246,7 +246,9 @@ def an_asyncio_source_on_a_stream_of_its_own_is_waited_for() -> None:
 
 
 def an_actor_on_another_gpu_receives() -> None:
-    source, receiver = [kind.options(num_gpus=1).remote("cuda") for kind in (Source, Receiver)]
+    seen = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+    source = Source.options(num_gpus=1, runtime_env=seen).remote("cuda:0")
+    receiver = Receiver.options(num_gpus=1, runtime_env=seen).remote("cuda:1")
     assert ray.get(receiver.read.remote(source.gpu_ipc.remote(4 * MIB, 9))) == (9, 9)
     stop(source, receiver)
 

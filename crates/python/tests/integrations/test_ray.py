@@ -443,6 +443,14 @@ def test_what_another_node_asks_for_is_refused_with_the_transport_that_can() -> 
         plug.Transport().recv_multiple_tensors("1", metadata, None)
 
 
+def test_a_gpu_that_is_hidden_from_the_receiver_is_named_with_the_variable_that_shows_it() -> None:
+    one = plug.Transport()
+    metadata = one.extract_tensor_transport_metadata("1", [numpy.ones(4)])
+    metadata.gpu = "00000000-0000-0000-0000-000000000007"
+    with pytest.raises(ValueError, match="000000000007 is hidden here; set RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"):
+        plug.Transport().recv_multiple_tensors("1", metadata, None)
+
+
 def test_a_source_waits_for_room_and_then_names_who_holds_it() -> None:
     small = type("Small", (plug.Transport,), {"limit": 2 * MIB, "room": 0.05})()
     array = numpy.zeros(2 * MIB, dtype=numpy.uint8)

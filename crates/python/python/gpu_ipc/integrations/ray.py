@@ -174,13 +174,12 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
             self._participants = {path: kept for path, kept in self._participants.items() if not kept.is_producer_gone}
             if kept := self._participants.get(metadata.session):
                 return kept
-        # Memory of a GPU that is hidden here is mapped on the actor's own.
-        is_hidden = metadata.gpu not in [device.uuid for device in gpu_ipc.detect().devices]
+        if metadata.gpu not in [device.uuid for device in gpu_ipc.detect().devices]:
+            raise ValueError(f"{NAME}: GPU {metadata.gpu} is hidden here; set RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=1 for both actors")
         is_actor = ray._private.worker.global_worker.mode == ray.WORKER_MODE
         new = gpu_ipc.connect(
             metadata.session,
             timeout=max(0.0, end - time.monotonic()),
-            device="cuda:0" if is_hidden else None,
             name=f"ray actor {ray.get_runtime_context().get_actor_id()}" if is_actor else "ray driver",
             # As the arrays of Ray's own object store; PyTorch has no tensors that are read-only.
             read_only=metadata.data_type.__module__ == "numpy",
