@@ -260,8 +260,8 @@ fn nonsense(server: &Server) {
     assert!(send().is_err(), "it was read again");
 }
 
-/// The kernel gives a server no descriptor: who comes is closed, the thread sleeps, and the next is
-/// served.
+/// The kernel gives a server no descriptor: a connection is refused with the reason and closed, the
+/// thread sleeps, and the next is served.
 fn few_descriptors(server: &Server) {
     let idler = Idler::new();
     drop(server.join(&idler));
@@ -285,19 +285,25 @@ fn few_descriptors(server: &Server) {
         ..before
     };
     let lowered = Lowered::to(few, before);
-    let closed = |socket: &OwnedFd| {
-        let flags = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
-        matches!(rustix::net::recv(socket, &mut [0; 1], flags), Ok((_, 0)))
+    let refused = |socket: &OwnedFd| {
+        let mut text = [0; 4096];
+        let flags = rustix::net::RecvFlags::DONTWAIT;
+        match rustix::net::recv(socket, &mut text, flags) {
+            Ok((_, len)) => {
+                String::from_utf8_lossy(&text[..len]).contains("has no file descriptor left")
+            }
+            Err(_) => false,
+        }
     };
     let mut fillers: Vec<OwnedFd> = Vec::new();
     let mut to_connect = sockets.iter();
-    wait_until("one that finds no room to be closed", || {
+    wait_until("one that finds no room to be refused", || {
         // What earlier cases close meanwhile makes room, so it is filled before each connection.
         fillers.extend(std::iter::from_fn(|| rustix::io::dup(&sockets[0]).ok()));
         if let Some(socket) = to_connect.next() {
             rustix::net::connect(socket, &address).expect("it listens");
         }
-        sockets.iter().any(closed)
+        sockets.iter().any(refused)
     });
     drop((fillers, lowered));
     drop(sockets);
