@@ -1,7 +1,8 @@
 //! The 64-bit atomic words that the protocols are written over.
 //!
 //! Those between processes ([`slot`](crate::shared::slot), [`dirty`](crate::shared::dirty),
-//! [`timeline`](crate::shared::timeline)) are generic over [`Word`], so that a model checker runs
+//! [`timeline`](crate::shared::timeline), [`journal`](crate::shared::journal)) are generic over
+//! [`Word`], so that a model checker runs
 //! the shipped code with its own atomics: those cannot lie in shared memory, and these must. Those
 //! between threads (`use_count`, `handle_count` and `count` in `ipc-rc`,
 //! [`waker`](crate::os::waker)) are generic over [`Tally`] for the same reason.
