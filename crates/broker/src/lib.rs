@@ -9,9 +9,10 @@
 //!
 //! 1. [`object`]: identity, layout, manifest: what an object is, as bytes.
 //! 2. [`memory`]: regions that only descriptors keep, and addresses that they come and go on.
-//! 3. [`wire`]: the messages between broker and participants.
-//! 4. [`server`]: the broker's process. [`keeper`]: the keeper's.
-//! 5. [`client`]: writers and readers.
+//! 3. [`pool`]: which blocks of memory that stays writable are whole.
+//! 4. [`wire`]: the messages between broker and participants.
+//! 5. [`server`]: the broker's process. [`keeper`]: the keeper's.
+//! 6. [`client`]: writers and readers.
 
 // Tests: `crates/broker/tests/objects`, `crates/cli/tests/objects.rs`.
 
@@ -20,12 +21,13 @@ mod error;
 pub mod keeper;
 pub mod memory;
 pub mod object;
+pub mod pool;
 pub mod server;
 pub mod wire;
 
 pub use client::{
-    Client, ClientBuilder, Commit, CreateOptions, GroupWriter, Prepared, Reader, Roll, Scratch,
-    Writer,
+    Client, ClientBuilder, Commit, CreateOptions, GroupWriter, Pool, PoolReader, Prepared, Reader,
+    Roll, Scratch, Writer,
 };
 pub use error::{ObjectError, Result};
 pub use object::identity::{Epoch, Identity, Lineage};

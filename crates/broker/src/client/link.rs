@@ -16,6 +16,7 @@ use transport::os::waker::Waker;
 
 use super::commit::Pending;
 use super::connection::{Connection, SAYS_LINEAGE};
+use super::farewell::Farewell;
 use super::questions::{Answer, Questions, Waiter};
 use super::retire::Retiring;
 use crate::error::{ObjectError, Result};
@@ -276,6 +277,14 @@ impl Link {
         }
     }
 
+    /// Tells this broker, or the next one, that a hold has ended.
+    pub(super) fn leave(&self, farewell: Farewell) {
+        if !self.fork.is_child() {
+            self.shared.leave(farewell);
+            self.shared.waker.wake();
+        }
+    }
+
     /// Hands a commit to the thread.
     pub(super) fn finish(&self, pending: Pending) {
         self.shared.state().commits.push(pending);
@@ -363,7 +372,13 @@ impl Thread {
                         false
                     }
                 });
-                retiring.retain_mut(|retiring| !retiring.go_on());
+                retiring.retain_mut(|retiring| {
+                    let gone = retiring.go_on();
+                    if gone && let Some(farewell) = retiring.farewell.take() {
+                        shared.leave(farewell);
+                    }
+                    !gone
+                });
                 let mut state = shared.state();
                 let busy = !commits.is_empty() || !retiring.is_empty();
                 state.commits.append(&mut commits);
@@ -408,6 +423,12 @@ impl Thread {
 impl Shared {
     fn state(&self) -> MutexGuard<'_, LinkState> {
         self.state.acquire()
+    }
+
+    fn leave(&self, farewell: Farewell) {
+        let message = farewell.take();
+        let questions = &mut self.state().questions;
+        questions.begin(message, Vec::new(), Waiter::Nobody, true);
     }
 
     fn greet(&self) -> Result<Connection> {

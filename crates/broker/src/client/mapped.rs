@@ -38,6 +38,30 @@ pub(super) fn regions(manifest: &Manifest, base: DevicePtr) -> Vec<(DevicePtr, u
         .collect()
 }
 
+/// Finds where bytes of a part lie: so many from an offset on.
+pub(super) fn span(
+    manifest: &Manifest,
+    base: DevicePtr,
+    name: &str,
+    (offset, len): (u64, u64),
+    verb: &str,
+) -> Result<DevicePtr> {
+    let end = offset.checked_add(len);
+    let found = manifest.layout.part(name);
+    if let Some(part) = found.filter(|part| end.is_some_and(|end| end <= part.spec.len)) {
+        return Ok(address(manifest, base, part).offset(offset));
+    }
+    let has = found.map_or("no such part".into(), |part| {
+        format!("{} bytes", part.spec.len)
+    });
+    Err(Error::Invalid {
+        what: "a range of a part",
+        got: format!("{len} bytes at {offset} of {name} to {verb}, which has {has}"),
+        must: "inside it",
+    }
+    .into())
+}
+
 pub(super) fn check_stream(gpu: &Gpu, stream: &Stream) -> Result<()> {
     if stream.gpu() == gpu {
         return Ok(());

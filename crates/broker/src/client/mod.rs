@@ -10,17 +10,22 @@
 //!    `scratch`: one that is never committed.
 //! 5. `opened`: one that is leased and imported. `reader`: one that is mapped.
 //! 6. `group`: one for each of several devices, all or none.
+//! 7. `pool`: memory that stays writable, one holder at a time. `journal`: which of its blocks are
+//!    whole. `farewell`: the end of a hold.
 
 // Tests: `crates/broker/tests/objects/objects.rs`, `crates/broker/tests/objects/bad_input.rs`,
-// `crates/broker/tests/objects/death.rs`.
+// `crates/broker/tests/objects/death.rs`, `crates/broker/tests/objects/pools.rs`.
 
 mod commit;
 mod connection;
+mod farewell;
 mod group;
 mod histories;
+mod journal;
 mod link;
 mod mapped;
 mod opened;
+mod pool;
 mod questions;
 mod reader;
 mod retire;
@@ -38,6 +43,7 @@ use transport::shared::sealed_file;
 pub use commit::Commit;
 pub use group::{GroupWriter, Roll};
 pub use opened::Prepared;
+pub use pool::{Pool, PoolReader};
 pub use reader::Reader;
 pub use scratch::Scratch;
 pub use writer::{CreateOptions, Writer};
@@ -45,6 +51,7 @@ pub use writer::{CreateOptions, Writer};
 use crate::error::{ObjectError, Result};
 use crate::object::identity::{Epoch, Identity, Lineage, check_name};
 use crate::object::layout::Layout;
+use crate::object::manifest::Readers;
 use crate::server::listing::Listing;
 use crate::wire::{Selector, Standing, ToBroker, ToClient, UNFINISHED};
 use link::Link;
@@ -198,6 +205,68 @@ impl Client {
     /// As [`create`](Client::create).
     pub fn scratch(&self, name: &str, layout: Layout) -> Result<Scratch> {
         Scratch::create(&self.link, name, layout)
+    }
+
+    /// Makes a pool, memory that stays writable and outlives its holder, and holds it. Its journal has
+    /// so many bytes: [`pool::bytes_for`](crate::pool::bytes_for) says how many for a number of
+    /// blocks. It is open to this user alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Client::create) and [`adopt`](Client::adopt); [`ObjectError::Refused`] for a name
+    /// that is there already; [`gpu_api::Error::Invalid`] for a layout of 0 or 16 regions, and for
+    /// bytes that are no multiple of 4,096 from 8,192 to 64 MiB.
+    pub fn create_pool(&self, name: &str, layout: Layout, journal_bytes: u64) -> Result<Pool> {
+        self.create_pool_for(name, layout, journal_bytes, Readers::Owner)
+    }
+
+    /// As [`create_pool`](Client::create_pool), for readers of other users. No other user holds it.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_pool`](Client::create_pool).
+    pub fn create_pool_for(
+        &self,
+        name: &str,
+        layout: Layout,
+        journal_bytes: u64,
+        readers: Readers,
+    ) -> Result<Pool> {
+        Pool::create(&self.link, name, layout, journal_bytes, readers)?;
+        self.adopt(name, false)
+    }
+
+    /// Holds a pool: maps it writable, with the bytes that its last holder left. `at_same_addresses`:
+    /// where that one had it, so that pointers in it stay good.
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectError::NotFound`] when there is none; [`ObjectError::Refused`] while another process
+    /// holds it ([`RefusalCode::Held`](crate::wire::RefusalCode::Held)), for a pool of another user
+    /// and for a client of MPS; [`gpu_api::Error::Invalid`] when the same addresses are in use here.
+    pub fn adopt(&self, name: &str, at_same_addresses: bool) -> Result<Pool> {
+        Pool::adopt(&self.link, name, at_same_addresses)
+    }
+
+    /// Maps a pool read-only, beside its holder.
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectError::NotFound`] when there is none, [`ObjectError::Refused`] when it is not for
+    /// this user.
+    pub fn read_pool(&self, name: &str) -> Result<PoolReader> {
+        PoolReader::open(&self.link, name)
+    }
+
+    /// Waits until a pool was adopted more often than `seen` times, and returns how often; `None` when
+    /// the time is over.
+    ///
+    /// # Errors
+    ///
+    /// As [`watch`](Client::watch).
+    pub fn watch_pool(&self, name: &str, seen: u64, timeout: Duration) -> Result<Option<u64>> {
+        let newer = self.watch(name, Epoch(seen), timeout)?;
+        Ok(newer.map(|(generation, _)| generation.0))
     }
 
     /// Maps the newest epoch of a name, read-only.

@@ -24,7 +24,7 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    fn note(link: &Arc<Link>, identity: Identity) -> Lease {
+    pub(super) fn note(link: &Arc<Link>, identity: Identity) -> Lease {
         link.hold(identity);
         Lease {
             link: link.clone(),
@@ -104,6 +104,14 @@ fn check(
         return Err(nonsense());
     };
     let manifest = Manifest::decode(&sealed_file::read(file.as_fd(), 0..=MOST_MANIFEST)?)?;
+    if manifest.layout.journal() > 0 {
+        return Err(Error::Invalid {
+            what: "the object to open",
+            got: format!("{}, which is a pool", manifest.name),
+            must: "an object; hold a pool with `adopt`, or read it with `read_pool`",
+        }
+        .into());
+    }
     let asked = match selector {
         Selector::Latest(name) => *name == manifest.name,
         Selector::Epoch(name, epoch) => *name == manifest.name && *epoch == manifest.epoch,

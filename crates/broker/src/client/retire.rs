@@ -3,6 +3,7 @@
 use gpu_api::{EventKind, Gpu, RawEvent};
 use ipc_rc::Stream;
 
+use super::farewell::Farewell;
 use crate::memory::range::Range;
 
 /// Events for the work queued on streams at one moment.
@@ -65,6 +66,8 @@ impl Drop for Behind {
 pub(super) struct Retiring {
     range: Option<Range>,
     behind: Behind,
+    /// The hold of a pool that ends with the range.
+    pub farewell: Option<Farewell>,
 }
 
 impl Retiring {
@@ -73,6 +76,7 @@ impl Retiring {
         Retiring {
             range: Some(range),
             behind: Behind::of(gpu, streams),
+            farewell: None,
         }
     }
 
@@ -81,6 +85,7 @@ impl Retiring {
         if self.behind.unknown {
             // Leaked: the memory lives as long as this process.
             std::mem::forget(self.range.take());
+            std::mem::forget(self.farewell.take());
             return true;
         }
         if !self.behind.is_done() {

@@ -122,11 +122,7 @@ impl Writer {
         // Given up on every way out until the writer is there, which gives it up itself. Who was
         // declined has nothing: what has this identity is another's.
         let may_be_there = matches!(asked, Ok(_) | Err(ObjectError::Gpu(Error::Deadline { .. })));
-        let mut abort = Abort {
-            link,
-            identity,
-            armed: may_be_there,
-        };
+        let mut abort = Abort::new(link, identity, may_be_there);
         let (answer, regions) = asked?;
         let ToClient::Created {
             granularity,
@@ -164,7 +160,7 @@ impl Writer {
             return Err(error.into());
         }
         let base = range.base();
-        abort.armed = false;
+        abort.disarm();
         let streams = Mutex::default();
         let writer = Writer {
             link: link.clone(),
@@ -447,10 +443,24 @@ impl Drop for Writer {
 }
 
 /// Gives an object up that was asked for, unless it is disarmed.
-struct Abort<'a> {
+pub(super) struct Abort<'a> {
     link: &'a Arc<Link>,
     identity: Identity,
     armed: bool,
+}
+
+impl<'a> Abort<'a> {
+    pub(super) fn new(link: &'a Arc<Link>, identity: Identity, armed: bool) -> Abort<'a> {
+        Abort {
+            link,
+            identity,
+            armed,
+        }
+    }
+
+    pub(super) fn disarm(&mut self) {
+        self.armed = false;
+    }
 }
 
 impl Drop for Abort<'_> {

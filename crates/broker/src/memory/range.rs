@@ -100,9 +100,24 @@ impl Range {
     ///
     /// What [`reserve_range`](gpu_api::GpuRanges::reserve_range) gives.
     pub fn reserve(gpu: &Gpu, bytes: u64, access: Access) -> Result<Range> {
+        Range::reserve_at(gpu, bytes, access, None)
+    }
+
+    /// As [`reserve`](Range::reserve), at an address if one is given.
+    ///
+    /// # Errors
+    ///
+    /// As [`reserve`](Range::reserve), and [`Invalid`](gpu_api::Error::Invalid) when something else
+    /// lies there.
+    pub fn reserve_at(
+        gpu: &Gpu,
+        bytes: u64,
+        access: Access,
+        at: Option<DevicePtr>,
+    ) -> Result<Range> {
         let range = match bytes {
             0 => None,
-            bytes => Some(gpu.backend().reserve_range(gpu.device(), bytes, None)?),
+            bytes => Some(gpu.backend().reserve_range(gpu.device(), bytes, at)?),
         };
         Ok(Range {
             gpu: gpu.clone(),

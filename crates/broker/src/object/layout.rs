@@ -5,6 +5,7 @@
 //! whatever its size: a hundred thousand small tensors must not cost as many mappings.
 
 use gpu_api::{Error, Result};
+use transport::shared::journal_file;
 
 use crate::object::part::{Part, PartSpec};
 
@@ -25,6 +26,8 @@ pub struct Layout {
     regions: Vec<u64>,
     parts: Vec<Part>,
     user: Vec<u8>,
+    /// Bytes of a pool's journal; 0 for an object.
+    journal: u64,
 }
 
 impl Layout {
@@ -195,7 +198,33 @@ impl Layout {
             regions,
             parts,
             user,
+            journal: 0,
         })
+    }
+
+    /// Makes it the layout of a pool, whose journal has so many bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for bytes that no journal has, and for no region or 16: a pool has 1 to
+    /// 15, which come with the journal in one packet.
+    pub(crate) fn with_journal(mut self, bytes: u64) -> Result<Layout> {
+        journal_file::check_bytes(bytes)?;
+        let most = MOST_REGIONS - 1;
+        if !(1..=most).contains(&self.regions.len()) {
+            return Err(Error::Invalid {
+                what: "the regions of a pool",
+                got: self.regions.len().to_string(),
+                must: "1 to 15: pack the parts into fewer",
+            });
+        }
+        self.journal = bytes;
+        Ok(self)
+    }
+
+    /// Returns the bytes of a pool's journal; 0 for an object.
+    pub fn journal(&self) -> u64 {
+        self.journal
     }
 
     /// Returns the bytes of each region.

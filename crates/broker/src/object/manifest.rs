@@ -8,7 +8,7 @@
 //! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `GIPCobj1` |
-//! | 8 | 4 | version: 2 where the readers are groups, else 1 |
+//! | 8 | 4 | version: 2 of a pool, and where the readers are groups; else 1 |
 //! | 12 | 4 | crc32c of all other bytes |
 //! | 16 | 16 | identity |
 //! | 32 | 8 | epoch; 0 in a draft, unless it is of a replica |
@@ -23,7 +23,7 @@
 //! | 76 | 4 | bytes of the name |
 //! | 80 | 8 | user bytes |
 //! | 88 | 8 | bytes of the home's name; 0 for an object that was first committed here |
-//! | 96 | | regions' bytes, u64 each; uids or gids, u32 each; the name; the home's name; the user bytes; the parts |
+//! | 96 | | in version 2 the bytes of a pool's journal, u64, 0 of what is no pool; regions' bytes, u64 each; uids or gids, u32 each; the name; the home's name; the user bytes; the parts |
 //!
 //! A part: name's bytes u16, region u8, dimensions u8, type's code u8, bits u8, lanes u16, offset
 //! u64, bytes u64, then for each dimension its extent and stride, u64 both, then the name. Parts
@@ -43,11 +43,13 @@ use crate::object::part::{DType, Dimension, MOST_RANK, Part, PartSpec};
 pub const MOST_MANIFEST: u64 = 64 << 20;
 /// The versions that this crate reads. It writes the lowest that can say what is to be said, so that
 /// an older program reads as much as it can.
-pub const VERSIONS: std::ops::RangeInclusive<u32> = 1..=GROUPS;
+pub const VERSIONS: std::ops::RangeInclusive<u32> = FIRST..=SECOND;
 /// The most users, or groups, that an object can be opened to by number.
 pub const MOST_UIDS: usize = 16;
-/// The version of a manifest whose readers are groups.
-const GROUPS: u32 = 2;
+/// The version of an object whose readers are not groups.
+const FIRST: u32 = 1;
+/// The version of a pool, and of an object whose readers are groups.
+const SECOND: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"GIPCobj1";
 const HEADER: usize = 96;
@@ -153,7 +155,6 @@ impl Manifest {
             Readers::Uids(uids) => (2, uids),
             Readers::Gids(gids) => (3, gids),
         };
-        let version = if readers == 3 { GROUPS } else { 1 };
         if uids.len() > MOST_UIDS || (readers >= 2 && uids.is_empty()) {
             return Err(invalid(
                 "the number of uids or gids",
@@ -162,6 +163,7 @@ impl Manifest {
             ));
         }
         let layout = &self.layout;
+        let version = version_of(layout, &self.readers);
         let mut out = Vec::with_capacity(HEADER + layout.user().len() + layout.parts().len() * 64);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&version.to_le_bytes());
@@ -182,6 +184,9 @@ impl Manifest {
         out.extend_from_slice(&(layout.user().len() as u64).to_le_bytes());
         out.extend_from_slice(&(home.len() as u64).to_le_bytes());
         debug_assert_eq!(out.len(), HEADER);
+        if version == SECOND {
+            out.extend_from_slice(&layout.journal().to_le_bytes());
+        }
         layout
             .regions()
             .iter()
@@ -274,15 +279,16 @@ impl Manifest {
                 "at most 16 regions and 1,000,000 parts",
             ));
         }
+        let journal = if version == SECOND { r.u64()? } else { 0 };
         let regions = (0..regions)
             .map(|_| r.u64())
             .collect::<Result<Vec<u64>>>()?;
         let uids = (0..uids).map(|_| r.u32()).collect::<Result<Vec<u32>>>()?;
         let readers = match (version, readers, uids.len()) {
-            (1, 0, 0) => Readers::Owner,
-            (1, 1, 0) => Readers::Everybody,
-            (1, 2, 1..=MOST_UIDS) => Readers::Uids(uids),
-            (GROUPS, 3, 1..=MOST_UIDS) => Readers::Gids(uids),
+            (_, 0, 0) => Readers::Owner,
+            (_, 1, 0) => Readers::Everybody,
+            (_, 2, 1..=MOST_UIDS) => Readers::Uids(uids),
+            (SECOND, 3, 1..=MOST_UIDS) => Readers::Gids(uids),
             (_, kind, count) => {
                 let got = format!("{kind} with {count} uids or gids in version {version}");
                 return Err(invalid(
@@ -319,7 +325,17 @@ impl Manifest {
                 "0",
             ));
         }
-        let layout = Layout::of(regions, parts, user)?;
+        let mut layout = Layout::of(regions, parts, user)?;
+        if journal > 0 {
+            layout = layout.with_journal(journal)?;
+        }
+        if version != version_of(&layout, &readers) {
+            return Err(invalid(
+                "a manifest's version",
+                version.to_string(),
+                "1: it is neither of a pool nor for groups",
+            ));
+        }
         let manifest = Manifest {
             identity,
             name,
@@ -346,6 +362,15 @@ impl Manifest {
             ));
         }
         Ok(manifest)
+    }
+}
+
+/// Returns the lowest version that can say it.
+fn version_of(layout: &Layout, readers: &Readers) -> u32 {
+    if layout.journal() > 0 || matches!(readers, Readers::Gids(_)) {
+        SECOND
+    } else {
+        FIRST
     }
 }
 
@@ -500,6 +525,19 @@ mod tests {
         )
     }
 
+    fn pool() -> Manifest {
+        let mut pool = small();
+        pool.layout = pool.layout.with_journal(8_192).expect("a journal's size");
+        pool
+    }
+
+    fn for_groups() -> Manifest {
+        Manifest {
+            readers: Readers::Gids(vec![3, 4]),
+            ..small()
+        }
+    }
+
     #[test]
     fn the_recorded_bytes_of_version_1_are_read_and_written() {
         let recorded = include_bytes!("../../tests/recorded/manifest-1.bin");
@@ -511,9 +549,9 @@ mod tests {
     }
 
     /// An older broker leaves what it cannot read in the keeper, and an older client names both
-    /// versions: either would take kind 3 in version 1 for a broken manifest.
+    /// versions: either would take kind 3 or a journal in version 1 for a broken manifest.
     #[test]
-    fn readers_by_group_alone_are_of_version_2() {
+    fn pools_and_readers_by_group_alone_are_of_version_2() {
         let of = |readers| Manifest { readers, ..small() };
         for (readers, version) in [
             (Readers::Owner, 1),
@@ -521,12 +559,24 @@ mod tests {
             (Readers::Uids(vec![1]), 1),
             (Readers::Gids(vec![1]), 2),
         ] {
-            let mut bytes = of(readers.clone()).encode().expect("bytes");
-            assert_eq!(bytes[8], version, "{readers:?}");
-            assert!(!is_of_another_version(&bytes));
-            bytes[8] ^= 3;
-            seal(&mut bytes);
-            Manifest::decode(&bytes).expect_err("the other version");
+            let layout = pool().layout;
+            for (manifest, version) in [
+                (of(readers.clone()), version),
+                (
+                    Manifest {
+                        layout,
+                        ..of(readers.clone())
+                    },
+                    2,
+                ),
+            ] {
+                let mut bytes = manifest.encode().expect("bytes");
+                assert_eq!(bytes[8], version, "{readers:?}");
+                assert!(!is_of_another_version(&bytes));
+                bytes[8] ^= 3;
+                seal(&mut bytes);
+                Manifest::decode(&bytes).expect_err("the other version");
+            }
         }
         let groups = Readers::Gids(vec![5, 6]);
         assert!(groups.admit(1, 2, &[4, 6]) && groups.admit(1, 1, &[]));
@@ -534,9 +584,53 @@ mod tests {
         of(Readers::Gids(Vec::new())).encode().expect_err("none");
     }
 
+    /// Version 2 has one form: what can be said in version 1 is not said in version 2.
+    #[test]
+    fn version_2_without_a_journal_and_groups_is_refused() {
+        let mut bytes = for_groups().encode().expect("bytes");
+        bytes[57] = 2;
+        seal(&mut bytes);
+        let error = Manifest::decode(&bytes).expect_err("version 1 says it");
+        assert!(error.to_string().contains("neither of a pool"), "{error}");
+    }
+
+    #[test]
+    fn the_recorded_bytes_of_version_2_are_read_and_written() {
+        let pool_for_groups = Manifest {
+            readers: for_groups().readers,
+            ..pool()
+        };
+        let all: [(&[u8], Manifest); 3] = [
+            (
+                include_bytes!("../../tests/recorded/manifest-2.bin"),
+                pool(),
+            ),
+            (
+                include_bytes!("../../tests/recorded/manifest-2-groups.bin"),
+                for_groups(),
+            ),
+            (
+                include_bytes!("../../tests/recorded/manifest-2-both.bin"),
+                pool_for_groups,
+            ),
+        ];
+        for (recorded, manifest) in all {
+            let decoded = Manifest::decode(recorded).expect("a manifest of version 2");
+            assert_eq!(decoded, manifest);
+            assert_eq!(manifest.encode().expect("bytes"), recorded);
+            assert_eq!(recorded[8..12], SECOND.to_le_bytes());
+        }
+    }
+
     #[test]
     fn every_single_changed_byte_is_noticed() {
-        let good = small().encode().expect("bytes");
+        every_byte_counts(&small());
+        every_byte_counts(&pool());
+        every_byte_counts(&for_groups());
+    }
+
+    fn every_byte_counts(manifest: &Manifest) {
+        let good = manifest.encode().expect("bytes");
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 0x10;
@@ -640,15 +734,21 @@ mod tests {
             any::<u64>(),
             0u32..31,
             home,
+            any::<bool>(),
         )
-            .prop_map(|(parts, user, readers, epoch, granularity, home)| {
-                let layout = Layout::pack(parts, &user).expect("good parts");
-                let mut manifest = manifest(layout, readers);
-                manifest.epoch = Epoch(epoch);
-                manifest.home = home;
-                manifest.granularity = 1 << granularity;
-                manifest
-            })
+            .prop_map(
+                |(parts, user, readers, epoch, granularity, home, is_pool)| {
+                    let mut layout = Layout::pack(parts, &user).expect("good parts");
+                    if is_pool && !layout.regions().is_empty() {
+                        layout = layout.with_journal(8_192).expect("a journal's size");
+                    }
+                    let mut manifest = manifest(layout, readers);
+                    manifest.epoch = Epoch(epoch);
+                    manifest.home = home;
+                    manifest.granularity = 1 << granularity;
+                    manifest
+                },
+            )
     }
 
     proptest! {

@@ -4,7 +4,9 @@ use gpu_api::{BackendKind, DeviceUuid};
 
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
+use crate::pool::Previous;
 use crate::server::bequest::Bequest;
+use crate::server::record::Record;
 use crate::wire::{LeaseSlot, RefusalCode, Standing, ToClient};
 
 /// Numbers a participant of this broker.
@@ -57,6 +59,14 @@ pub enum Answer<F> {
     Newer { identity: Identity, epoch: Epoch },
     /// The name or epoch is gone; the last epoch of the name.
     Removed(Epoch),
+    /// A pool: the manifest, and the regions with the journal behind them.
+    Pool {
+        identity: Identity,
+        generation: u64,
+        previous: Previous,
+        manifest: F,
+        regions: Vec<F>,
+    },
     /// No.
     Declined(RefusalCode, String),
 }
@@ -93,6 +103,22 @@ impl<F> Answer<F> {
                 };
                 return (message, std::iter::once(manifest).chain(regions).collect());
             }
+            Answer::Pool {
+                identity,
+                generation,
+                previous,
+                manifest,
+                regions,
+            } => {
+                let message = ToClient::Pool {
+                    request,
+                    identity,
+                    generation,
+                    previous,
+                    files: regions.len() as u32,
+                };
+                return (message, std::iter::once(manifest).chain(regions).collect());
+            }
             Answer::Committed(epoch) => ToClient::Committed { request, epoch },
             Answer::Outcome(standing) => ToClient::Outcome { request, standing },
             Answer::Noted => ToClient::Noted { request },
@@ -122,6 +148,8 @@ pub enum Action<F> {
         identity: Identity,
         device: Device,
         bytes: Vec<u64>,
+        /// Bytes of a journal, which is made behind them; 0 for none.
+        journal: u64,
     },
     /// Give regions and manifest to the keeper, then call `Catalogue::kept`.
     Keep {
@@ -136,6 +164,13 @@ pub enum Action<F> {
         token: u64,
         objects: Vec<(u64, usize)>,
         bequest: Option<Bequest>,
+    },
+    /// Give the record of a hold to the keeper, with the pidfds of the holder's processes, then call
+    /// `Catalogue::recorded`.
+    KeepRecord {
+        seq: u64,
+        record: Record,
+        processes: Vec<F>,
     },
     /// The write leases have ended: their slots can be granted again.
     EndLeases(Participant, Vec<LeaseSlot>),

@@ -141,8 +141,10 @@ impl Server for Service {
         self.bury(participant, proof);
     }
 
-    fn extra(&mut self, _key: u64) {
-        self.keeper_died();
+    fn extra(&mut self, key: u64) {
+        if !self.inherited_exited(key) {
+            self.keeper_died();
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpu_api::Result;
+use transport::os::process::{command_of, pid_of};
 use transport::os::socket::{Endpoint, Listener};
 use transport::os::waker::Waker;
 use transport::server::Allowed;
@@ -28,6 +29,8 @@ use crate::server::control::Control;
 use crate::server::deposit::Stored;
 use crate::server::happened::{File, Teller};
 use crate::server::limits::Limits;
+use crate::server::listing::Process;
+use crate::server::record::{Kept, Record};
 use crate::server::service::{KeeperState, Parts, Service};
 use crate::server::{deposit, lock, place, workshop};
 
@@ -82,6 +85,8 @@ struct Inheritance {
     /// The numbers of the tombs and of the history that the keeper has.
     stored: Stored,
     objects: Vec<Inherited<Arc<OwnedFd>>>,
+    /// Who held which pool.
+    records: Vec<Kept<Arc<OwnedFd>>>,
     next_seq: u64,
     orphans: u64,
     /// What another version wrote.
@@ -104,6 +109,7 @@ impl Inheritance {
             },
             stored: Stored::default(),
             objects: Vec::new(),
+            records: Vec::new(),
             next_seq: 1,
             orphans: 0,
             foreign: Vec::new(),
@@ -161,11 +167,13 @@ impl Broker {
         let operator = rustix::process::geteuid().as_raw();
         let mut catalogue = Catalogue::new(options.limits, operator);
         let restored = inheritance.objects.len() as u64;
-        let actions = catalogue.restore(
+        let mut actions = catalogue.restore(
             &inheritance.bequest,
             inheritance.objects,
             inheritance.next_seq,
         );
+        let records = inheritance.records.into_iter();
+        actions.extend(catalogue.inherit(records.map(|of| (of.clone(), holder_of(&of))).collect()));
         let parts = Parts {
             catalogue,
             keeper,
@@ -271,13 +279,14 @@ fn inherit(depositor: Option<Depositor>) -> Result<(Option<Depositor>, Inheritan
         asked = ask(&depositor, true)?;
     };
     let mut manifests = HashMap::new();
+    let mut records = HashMap::new();
     let files = inventory
         .files
         .into_iter()
         .map(|(name, file)| (name, Arc::new(file)))
         .collect();
     let found = sort(files, |label, file: &File| {
-        read(label, file, &mut manifests)
+        read(label, file, &mut manifests, &mut records)
     });
     let mut inheritance = Inheritance {
         stored: Stored {
@@ -299,7 +308,14 @@ fn inherit(depositor: Option<Depositor>) -> Result<(Option<Depositor>, Inheritan
         None => {}
     }
     for (seq, file, regions) in found.whole {
-        if let Some(manifest) = manifests.remove(&seq) {
+        if let Some(record) = records.remove(&seq) {
+            inheritance.records.push(Kept {
+                seq,
+                record,
+                file,
+                processes: regions,
+            });
+        } else if let Some(manifest) = manifests.remove(&seq) {
             inheritance.objects.push(Inherited {
                 since: written_at(&file),
                 seq,
@@ -349,8 +365,24 @@ fn written_at(file: &File) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(u64::try_from(written).unwrap_or(0))
 }
 
-/// Reads a file of the keeper; a manifest is put aside under its number.
-fn read(label: Label, file: &File, manifests: &mut HashMap<u64, Manifest>) -> Reading {
+/// Says which process held a pool, as far as this one can see it.
+fn holder_of(kept: &Kept<File>) -> Process {
+    let pid = kept.processes.first().map(|of| pid_of(of.as_fd()));
+    let pid = pid.and_then(Result::ok).unwrap_or(0);
+    Process {
+        pid,
+        command: command_of(pid),
+        name: String::new(),
+    }
+}
+
+/// Reads a file of the keeper; a manifest or a record is put aside under its number.
+fn read(
+    label: Label,
+    file: &File,
+    manifests: &mut HashMap<u64, Manifest>,
+    records: &mut HashMap<u64, Record>,
+) -> Reading {
     let most = match label {
         Label::Manifest(_) => MOST_MANIFEST,
         Label::Tombs(_) => MOST_TOMBS,
@@ -368,9 +400,15 @@ fn read(label: Label, file: &File, manifests: &mut HashMap<u64, Manifest>) -> Re
         }
     };
     let read = match label {
+        Label::Manifest(seq) if Record::is_record(&bytes) => Record::decode(&bytes).map(|record| {
+            let processes = record.processes;
+            records.insert(seq, record);
+            Reading::Manifest(processes)
+        }),
         Label::Manifest(seq) => Manifest::decode(&bytes).map(|manifest| {
             let whole = manifest.epoch > Epoch(0) && manifest.granularity > 0;
-            let regions = manifest.layout.regions().len();
+            let journal = usize::from(manifest.layout.journal() > 0);
+            let regions = manifest.layout.regions().len() + journal;
             manifests.insert(seq, manifest);
             if whole {
                 Reading::Manifest(regions)

@@ -50,12 +50,13 @@ impl Service {
                     epochs = limits.epochs,
                     evict = limits.evict,
                     ttl = ?limits.ttl,
+                    pool_ttl = ?limits.pool_ttl,
                     allowed = ?allowed.uids,
                     allowed_groups = ?allowed.gids,
                     "the options hold"
                 );
                 self.let_in(allowed);
-                self.expires(limits.ttl);
+                self.expires(&limits);
                 self.parts.catalogue.change(limits)
             }
             Err(why) => {

@@ -15,6 +15,7 @@ use crate::object::manifest::Manifest;
 use crate::server::action::KeepError;
 use crate::server::bequest::{Bequest, History, Label};
 use crate::server::happened::{File, Happened, Teller};
+use crate::server::record::Record;
 
 /// How often a keeper that is not asked anything is asked whether it is there: one that is stopped
 /// is known to be so without a commit that waits for it.
@@ -28,6 +29,12 @@ pub(super) enum Job {
         seq: u64,
         manifest: Box<Manifest>,
         regions: Vec<File>,
+    },
+    /// Give it the record of a hold, with the pidfds of the holder's processes.
+    KeepRecord {
+        seq: u64,
+        record: Box<Record>,
+        processes: Vec<File>,
     },
     /// Take objects out, after the bequest has gone there under this number.
     Forget {
@@ -125,6 +132,15 @@ impl Thread {
                     manifest,
                     regions,
                 } => Happened::Kept(identity, self.keep(seq, &manifest, &regions)),
+                Job::KeepRecord {
+                    seq,
+                    record,
+                    processes,
+                } => {
+                    let kept = self.keep_file(seq, &record.encode(), &processes);
+                    trace_point!("record.kept");
+                    Happened::Recorded(seq, record, kept)
+                }
                 Job::Forget {
                     token,
                     objects,
@@ -141,7 +157,11 @@ impl Thread {
         let bytes = manifest
             .encode()
             .map_err(|error| KeepError::Refused(explain(&error)))?;
-        let file = sealed_file::create("gpu-ipc-manifest", &bytes)
+        self.keep_file(seq, &bytes, regions)
+    }
+
+    fn keep_file(&self, seq: u64, bytes: &[u8], regions: &[File]) -> Result<File, KeepError> {
+        let file = sealed_file::create("gpu-ipc-manifest", bytes)
             .map_err(|error| KeepError::Refused(explain(&error)))?;
         trace_point!("keep.begun");
         if let Some(depositor) = &self.depositor {

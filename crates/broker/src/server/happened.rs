@@ -12,6 +12,7 @@ use crate::object::manifest::Manifest;
 use crate::server::action::KeepError;
 use crate::server::catalogue::draft::Site;
 use crate::server::limits::Limits;
+use crate::server::record::Record;
 use transport::server::{Allowed, Refused};
 
 /// A descriptor that keeps memory.
@@ -22,6 +23,8 @@ pub(super) enum Happened {
     Drafted(Identity, Result<(Box<Manifest>, Site), Refused>),
     Made(Identity, Result<Vec<File>, Refused>),
     Kept(Identity, Result<File, KeepError>),
+    /// The number of a record, what it says, and whether the keeper has it.
+    Recorded(u64, Box<Record>, Result<File, KeepError>),
     Forgotten(u64, Result<(), KeepError>),
     /// Whether a keeper is there.
     Looked(bool),

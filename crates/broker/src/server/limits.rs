@@ -23,6 +23,8 @@ pub struct Limits {
     pub evict: bool,
     /// How long an object may be read by no participant before it is removed.
     pub ttl: Option<Duration>,
+    /// How long a pool may be held by no process before it is removed.
+    pub pool_ttl: Option<Duration>,
     /// Names that are neither evicted nor removed for their age; one that ends with `*` stands for
     /// all that begin so.
     pub pins: Vec<String>,
@@ -44,6 +46,7 @@ impl Default for Limits {
             watches: 1_024,
             evict: false,
             ttl: None,
+            pool_ttl: None,
             pins: Vec::new(),
             reads_slots: true,
         }

@@ -188,7 +188,7 @@ pub struct Row {
     pub bytes: u64,
     /// The user that owns it.
     pub owner: u32,
-    /// `making`, `filling`, `keeping`, `visible` or `scratch`.
+    /// `making`, `filling`, `keeping`, `visible`, `scratch` or `pool`.
     pub state: String,
     /// Seconds since its commit, or since its create while it is not visible.
     #[serde(default)]
@@ -206,6 +206,22 @@ pub struct Row {
     pub writer: Option<Process>,
     /// Its readers.
     pub readers: Vec<Process>,
+    /// Who holds it, if it is a pool.
+    #[serde(default)]
+    pub pool: Option<PoolRow>,
+}
+
+/// Who holds a pool.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct PoolRow {
+    /// How often it was adopted.
+    pub generation: u64,
+    /// How the hold before ended: `never`, `closed` or `died`.
+    pub previous: String,
+    /// The process that holds it; `None` for a pool that may be adopted.
+    pub holder: Option<Process>,
+    /// Seconds since the hold began, or ended.
+    pub age_s: u64,
 }
 
 /// A name that was removed up to an epoch, for good.

@@ -3,6 +3,7 @@
 //! 1. `bequest`: what a successor gets. `limits`. `action`: messages to send and steps to take.
 //! 2. `catalogue`: which objects there are. Pure. Its tables: `names`, `object` and `objects`,
 //!    `ledger`, `outcomes`, `leaving`, `watches`. `takeover`: what an epoch shares with the one before it.
+//!    `hold`: who holds each pool. `record`: what of that outlives the broker.
 //! 3. `place`: the directory. `lock`: one broker a directory.
 //! 4. `happened`: what the threads that may wait tell. `workshop` waits for the driver, `deposit`
 //!    for the keeper.
@@ -20,6 +21,7 @@ mod catalogue_tests;
 pub(crate) mod control;
 mod deposit;
 mod happened;
+mod hold;
 mod leaving;
 mod ledger;
 pub(crate) mod limits;
@@ -32,6 +34,7 @@ mod objects;
 mod outcomes;
 mod peer;
 pub mod place;
+pub(crate) mod record;
 mod service;
 mod takeover;
 mod watches;

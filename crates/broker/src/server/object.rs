@@ -5,6 +5,7 @@ use std::time::{Instant, SystemTime};
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
 use crate::server::action::{Asker, Participant};
+use crate::server::listing::PoolRow;
 use crate::wire::{LeaseSlot, Wanted};
 
 /// How far an object has come; the table of `catalogue` says what leads from one stage to the next.
@@ -52,7 +53,7 @@ impl<F: Clone> Object<F> {
         let bytes = self
             .manifest
             .iter()
-            .flat_map(|manifest| manifest.mapped_regions());
+            .flat_map(|manifest| manifest.mapped_regions().chain(journal_of(manifest)));
         self.numbers.iter().copied().zip(bytes)
     }
 
@@ -92,15 +93,23 @@ impl<F: Clone> Object<F> {
                 Stage::Filling { .. } if self.wanted.scratch => "scratch",
                 Stage::Filling { .. } | Stage::Written => "filling",
                 Stage::Keeping { .. } => "keeping",
+                Stage::Visible { .. } if manifest.layout.journal() > 0 => "pool",
                 Stage::Visible { .. } => "visible",
             },
             parts: manifest.layout.parts().len() as u64,
             since: self.since,
             pinned: false,
+            pool: None,
+            record: None,
             writer: self.writer.map(|writer| writer.participant),
             readers: self.readers.clone(),
         })
     }
+}
+
+/// Returns the bytes of a pool's journal, which count as its memory does.
+pub(super) fn journal_of(manifest: &Manifest) -> Option<u64> {
+    Some(manifest.layout.journal()).filter(|bytes| *bytes > 0)
 }
 
 /// A row of the listing.
@@ -120,7 +129,7 @@ pub struct Row {
     pub bytes: u64,
     /// The user that owns it.
     pub owner: u32,
-    /// `making`, `filling`, `keeping`, `visible` or `scratch`.
+    /// `making`, `filling`, `keeping`, `visible`, `scratch` or `pool`.
     pub state: &'static str,
     /// Its parts.
     pub parts: u64,
@@ -128,6 +137,10 @@ pub struct Row {
     pub since: SystemTime,
     /// It is never evicted.
     pub pinned: bool,
+    /// Who holds it, if it is a pool.
+    pub pool: Option<PoolRow>,
+    /// The number of the record of its hold.
+    pub record: Option<u64>,
     /// Its writer, while it is unfinished.
     pub writer: Option<Participant>,
     /// Its readers.

@@ -27,11 +27,12 @@ use crate::server::action::{Action, Answer, Asker, KeepError, Participant};
 use crate::server::bequest::Tomb;
 use crate::server::catalogue::Catalogue;
 use crate::server::happened::{File, Happened};
+use crate::server::limits::Limits;
 use crate::server::listing::{Latency, Listing, Process, Removed, Reread, Row, Shelf};
 use crate::server::name::Name;
 use crate::server::peer::Peer;
 use crate::server::{deposit, object, workshop};
-use crate::wire::{MOST_BYTES, ToBroker, ToClient};
+use crate::wire::{KNOWS_POOLS, MOST_BYTES, RefusalCode, ToBroker, ToClient};
 
 /// How often a keeper that is away is looked for: until it has everything, the death of this broker
 /// would lose it.
@@ -86,6 +87,9 @@ pub(super) struct Service {
     pub(super) next_participant: u64,
     /// Of the keeper that has everything, or what it has room for.
     leash: Option<(u64, OwnedFd)>,
+    /// Processes that hold pools since a former broker, each with the pool and the token of its
+    /// hold, by the number of their watch.
+    inherited: HashMap<u64, (Identity, Identity, File)>,
     /// The deposit thread looks for a keeper, or feeds one.
     looking: bool,
     look_at: Option<Instant>,
@@ -110,7 +114,7 @@ pub(super) struct Service {
 impl Service {
     pub(super) fn new(mut parts: Parts, listener: Listener, allowed: Allowed) -> Result<Service> {
         let looks = parts.keeper == KeeperState::Absent;
-        let expire_at = parts.catalogue.limits().ttl.map(|_| Instant::now());
+        let expire_at = expires_at(parts.catalogue.limits());
         let name = Name::new(&allowed);
         let mut door = Door::new(Arc::new(listener), parts.waker.fd(), allowed)?;
         let leash = match parts.leash.take() {
@@ -123,6 +127,7 @@ impl Service {
             peers: HashMap::new(),
             next_participant: 1,
             leash,
+            inherited: HashMap::new(),
             looking: false,
             look_at: looks.then(Instant::now),
             unkept: BTreeSet::new(),
@@ -143,6 +148,7 @@ impl Service {
     /// Serves for ever.
     pub(super) fn run(mut self, restored: Vec<Action<File>>) -> ! {
         self.act(restored);
+        self.watch_inherited();
         loop {
             self.turn();
         }
@@ -175,9 +181,9 @@ impl Service {
         }
     }
 
-    /// Lets an object be idle for so long from here on.
-    pub(super) fn expires(&mut self, ttl: Option<Duration>) {
-        self.expire_at = ttl.map(|_| Instant::now());
+    /// Looks from here on for objects and pools whose time is over, if they have one.
+    pub(super) fn expires(&mut self, limits: &Limits) {
+        self.expire_at = expires_at(limits);
     }
 
     /// Removes objects whose time is over, unless what they need from the keeper must wait.
@@ -229,6 +235,17 @@ impl Service {
                 trace_point!("visible");
                 actions
             }
+            Happened::Recorded(seq, record, kept) => {
+                if let Err(error) = &kept {
+                    tracing::warn!(pool = %record.pool, ?error, "the keeper does not take the record of a hold");
+                }
+                if matches!(kept, Err(KeepError::Absent)) && self.leash.is_some() {
+                    self.keeper_died();
+                }
+                let actions = self.parts.catalogue.recorded(seq, *record, kept);
+                trace_point!("record.known");
+                actions
+            }
             Happened::Forgotten(token, forgotten) => {
                 self.room_came |= forgotten.is_ok();
                 self.parts.catalogue.forgotten(token, forgotten)
@@ -268,8 +285,9 @@ impl Service {
                     identity,
                     device,
                     bytes,
+                    journal,
                 } => {
-                    self.work(workshop::Job::Make(identity, device, bytes));
+                    self.work(workshop::Job::Make(identity, device, bytes, journal));
                 }
                 Action::Keep {
                     identity,
@@ -286,6 +304,15 @@ impl Service {
                         regions,
                     });
                 }
+                Action::KeepRecord {
+                    seq,
+                    record,
+                    processes,
+                } => self.deposit(deposit::Job::KeepRecord {
+                    seq,
+                    record: Box::new(record),
+                    processes,
+                }),
                 Action::Forget {
                     token,
                     objects,
@@ -374,9 +401,10 @@ impl Service {
         self.parts.keeper == KeeperState::Full && self.room_came
     }
 
-    /// Gives it that, once no commit is on its way there.
+    /// Gives it that, once no commit and no record of a hold is on its way there.
     fn use_room(&mut self) {
-        if self.has_room_to_use() && self.keeping.is_empty() && !self.looking {
+        let is_due = self.has_room_to_use() && self.keeping.is_empty() && !self.looking;
+        if is_due && !self.parts.catalogue.is_recording() {
             self.feed();
         }
     }
@@ -449,7 +477,8 @@ impl Service {
 
     /// Says whether an object is nowhere but in this broker.
     fn is_unkept(&self, row: &object::Row) -> bool {
-        row.state == "visible" && self.is_without(row.seq)
+        matches!(row.state, "visible" | "pool")
+            && (self.is_without(row.seq) || row.record.is_some_and(|of| self.is_without(of)))
     }
 
     fn is_without(&self, seq: u64) -> bool {
@@ -552,6 +581,39 @@ impl Service {
                 self.list(participant, request, Some(MOST_SUMMED));
                 Vec::new()
             }
+            ToBroker::Adopt {
+                request,
+                token,
+                name,
+            } => {
+                if self.parts.keeper == KeeperState::Absent || has_room_to_use {
+                    return;
+                }
+                trace_point!("adopt.heard");
+                let who = Process {
+                    pid: peer.seat.pid,
+                    command: peer.command.clone(),
+                    name: peer.name.clone(),
+                };
+                let processes = peer.seat.processes().map_err(|error| failed(&error));
+                let processes = processes.map(|all| all.into_iter().map(Arc::new).collect());
+                catalogue.adopt(asker, request, (&name, token), processes, who)
+            }
+            ToBroker::Release {
+                request,
+                token,
+                name,
+            } => {
+                if self.parts.keeper == KeeperState::Absent || has_room_to_use {
+                    return;
+                }
+                trace_point!("release.heard");
+                catalogue.release(asker, request, &name, token)
+            }
+            ToBroker::ReadPool { request, name } => {
+                self.opens += 1;
+                vec![catalogue.read_pool(asker, request, &name)]
+            }
         };
         self.act(actions);
     }
@@ -574,6 +636,13 @@ impl Service {
                 "refused"
             );
         }
+        let answer = match answer {
+            // The name has something that a participant of before pools cannot know.
+            Answer::Declined(RefusalCode::Pool, why) if peer.version < KNOWS_POOLS => {
+                Answer::Declined(RefusalCode::Conflict, why)
+            }
+            answer => answer,
+        };
         let (message, files) = answer.into_message(request);
         let fds: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
         say(peer, &message, &fds);
@@ -659,6 +728,7 @@ impl Service {
             unkept: self.is_unkept(row),
             writer: row.writer.as_ref().and_then(process),
             readers: row.readers.iter().filter_map(process).collect(),
+            pool: row.pool.clone(),
         };
         let removed = |tomb: Tomb| {
             let Tomb {
@@ -711,12 +781,41 @@ impl Service {
 
     // Deaths.
 
+    /// Waits for the ends of processes that hold pools since a former broker.
+    fn watch_inherited(&mut self) {
+        for (pool, token, file) in self.parts.catalogue.inherited_processes() {
+            match self.door.watches.add(Watch::Extra, file.as_fd()) {
+                Ok(key) => {
+                    self.inherited.insert(key, (pool, token, file));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, %pool, "the end of a pool's holder cannot be learned; the pool stays held");
+                }
+            }
+        }
+    }
+
+    /// Notes the exit of a process that holds a pool since a former broker. Says whether the number
+    /// is of such a process.
+    pub(super) fn inherited_exited(&mut self, key: u64) -> bool {
+        let Some((pool, token, file)) = self.inherited.remove(&key) else {
+            return false;
+        };
+        self.door.watches.remove(key, file.as_fd());
+        self.parts.catalogue.process_exited(pool, token);
+        true
+    }
+
     /// Forgets a participant that has hung up and holds nothing, or is proven dead.
     pub(super) fn bury(&mut self, participant: Participant, proof: Proof) {
-        if !proof.hung_up || (self.parts.catalogue.writes(participant) && !proof.is_complete()) {
+        let wrote = self.parts.catalogue.writes(participant);
+        let held = self.parts.catalogue.holds(participant);
+        if !proof.hung_up || ((wrote || held) && !proof.is_complete()) {
             return;
         }
-        let wrote = self.parts.catalogue.writes(participant);
+        if held {
+            trace_point!("holder.buried");
+        }
         if wrote {
             trace_point!("writer.buried");
             self.aborted += 1;
@@ -733,12 +832,24 @@ impl Service {
                     name,
                     "a writer died; what it did not commit is closed"
                 );
+            } else if held {
+                tracing::warn!(
+                    pid,
+                    uid,
+                    command,
+                    name,
+                    "a holder died; its pools may be adopted"
+                );
             } else {
                 tracing::debug!(pid, uid, command, name, "a participant is gone");
             }
             self.door.forget(participant, &peer.seat);
         }
     }
+}
+
+fn expires_at(limits: &Limits) -> Option<Instant> {
+    limits.ttl.or(limits.pool_ttl).map(|_| Instant::now())
 }
 
 /// Counts the open descriptors of this process.

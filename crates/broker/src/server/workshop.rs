@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use gpu_api::{Error, Gpu, Result, explain, thread};
 use transport::os::closer::Foreign;
-use transport::shared::sealed_file;
+use transport::shared::{journal_file, sealed_file};
 use transport::trace_point;
 
 use crate::memory::store::{FindGpus, make_region};
@@ -24,8 +24,8 @@ pub(super) enum Job {
     Open,
     /// Read and check a draft.
     Draft(Identity, Foreign),
-    /// Make regions.
-    Make(Identity, Device, Vec<u64>),
+    /// Make regions, and a journal of so many bytes if it is not 0.
+    Make(Identity, Device, Vec<u64>, u64),
 }
 
 /// Starts the thread; it ends with the sender.
@@ -71,9 +71,9 @@ impl Workshop {
                     let draft = self.read(&file);
                     self.teller.tell(Happened::Drafted(identity, draft));
                 }
-                Job::Make(identity, device, bytes) => {
+                Job::Make(identity, device, bytes, journal) => {
                     trace_point!("make.begun");
-                    let made = self.make(device, &bytes);
+                    let made = self.make(device, &bytes, journal);
                     trace_point!("make.done");
                     self.teller.tell(Happened::Made(identity, made));
                 }
@@ -120,11 +120,13 @@ impl Workshop {
     }
 
     /// Makes all regions, or none: those that were made are closed when one fails.
-    fn make(&mut self, device: Device, bytes: &[u64]) -> Result<Vec<File>, Refused> {
+    fn make(&mut self, device: Device, bytes: &[u64], journal: u64) -> Result<Vec<File>, Refused> {
         let gpu = self.gpu(device)?;
+        let journal = (journal > 0).then(|| journal_file::create(journal).map(Arc::new));
         let made: Result<Vec<File>> = bytes
             .iter()
             .map(|&bytes| make_region(gpu, bytes).map(Arc::new))
+            .chain(journal)
             .collect();
         made.map_err(|error| match error {
             Error::OutOfMemory { .. } => (RefusalCode::OutOfMemory, explain(&error)),

@@ -1,6 +1,7 @@
 //! The messages between a broker and its participants: one packet each, at most 4,096 bytes.
 //!
-//! Version 2 has the lineage in its welcome, and a watch can be taken back; version 3 has `Sum`.
+//! Version 2 has the lineage in its welcome, and a watch can be taken back; version 3 has `Sum`
+//! and pools: 11 to 14, 140, and the refusals 73 and 74.
 //!
 //! Every message starts with the same 16 bytes, in all versions:
 //!
@@ -27,7 +28,10 @@
 //! | 8 | `Watch` | epoch that was seen u64, 2^64 - 1 to take the watch back; name text | |
 //! | 9 | `Remove` | epoch u64, 0 for the whole name, 2^64 - 1 for what is not committed; name text | |
 //! | 10 | `List` | | |
-//! | 11 | `Sum` (from version 3 on) | | |
+//! | 11 | `Sum` (from version 3 on, as are 12 to 14 and 140) | | |
+//! | 12 | `Adopt` | token 16, name text | |
+//! | 13 | `Release` | token 16, name text | |
+//! | 14 | `ReadPool` | name text | |
 //! | 129 | `Welcome` | lineage of the epochs 16 (of no meaning before version 2), participant u64, pid u32, slots u32 | broker's pidfd, counter file |
 //! | 130 | `Refused` | code u16, lowest version u16, highest u16, text | |
 //! | 131 | `Created` | granularity u64, regions u32, 0 u32, then for each: slot u32, 0 u32, generation u64 | the regions |
@@ -39,6 +43,7 @@
 //! | 137 | `Removed` | epoch u64 | |
 //! | 138 | `Listing` | bytes u64 | sealed memfd with that many bytes of JSON |
 //! | 139 | `Declined` | code u16, text | |
+//! | 140 | `Pool` | identity 16, generation u64, how the hold before it ended u32 (0 there was none, 1 in order, 2 by a death), files u32 | the manifest, the regions, the journal: `files` behind the first |
 //!
 //! A text is its bytes u16, then UTF-8 without control characters; a name has at most 255 bytes, a
 //! reason 512. All numbers are little-endian. Every byte string that decodes has exactly one
@@ -56,6 +61,7 @@ mod recorded_tests;
 mod to_broker;
 mod to_client;
 
+pub(crate) use packet::KNOWS_POOLS;
 pub use packet::VERSIONS;
 pub use to_broker::{Selector, ToBroker, UNFINISHED, Wanted};
 pub use to_client::{LeaseSlot, Standing, ToClient};
@@ -74,6 +80,7 @@ mod tests {
             include_str!("../object/manifest.rs"),
             include_str!("../keeper/notify.rs"),
             include_str!("../server/bequest.rs"),
+            include_str!("../server/record.rs"),
         ];
         for module in modules {
             let rows: Vec<&str> = module

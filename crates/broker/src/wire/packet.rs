@@ -8,6 +8,9 @@ pub const VERSIONS: Versions = Versions {
     highest: 3,
 };
 
+/// The first version in which there are pools.
+pub const KNOWS_POOLS: u16 = 3;
+
 pub(super) static PROTOCOL: Protocol = Protocol {
     magic: *b"GO",
     magic_is: "20295, the bytes GO",
@@ -16,5 +19,5 @@ pub(super) static PROTOCOL: Protocol = Protocol {
     most_text: 512,
     most_text_is: "at most 512",
     refusals: 64..=127,
-    refusals_are: "1, 2, 4, 5, 6, 10 or 64 to 72",
+    refusals_are: "1, 2, 4, 5, 6, 10 or 64 to 74",
 };

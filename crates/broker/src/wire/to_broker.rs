@@ -110,7 +110,7 @@ impl Field for Wanted {
 messages! {
     /// A message to a broker. The table of [`wire`](crate::wire) has the bytes.
     #[derive(Clone, PartialEq, Eq, Debug)]
-    pub enum ToBroker of super::packet::PROTOCOL, "1 to 11" {
+    pub enum ToBroker of super::packet::PROTOCOL, "1 to 14" {
         /// The first message: who connects, with its pidfd and those of descendants that keep the
         /// device's files.
         1 Hello [1 + usize::from(*descendants)] {
@@ -177,6 +177,25 @@ messages! {
         /// Asks for the sums of a listing, with the objects of so many names alone that the answer
         /// costs the same however many there are; from version 3 on.
         11 Sum(request) {}
+        /// Make this participant the holder of a pool.
+        12 Adopt(request) {
+            /// Drawn by the asker: what it shows to end the hold.
+            token: Identity,
+            /// Which pool.
+            name: String,
+        }
+        /// The hold has ended: nothing of the participant touches the pool any more.
+        13 Release(request) {
+            /// Of which hold.
+            token: Identity,
+            /// Of which pool.
+            name: String,
+        }
+        /// Lease a pool for reading.
+        14 ReadPool(request) {
+            /// Which pool.
+            name: String,
+        }
     }
 }
 
@@ -271,6 +290,21 @@ mod tests {
             }),
             any::<u64>().prop_map(|request| ToBroker::List { request }),
             any::<u64>().prop_map(|request| ToBroker::Sum { request }),
+            (any::<u64>(), any_identity(), name()).prop_map(|(request, token, name)| {
+                ToBroker::Adopt {
+                    request,
+                    token,
+                    name,
+                }
+            }),
+            (any::<u64>(), any_identity(), name()).prop_map(|(request, token, name)| {
+                ToBroker::Release {
+                    request,
+                    token,
+                    name,
+                }
+            }),
+            (any::<u64>(), name()).prop_map(|(request, name)| ToBroker::ReadPool { request, name }),
         ]
     }
 

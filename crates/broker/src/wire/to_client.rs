@@ -9,6 +9,7 @@ use transport::{messages, record};
 
 use crate::object::identity::{Epoch, Identity, Lineage};
 use crate::object::layout::MOST_REGIONS;
+use crate::pool::Previous;
 
 /// Where the write lease of one region is written down: in the participant's counter file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -67,7 +68,7 @@ messages! {
         clippy::large_enum_variant,
         reason = "it lives for one call on the stack; a box would be an allocation a message"
     )]
-    pub enum ToClient of super::packet::PROTOCOL, "129 to 139" {
+    pub enum ToClient of super::packet::PROTOCOL, "129 to 140" {
         /// Answers a hello: the broker's pidfd and the participant's counter file come with it.
         129 Welcome [2] {
             /// Which history the broker's epochs are of; of no meaning before version 2.
@@ -142,6 +143,18 @@ messages! {
             /// Why, for people.
             why: String,
         }
+        /// Answers an adopt and the lease of a pool for reading; the manifest, the regions and the
+        /// journal come with it.
+        140 Pool(request) [1 + *files as usize] {
+            /// Which object.
+            identity: Identity,
+            /// How often the pool was adopted.
+            generation: u64,
+            /// How the hold before this one ended.
+            previous: Previous,
+            /// Regions and journal.
+            files: u32,
+        }
     }
 }
 
@@ -150,6 +163,9 @@ impl ToClient {
         match self {
             ToClient::Opened { regions, .. } if *regions as usize > MOST_REGIONS => {
                 Err(malformed("the number of regions", *regions, "at most 16"))
+            }
+            ToClient::Pool { files, .. } if !(2..=MOST_REGIONS as u32).contains(files) => {
+                Err(malformed("the files of a pool", *files, "2 to 16"))
             }
             _ => Ok(()),
         }
@@ -231,6 +247,22 @@ mod tests {
             (any::<u64>(), epoch())
                 .prop_map(|(request, epoch)| ToClient::Removed { request, epoch }),
             any::<(u64, u64)>().prop_map(|(request, bytes)| ToClient::Listing { request, bytes }),
+            (
+                any::<u64>(),
+                identity(),
+                any::<u64>(),
+                0u8..3,
+                2..=MOST_REGIONS as u32
+            )
+                .prop_map(|(request, identity, generation, previous, files)| {
+                    ToClient::Pool {
+                        request,
+                        identity,
+                        generation,
+                        previous: Previous::of(previous).expect("one of three"),
+                        files,
+                    }
+                }),
             (any::<u64>(), refusal(), "[a-z é]{0,40}").prop_map(|(request, refusal, why)| {
                 ToClient::Declined {
                     request,

@@ -58,6 +58,8 @@ pub struct Rules {
     names: Option<usize>,
     /// Removes what no participant reads when the limit of bytes presses.
     evict: bool,
+    /// Removes a pool that no process holds at the next look.
+    forgets_pools: bool,
     /// Another user who may connect.
     allowed: Option<u32>,
     /// A group whose users may connect.
@@ -86,6 +88,8 @@ pub enum Command {
     /// Sleeps, and keeps its lease, while the kernel gives this process no more addresses.
     SleepAtTheLimit,
     Wake,
+    /// Does something with a pool.
+    Pool(crate::holder::Told),
     /// Counts a word in as many bytes of memory that it was given and has not written to.
     Look {
         bytes: u64,
@@ -321,6 +325,17 @@ impl Agent {
             Rules {
                 bytes: Some(bytes),
                 evict: true,
+                ..Rules::default()
+            },
+        )
+    }
+
+    #[track_caller]
+    pub fn forgetting_pools(dir: &Path) -> Agent {
+        Agent::ruled(
+            dir,
+            Rules {
+                forgets_pools: true,
                 ..Rules::default()
             },
         )
@@ -574,6 +589,7 @@ fn serve(dir: PathBuf, rules: Rules) {
             participants: rules.participants.unwrap_or(usual.participants),
             names: rules.names.unwrap_or(usual.names),
             evict: rules.evict,
+            pool_ttl: rules.forgets_pools.then_some(std::time::Duration::ZERO),
             reads_slots: !rules.blind,
             ..usual
         },
@@ -626,6 +642,10 @@ fn carry_out(client: &Client, held: &mut Option<Reader>, command: Command) -> br
                     .map(|row| row.name)
                     .collect(),
             ));
+        }
+        Command::Pool(told) => {
+            let generation = crate::holder::carry_out(client, told)?;
+            return Ok(generation.map_or(Said::Ready, Said::Epoch));
         }
         Command::Look { bytes, word } => return Ok(Said::Count(look_for(client, bytes, word)?)),
         Command::Open(name) => *held = Some(client.open(&name)?),

@@ -760,6 +760,8 @@ fn every_step_is_named_here() {
     .concat()
     .into_iter()
     .chain(readers)
+    .chain(crate::pools::BROKER_STEPS.iter().copied())
+    .chain(crate::pools::HOLDER_STEPS.iter().map(|(step, _)| *step))
     .chain(TAKE_OVER_STEPS.iter().map(|(step, _)| *step))
     .collect();
     let untried: Vec<&String> = steps

@@ -11,10 +11,12 @@ mod bad_input;
 mod death;
 mod gpu;
 mod histories;
+mod holder;
 mod keeping;
 mod limits;
 mod naming;
 mod objects;
+mod pools;
 mod raw;
 mod replicas;
 mod rules;
@@ -59,6 +61,7 @@ fn main() {
         bad_input::CASES,
         limits::CASES,
         naming::CASES,
+        pools::CASES,
         takeover::CASES,
         rules::CASES,
         replicas::CASES,

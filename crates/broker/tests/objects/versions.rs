@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use broker::keeper::depositor::Depositor;
 use broker::keeper::process::Keeper;
-use broker::object::identity::Lineage;
+use broker::object::identity::{Identity, Lineage};
 use broker::wire::{MOST_BYTES, RefusalCode, ToBroker, ToClient};
 use broker::{Client, CreateOptions, Epoch, ObjectError};
 use transport::os::process::own_pidfd;
@@ -20,7 +20,9 @@ use transport::shared::counter_file::{CounterFile, FIRST_SLOTS};
 use transport::shared::sealed_file;
 use transport::wire::table;
 
-use crate::agent::{Agent, Dir, client, gpu, put, seed_of, started};
+use crate::agent::{Agent, Dir, client, gpu, layout, put, seed_of, started};
+use crate::bad_input::{create, draft, file_of};
+use crate::holder;
 use crate::raw::Raw;
 use crate::{Case, until};
 
@@ -72,6 +74,7 @@ fn a_client_of_before_is_served() {
     for seed in 1..=8 {
         put(&newer, NAME, seed, &CreateOptions::default()).expect("a commit");
     }
+    let _pool = holder::create(&newer).expect("a pool");
     for version in [1, 2] {
         let lines = recorded(version);
         let raw = Raw::connect(&dir);
@@ -119,6 +122,18 @@ fn a_client_of_before_is_served() {
         assert!(matches!(ask("AskOutcome"), ToClient::Outcome { .. }));
         assert!(matches!(ask("Close"), ToClient::Noted { .. }));
         assert!(matches!(ask("Abort"), ToClient::Noted { .. }));
+        // It knows no pools, and not the refusal that names them.
+        let identity = Identity([version as u8; 16]);
+        let draft = file_of(&draft(identity, "kv", layout(1)));
+        let mut bytes = [0; MOST_BYTES];
+        let len = table::encode(&create(REQUEST, identity), &mut bytes, version);
+        raw.say_bytes(&bytes[..len], &[draft.as_fd()]);
+        let (answer, _) = raw.hear().expect("an answer");
+        let ToClient::Declined { refusal, why, .. } = answer else {
+            panic!("version {version}: {answer:?}");
+        };
+        assert_eq!(refusal, RefusalCode::Conflict);
+        assert!(why.contains("kv is a pool"), "{why}");
     }
     let raw = Raw::connect(&dir);
     raw.say(

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use clap::{Args as Arguments, ValueEnum};
-use gpu_ipc::broker::server::listing::{Listing, Process, Row, Shelf, Usage};
+use gpu_ipc::broker::server::listing::{Listing, PoolRow, Process, Row, Shelf, Usage};
 
 use super::{Asked, any_gpu};
 use crate::device::explain;
@@ -192,9 +192,37 @@ fn write_row(text: &mut String, row: &Row, width: usize) {
     let writer = row.writer.iter().map(|writer| ("written", writer));
     let readers = row.readers.iter().map(|reader| ("read", reader));
     for (what, process) in writer.chain(readers) {
-        let Process { pid, command, name } = process;
-        let (command, name) = (plain(command), plain(name));
-        let _ = writeln!(text, "    {what} by {pid} ({command}) {name}");
+        let _ = writeln!(text, "    {what} by {}", shown(process));
+    }
+    if let Some(pool) = &row.pool {
+        let _ = writeln!(text, "    {}", hold(pool));
+    }
+}
+
+fn shown(process: &Process) -> String {
+    let Process { pid, command, name } = process;
+    format!("{pid} ({}) {}", plain(command), plain(name))
+}
+
+/// Says which process holds a pool.
+fn hold(pool: &PoolRow) -> String {
+    let PoolRow {
+        generation,
+        previous,
+        holder,
+        age_s,
+    } = pool;
+    let age = time(Duration::from_secs(*age_s));
+    let before = match previous.as_str() {
+        "never" => "there was no hold before".into(),
+        how => format!("the hold before: {how}"),
+    };
+    match holder {
+        Some(holder) => format!(
+            "held by {}, generation {generation}, for {age}; {before}",
+            shown(holder)
+        ),
+        None => format!("held by no process for {age}, generation {generation}; {before}"),
     }
 }
 
@@ -239,6 +267,37 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn a_pool_has_its_holder_generation_and_age() {
+        let pool = |holder: Option<Process>| Row {
+            state: "pool".into(),
+            pool: Some(PoolRow {
+                generation: 3,
+                previous: "died".into(),
+                holder,
+                age_s: 61,
+            }),
+            ..Row::default()
+        };
+        let holder = Process {
+            pid: 7,
+            command: "engine".into(),
+            name: "rank 0".into(),
+        };
+        let text = table(&Listing {
+            objects: vec![pool(Some(holder)), pool(None)],
+            ..Listing::default()
+        });
+        assert!(
+            text.contains("held by 7 (engine) rank 0, generation 3, for "),
+            "{text}"
+        );
+        assert!(
+            text.contains("held by no process for ") && text.contains("the hold before: died"),
+            "{text}"
+        );
     }
 
     #[test]

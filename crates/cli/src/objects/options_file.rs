@@ -202,6 +202,7 @@ mod tests {
             limit = "4GiB"
             evict = false
             ttl = 3600
+            pool-ttl = 7200
             pin = ["prod", "base/*"]
             allow-gid = [100]
             allow-uid = []
@@ -215,6 +216,7 @@ mod tests {
             (4 << 30, false, 3)
         );
         assert_eq!(limits.ttl.map(|ttl| ttl.as_secs()), Some(3_600));
+        assert_eq!(limits.pool_ttl.map(|ttl| ttl.as_secs()), Some(7_200));
         assert_eq!(limits.pins, ["prod", "base/*"]);
         assert_eq!(limits.device_percent, 90);
         let allowed = rules.allowed();

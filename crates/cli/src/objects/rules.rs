@@ -30,6 +30,9 @@ pub struct RuleOptions {
     /// Remove an object that no process has read for so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub ttl: Option<u64>,
+    /// Remove a pool that no process has held for so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub pool_ttl: Option<u64>,
     /// A name that is neither evicted nor removed for its age, or the beginning of names with a `*`;
     /// repeatable
     #[arg(long, value_name = "NAME")]
@@ -55,6 +58,7 @@ impl RuleOptions {
             names: self.limit_names.unwrap_or(262_144) as usize,
             evict: self.evict.unwrap_or(false),
             ttl: self.ttl.map(Duration::from_secs),
+            pool_ttl: self.pool_ttl.map(Duration::from_secs),
             pins: self.pin.clone(),
             epochs: self.keep_epochs.unwrap_or(2) as usize,
             ..Limits::default()

@@ -139,7 +139,7 @@ fn serve(options: &BrokerOptions, started: Started, filter: Filter) -> Result<Br
     if file.is_some() {
         // Nothing goes before the file is read again, which may be long after this process began to
         // wait for another broker's end.
-        (limits.epochs, limits.ttl) = (usize::MAX, None);
+        (limits.epochs, limits.ttl, limits.pool_ttl) = (usize::MAX, None, None);
     }
     let broker = Broker::open(Options {
         dir: dir.clone(),

@@ -9,7 +9,7 @@
 //! A death is proven when all have come, in any order. What follows is the handler's: a session
 //! waits for its quarantine, a broker closes what a dead writer leaves and never hands it out again.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
 
 use gpu_api::lock::Acquire;
@@ -100,6 +100,21 @@ impl Seat {
     /// Returns how far the proof of its death has come.
     pub fn proof(&self) -> Proof {
         *self.proof.acquire()
+    }
+
+    /// Returns pidfds of its own: of the process, then of the descendants that it named. They outlive
+    /// the seat.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] when no descriptor is left.
+    pub fn processes(&self) -> Result<Vec<OwnedFd>> {
+        let all = [&self.pidfd].into_iter().chain(&self.descendants);
+        all.map(|of| {
+            let own = of.as_fd().try_clone_to_owned();
+            own.map_err(|e| Error::without_descriptors("dup of a pidfd", e))
+        })
+        .collect()
     }
 
     /// Returns whether the kernel is ending the process; `false` where its pid is hidden.

@@ -78,6 +78,10 @@ refusals! {
     Layout = 71, "correct the layout";
     /// The name is written on another host.
     Home = 72, "write it there, or give the object another name here";
+    /// Another process holds the pool.
+    Held = 73, "close the pool there, or end that process: its death is proven once its GPU work has ended";
+    /// The name has a pool, or an object where a pool is asked for.
+    Pool = 74, "adopt the pool that is there, choose another name, or remove the name first";
 }
 
 impl Field for RefusalCode {

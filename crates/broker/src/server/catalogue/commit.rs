@@ -99,8 +99,21 @@ impl<F: Clone> Catalogue<F> {
         Vec::new()
     }
 
-    /// Takes the keeper's answer: the object is visible from here on, or was not kept.
+    /// Takes the keeper's answer: the object is visible from here on, or was not kept. A pool is
+    /// visible once the keeper has its first record too.
     pub fn kept(&mut self, identity: Identity, kept: Result<F, KeepError>) -> Vec<Action<F>> {
+        match kept {
+            Ok(manifest) if self.is_pool(identity) => self.first_record(identity, manifest),
+            kept => self.settle(identity, kept),
+        }
+    }
+
+    /// Makes an object visible that the keeper has whole, or takes it back to its writer.
+    pub(super) fn settle(
+        &mut self,
+        identity: Identity,
+        kept: Result<F, KeepError>,
+    ) -> Vec<Action<F>> {
         let Some(object) = self.objects.get_mut(identity) else {
             return Vec::new();
         };

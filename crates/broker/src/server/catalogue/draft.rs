@@ -10,7 +10,7 @@ use crate::object::manifest::Manifest;
 use crate::server::action::{Action, Answer, Asker, Device, Participant};
 use crate::server::leaving::Leaving;
 use crate::server::ledger::Asked;
-use crate::server::object::{Object, Stage};
+use crate::server::object::{Object, Stage, journal_of};
 use crate::server::takeover::{self, Former};
 use crate::wire::{LeaseSlot, RefusalCode, Wanted};
 use transport::server::Refused;
@@ -64,7 +64,7 @@ impl<F: Clone> Catalogue<F> {
                         .as_ref()
                         .map_or(0, |manifest| manifest.granularity),
                     leases: leases.clone(),
-                    regions: object.files(),
+                    regions: leased(object),
                 }),
                 Stage::Keeping { .. } | Stage::Written | Stage::Visible { .. } => Some(declined(
                     RefusalCode::Exists,
@@ -121,6 +121,9 @@ impl<F: Clone> Catalogue<F> {
             Ok(admitted) => admitted,
             Err((refusal, why)) => return self.fail(identity, refusal, why),
         };
+        let mut former = former;
+        // The journal lies behind the regions.
+        former.extend(journal_of(&manifest).map(|_| None));
         let numbers = former.iter().map(|former| match former {
             Some((_, number)) => *number,
             None => self.region_number(),
@@ -191,6 +194,13 @@ impl<F: Clone> Catalogue<F> {
                 "a replica is neither scratch nor taken over, and expects no epoch".into(),
             ));
         }
+        let is_pool = draft.layout.journal() > 0;
+        if is_pool && (is_replica || wanted != Wanted::default()) {
+            return Err((
+                RefusalCode::Protocol,
+                "a pool is no replica and no scratch, replaces and takes over nothing, and expects no epoch".into(),
+            ));
+        }
         // A replica has the name that it has at its home.
         if !is_replica {
             check_new_name("the name of an object", &draft.name)
@@ -217,7 +227,10 @@ impl<F: Clone> Catalogue<F> {
             uid: writer.uid,
             device: manifest.device,
             device_bytes: site.bytes,
-            regions: numbers.zip(manifest.mapped_regions()).collect(),
+            regions: numbers
+                .zip(manifest.mapped_regions())
+                .chain(journal_of(&manifest).map(|bytes| (None, bytes)))
+                .collect(),
             // What `replace` gives up is gone before the regions are made.
             given_up: if wanted.replace {
                 self.regions_of(&manifest.name)
@@ -253,6 +266,7 @@ impl<F: Clone> Catalogue<F> {
             name, home, epoch, ..
         } = manifest;
         self.names.check_owner(name, uid)?;
+        self.check_kind(manifest)?;
         self.names.check_home(name, home.as_deref())?;
         if home.is_none() {
             return self.names.check_epoch(name, wanted.expect);
@@ -290,7 +304,7 @@ impl<F: Clone> Catalogue<F> {
         for region in &mut object.regions {
             *region = region.take().or_else(|| made.next());
         }
-        let regions = object.files();
+        let regions = leased(object);
         let Some(leases) = grant(writer.participant, regions.len()) else {
             return self.fail(
                 identity,
@@ -399,6 +413,13 @@ pub struct Site {
     pub bytes: u64,
 }
 
+/// Returns the regions that a writer fills before the commit: none of a pool, which is filled by its
+/// holders.
+fn leased<F: Clone>(object: &Object<F>) -> Vec<F> {
+    let is_pool = object.manifest.as_deref().and_then(journal_of).is_some();
+    if is_pool { Vec::new() } else { object.files() }
+}
+
 /// Asks for the regions that were not taken over.
 pub(super) fn make<F>(identity: Identity, object: &Object<F>) -> Option<Action<F>> {
     let manifest = object.manifest.as_ref()?;
@@ -414,5 +435,6 @@ pub(super) fn make<F>(identity: Identity, object: &Object<F>) -> Option<Action<F
         identity,
         device,
         bytes: missing.map(|(bytes, _)| bytes).collect(),
+        journal: manifest.layout.journal(),
     })
 }

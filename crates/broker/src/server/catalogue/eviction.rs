@@ -1,5 +1,5 @@
 //! Objects that go to make room, or because their time is over: those that no participant reads and
-//! that are not pinned, the oldest first.
+//! that are not pinned, the oldest first. A pool makes no room: its next holder is yet to come.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -29,7 +29,9 @@ impl<F: Clone> Catalogue<F> {
             .idle()
             .filter(|(_, object)| {
                 let manifest = object.manifest.as_ref();
-                manifest.is_some_and(|of| of.name != name && !self.limits.is_pinned(&of.name))
+                manifest.is_some_and(|of| {
+                    of.name != name && !self.limits.is_pinned(&of.name) && of.layout.journal() == 0
+                })
             })
             .collect();
         if ledger.presses_user(&self.limits, asked) {
@@ -92,8 +94,9 @@ impl<F: Clone> Catalogue<F> {
         let (mut freed, mut victims) = (room, Vec::new());
         for (victim, object) in self.objects.idle() {
             let manifest = object.manifest.as_ref();
-            let may_go =
-                manifest.is_some_and(|of| of.name != *name && !self.limits.is_pinned(&of.name));
+            let may_go = manifest.is_some_and(|of| {
+                of.name != *name && !self.limits.is_pinned(&of.name) && of.layout.journal() == 0
+            });
             if may_go && !unkept.contains(&object.seq) {
                 freed += descriptors(object);
                 victims.push(victim);
@@ -125,22 +128,23 @@ impl<F: Clone> Catalogue<F> {
         gone
     }
 
-    /// Removes what no participant has read for as long as an object may be idle.
+    /// Removes what no participant has read for as long as an object may be idle, and pools that none
+    /// has held for as long as a pool may be free.
     pub fn expire(&mut self, now: Instant) -> Vec<Action<F>> {
-        let Some(ttl) = self.limits.ttl else {
-            return Vec::new();
-        };
         let is_over = |object: &Object<F>| {
             let manifest = object.manifest.as_ref();
-            now.saturating_duration_since(object.idle_since) >= ttl
-                && manifest.is_some_and(|of| !self.limits.is_pinned(&of.name))
+            let ttl = self.limits.ttl;
+            ttl.is_some_and(|ttl| now.saturating_duration_since(object.idle_since) >= ttl)
+                && manifest
+                    .is_some_and(|of| !self.limits.is_pinned(&of.name) && of.layout.journal() == 0)
         };
-        let over: Vec<Identity> = self
+        let mut over: Vec<Identity> = self
             .objects
             .idle()
             .filter(|(_, object)| is_over(object))
             .map(|(identity, _)| identity)
             .collect();
+        over.extend(self.pools_over(now));
         if over.is_empty() {
             return Vec::new();
         }

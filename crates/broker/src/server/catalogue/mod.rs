@@ -22,7 +22,8 @@
 //! Every question of [`ToBroker`](crate::wire::ToBroker) is answered the same however often it
 //! comes. A method returns what is to be done as [`Action`]s, in order.
 //!
-//! In the order of an object's life: `draft`, `commit`, `reading`, `removal`, `eviction`.
+//! In the order of an object's life: `draft`, `commit`, `reading`, `removal`, `eviction`. `pools`: an
+//! object whose memory stays writable; its first record goes to the keeper before it is visible.
 //!
 //! `F` stands for a descriptor that keeps memory: dropped, it lets go.
 //!
@@ -31,6 +32,7 @@
 mod commit;
 pub(in crate::server) mod draft;
 mod eviction;
+mod pools;
 mod reading;
 mod removal;
 
@@ -40,6 +42,7 @@ use std::time::Instant;
 use crate::object::identity::{Identity, Lineage};
 use crate::server::action::{Action, Answer, Asker, Participant};
 use crate::server::bequest::{Bequest, History, Inherited};
+use crate::server::hold::Pools;
 use crate::server::leaving::{Leaving, LeavingTable};
 use crate::server::limits::Limits;
 use crate::server::listing::Usage;
@@ -59,6 +62,7 @@ pub struct Catalogue<F> {
     lineage: Lineage,
     names: Names,
     objects: Objects<F>,
+    pools: Pools<F>,
     outcomes: Outcomes,
     watches: Watches,
     /// The groups of each participant whose user is in any.
@@ -82,6 +86,7 @@ impl<F: Clone> Catalogue<F> {
             lineage: Lineage::default(),
             names: Names::default(),
             objects: Objects::new(),
+            pools: Pools::new(),
             outcomes: Outcomes::default(),
             watches: Watches::default(),
             groups: HashMap::new(),
@@ -201,6 +206,7 @@ impl<F: Clone> Catalogue<F> {
                 self.objects.unwritten(identity);
             }
         }
+        self.holder_died(writer);
     }
 
     /// Ends the reader's leases and watches of a participant that has hung up.
@@ -256,7 +262,10 @@ impl<F: Clone> Catalogue<F> {
             })
             .collect();
         all.sort_unstable_by_key(|(rank, (seq, ..))| (*rank, std::cmp::Reverse(*seq)));
-        all.into_iter().map(|(_, object)| object).collect()
+        // A pool without its record is given to no process: records go first.
+        self.records()
+            .chain(all.into_iter().map(|(_, object)| object))
+            .collect()
     }
 
     /// Returns the bytes of all objects that a participant's user may know of. What two epochs share
@@ -317,15 +326,21 @@ impl<F: Clone> Catalogue<F> {
         let mut rows: Vec<Row> = rows.collect();
         for row in &mut rows {
             row.pinned = self.limits.is_pinned(&row.name);
+            let pool = self.pool_row(row.identity);
+            row.record = pool.as_ref().map(|(_, record)| *record);
+            row.pool = pool.map(|(pool, _)| pool);
         }
         rows.sort_by(|a, b| (&a.name, a.epoch, a.identity).cmp(&(&b.name, b.epoch, b.identity)));
         rows
     }
 
-    /// Counts the visible objects of which a condition holds, by their numbers.
+    /// Counts the visible objects of which a condition holds, by their numbers; a pool is meant, too,
+    /// when the record of its hold is.
     pub fn count_visible(&self, mut is_meant: impl FnMut(u64) -> bool) -> u64 {
-        let all = self.objects.iter().filter(|(_, object)| {
-            matches!(object.stage, Stage::Visible { .. }) && is_meant(object.seq)
+        let all = self.objects.iter().filter(|(identity, object)| {
+            let record = self.pools.get(**identity).and_then(|of| of.record.as_ref());
+            matches!(object.stage, Stage::Visible { .. })
+                && (is_meant(object.seq) || record.is_some_and(|of| is_meant(of.seq)))
         });
         all.count() as u64
     }

@@ -2,7 +2,7 @@
 
 use super::Catalogue;
 use crate::object::identity::{Epoch, Identity};
-use crate::object::manifest::Readers;
+use crate::object::manifest::{Manifest, Readers};
 use crate::server::action::{Action, Answer, Asker, Participant};
 use crate::server::object::Stage;
 use crate::server::watches::Watch;
@@ -30,17 +30,7 @@ impl<F: Clone> Catalogue<F> {
         };
         let groups = self.groups_of(asker.participant);
         if !manifest.readers.admit(manifest.owner, asker.uid, groups) {
-            let (owner, uid) = (manifest.owner, asker.uid);
-            let why = match &manifest.readers {
-                Readers::Gids(gids) => format!(
-                    "the object is for uid {owner} and the groups {}, and uid {uid} is in none of them",
-                    gids.iter()
-                        .map(u32::to_string)
-                        .collect::<Vec<_>>()
-                        .join(", ")
-                ),
-                _ => format!("the object is for uid {owner}, and not for uid {uid}"),
-            };
+            let why = why_not_admitted("object", manifest, asker.uid);
             return Answer::Declined(RefusalCode::User, why);
         }
         let opened = Answer::Opened {
@@ -97,6 +87,11 @@ impl<F: Clone> Catalogue<F> {
         let watch = self.watches.get(participant, name)?;
         let (epoch, identity) = self.names.latest(name)?;
         let manifest = self.objects.get(identity)?.manifest.as_ref()?;
+        // Of a pool a reader is told when its holder changed.
+        let epoch = self
+            .pools
+            .get(identity)
+            .map_or(epoch, |pool| Epoch(pool.generation));
         let groups = self.groups_of(participant);
         let may_open = manifest
             .readers
@@ -110,5 +105,20 @@ impl<F: Clone> Catalogue<F> {
             watch.request,
             Answer::Newer { identity, epoch },
         ))
+    }
+}
+
+/// Says why a user may not open what the manifest is of.
+pub(super) fn why_not_admitted(what: &str, manifest: &Manifest, uid: u32) -> String {
+    let owner = manifest.owner;
+    match &manifest.readers {
+        Readers::Gids(gids) => format!(
+            "the {what} is for uid {owner} and the groups {}, and uid {uid} is in none of them",
+            gids.iter()
+                .map(u32::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
+        _ => format!("the {what} is for uid {owner}, and not for uid {uid}"),
     }
 }

@@ -118,7 +118,11 @@ impl<F: Clone> Catalogue<F> {
         }
     }
 
-    fn take_out(&mut self, gone: &[Identity]) -> Vec<(u64, usize)> {
+    pub(super) fn take_out(&mut self, gone: &[Identity]) -> Vec<(u64, usize)> {
+        let records = gone
+            .iter()
+            .filter_map(|identity| self.take_record(*identity));
+        let mut all: Vec<(u64, usize)> = records.collect();
         let taken = gone.iter().filter_map(|identity| {
             let object = self.objects.remove(*identity)?;
             let epoch = object
@@ -128,6 +132,9 @@ impl<F: Clone> Catalogue<F> {
             self.outcomes.note(*identity, epoch);
             Some((object.seq, object.regions.len()))
         });
-        taken.collect()
+        // A pool without its record is given to no process: the record goes last.
+        let mut taken: Vec<(u64, usize)> = taken.collect();
+        taken.append(&mut all);
+        taken
     }
 }
