@@ -125,9 +125,6 @@ pub struct Serving {
     /// KiB of a slot of its rings, which every object then has; else objects of these trials are
     /// too small for rings.
     pub slot_kib: Option<u32>,
-    /// Its bytes are carried by itself, as those of a device are: memory under a lease that has ended
-    /// then has other bytes for whoever reads it late. By a carrier it has zeroes.
-    pub in_process: bool,
 }
 
 impl Serving {
@@ -310,9 +307,6 @@ impl Host {
         if let Some(kib) = serving.slot_kib {
             command.arg("--slot-kib").arg(kib.to_string());
         }
-        if serving.in_process {
-            command.arg("--in-process");
-        }
         if let Some(step) = &serving.step {
             command.env("GPU_IPC_GATEWAY_STEP", step);
         }
@@ -345,7 +339,7 @@ impl Host {
             command
         } else {
             let mut command = self.command(&self.programs.control)?;
-            command.args(["pull-without-confirm", "--in-process"]);
+            command.arg("pull-without-confirm");
             command
         };
         command.arg(name).arg("--insecure").args(self.place());
@@ -382,7 +376,13 @@ impl Host {
         let pieces = ["--piece-bytes", PIECE]
             .into_iter()
             .filter(|_| carrier == "nixl");
-        given.into_iter().chain(pieces).map(str::to_owned).collect()
+        let caged = (carrier == "nixl").then_some("--caged");
+        given
+            .into_iter()
+            .chain(pieces)
+            .chain(caged)
+            .map(str::to_owned)
+            .collect()
     }
 
     /// Commits bytes, and returns the epoch.

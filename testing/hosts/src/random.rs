@@ -83,7 +83,7 @@ struct Chaos {
 ///
 /// What was found.
 pub fn run(means: &Means, plan: &Plan) -> Result<String, String> {
-    let world = World::create(means, HOSTS, &serving(plan.confirms))?;
+    let world = World::create(means, HOSTS, &serving())?;
     let mut chaos = Chaos {
         world,
         dice: Dice::new(plan.seed),
@@ -116,11 +116,9 @@ pub fn run(means: &Means, plan: &Plan) -> Result<String, String> {
         .map_err(|why| format!("{figures}: {why}\n{}", chaos.world.log()))
 }
 
-/// What nobody confirmed is wrong where late reads find another object's bytes.
-fn serving(confirms: bool) -> Serving {
+fn serving() -> Serving {
     Serving {
         lease_ms: Some(LEASE_MS),
-        in_process: !confirms,
         ..Serving::rings()
     }
 }
@@ -256,7 +254,7 @@ impl Chaos {
         let host = self.host();
         self.stopped.remove(&host);
         self.world.hosts[host].gateway = None;
-        self.world.hosts[host].serve_again(&serving(self.confirms))?;
+        self.world.hosts[host].serve_again(&serving())?;
         self.count("gateways replaced", 1);
         Ok(())
     }

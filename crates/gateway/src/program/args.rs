@@ -97,10 +97,9 @@ pub struct Net {
     #[cfg(feature = "faults")]
     #[arg(long, hide = true)]
     pub stall_after: Option<u64>,
-    /// Carry bytes in the process that serves or pulls, as those of a device are
-    #[cfg(feature = "faults")]
-    #[arg(long, hide = true)]
-    pub in_process: bool,
+    /// Carry the bytes of host memory in a caged process of their own: docs/HOSTS.md, The fabric
+    #[arg(long)]
+    pub caged: bool,
     /// Alter the byte at this place of each range that is read
     #[cfg(feature = "faults")]
     #[arg(long, hide = true)]
@@ -414,7 +413,7 @@ impl Net {
     }
 
     /// Starts what carries the bytes of memory in a place, for a process that others read from, or
-    /// for one that reads: in a process of its own, but for memory of a device.
+    /// for one that reads: in this process, or if asked for and not of a device, in one of its own.
     ///
     /// # Errors
     ///
@@ -425,11 +424,7 @@ impl Net {
         reads: bool,
         place: transport::Place,
     ) -> Result<Arc<dyn Transport>> {
-        #[cfg(feature = "faults")]
-        let own = self.in_process;
-        #[cfg(not(feature = "faults"))]
-        let own = false;
-        if own || place != transport::Place::Host {
+        if !self.caged || place != transport::Place::Host {
             return self.engine(address, reads);
         }
         let address = self.carrier_address.unwrap_or(address);

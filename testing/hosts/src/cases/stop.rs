@@ -196,7 +196,6 @@ fn create(means: &Means) -> Result<(World, Relay), String> {
         3,
         &Serving {
             lease_ms: Some(LEASE_MS),
-            in_process: true,
             ..Serving::default()
         },
     )?;
@@ -220,10 +219,9 @@ fn reuse_while_stopped(world: &mut World, round: usize, confirms: bool) -> Resul
         REPLICA,
         &old,
         HALF,
-        // The control says so itself.
         &Pulling {
             confirms,
-            ..Pulling::default().and(if confirms { &["--in-process"][..] } else { &[] })
+            ..Pulling::default()
         },
     )?;
     let stopped = SystemTime::now();
