@@ -88,6 +88,33 @@ pub(super) fn note(gpu: &Gpu, streams: &Mutex<Vec<Stream>>, stream: &Stream) -> 
     Ok(())
 }
 
+/// Queues a fill of mapped memory on a stream, which counts as one that touches the object then.
+///
+/// # Safety
+///
+/// The range lies in memory that stays mapped until the work of `streams` has finished, and the
+/// stream lives until then.
+pub(super) unsafe fn queue_fill(
+    gpu: &Gpu,
+    streams: &Mutex<Vec<Stream>>,
+    stream: &Stream,
+    (at, len): (DevicePtr, u64),
+    byte: u8,
+) -> Result<()> {
+    check_stream(gpu, stream)?;
+    stream.refuse_per_thread()?;
+    stream.refuse_capture("fill before the capture begins or after it ended")?;
+    if len == 0 {
+        return Ok(());
+    }
+    // Before the fill: a call that fails may have queued it all the same.
+    note(gpu, streams, stream)?;
+    // SAFETY: `fill` asks for a live stream and a range that is valid until the fill has finished;
+    // the caller vouches for both.
+    unsafe { stream.gpu().backend().fill(stream.raw(), at, byte, len) }?;
+    Ok(())
+}
+
 /// Copies on the device, each from the second address to the first, and waits.
 pub(super) fn copy_and_wait(gpu: &Gpu, copies: &[(DevicePtr, DevicePtr, u64)]) -> Result<()> {
     let stream = Stream::create(gpu)?;

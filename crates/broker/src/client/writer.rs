@@ -13,7 +13,7 @@ use transport::trace_point;
 use super::commit::{Commit, CommitCell, Lane, Pending};
 use super::connection::{Words, nonsense};
 use super::link::Link;
-use super::mapped::{address, address_of, check_stream, note, read_part, regions};
+use super::mapped::{address, address_of, note, queue_fill, read_part, regions};
 use super::retire::Retiring;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::{Imported, Range, SwapError};
@@ -308,20 +308,11 @@ impl Writer {
         };
         self.check_own(found)?;
         let (at, len) = (address(&self.manifest, self.base, found), found.spec.len);
-        check_stream(self.link.gpu(), stream)?;
-        stream.refuse_per_thread()?;
-        stream.refuse_capture("fill before the capture begins or after it ended")?;
-        if len == 0 {
-            return Ok(());
-        }
-        // Before the fill: a call that fails may have queued it all the same.
-        note(self.link.gpu(), &self.streams, stream)?;
-        // SAFETY: `fill` asks for
-        // - a live stream: the caller keeps it;
-        // - a range that is valid until the fill has finished: the part lies in the mapped range,
-        //   which is unmapped behind the streams that were noted.
-        unsafe { stream.gpu().backend().fill(stream.raw(), at, byte, len) }?;
-        Ok(())
+        // SAFETY: `queue_fill` asks for
+        // - a stream that lives: the caller keeps it;
+        // - a range that stays mapped until the streams are done: the part lies in the mapped
+        //   range, which is unmapped behind the streams that were noted.
+        unsafe { queue_fill(self.link.gpu(), &self.streams, stream, (at, len), byte) }
     }
 
     /// Copies a piece of a part to the host.

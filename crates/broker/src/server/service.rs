@@ -508,7 +508,8 @@ impl Service {
             return;
         };
         let asker = peer.asker;
-        let has_room_to_use = self.has_room_to_use();
+        // Then a question that the keeper must note is passed over: it is asked again.
+        let keeper_takes_none = self.parts.keeper == KeeperState::Absent || self.has_room_to_use();
         let catalogue = &mut self.parts.catalogue;
         let one = |request, answer| vec![Action::Answer(participant, request, answer)];
         let actions = match message {
@@ -533,9 +534,8 @@ impl Service {
             }
             ToBroker::Commit { request, identity } => {
                 trace_point!("commit.heard");
-                if self.parts.keeper == KeeperState::Absent || has_room_to_use {
-                    // Later: the keeper is away, or about to be given what it had no room for. It is
-                    // asked again.
+                if keeper_takes_none {
+                    // Later: the keeper is away, or about to be given what it had no room for.
                     return;
                 }
                 catalogue.commit(asker, request, identity, |leases| {
@@ -586,7 +586,7 @@ impl Service {
                 token,
                 name,
             } => {
-                if self.parts.keeper == KeeperState::Absent || has_room_to_use {
+                if keeper_takes_none {
                     return;
                 }
                 trace_point!("adopt.heard");
@@ -604,7 +604,7 @@ impl Service {
                 token,
                 name,
             } => {
-                if self.parts.keeper == KeeperState::Absent || has_room_to_use {
+                if keeper_takes_none {
                     return;
                 }
                 trace_point!("release.heard");

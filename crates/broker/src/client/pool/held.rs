@@ -13,7 +13,7 @@ use crate::client::connection::nonsense;
 use crate::client::farewell::Farewell;
 use crate::client::journal::Journal;
 use crate::client::link::Link;
-use crate::client::mapped::{address_of, check_stream, note, read_part, regions, span};
+use crate::client::mapped::{address_of, check_stream, note, queue_fill, read_part, regions, span};
 use crate::client::retire::Retiring;
 use crate::client::writer::Abort;
 use crate::error::{ObjectError, Result};
@@ -313,20 +313,11 @@ impl Pool {
     pub fn fill(&self, part: &str, offset: u64, len: u64, byte: u8, stream: &Stream) -> Result<()> {
         self.link.check_fork()?;
         let at = span(&self.manifest, self.base, part, (offset, len), "fill")?;
-        check_stream(self.link.gpu(), stream)?;
-        stream.refuse_per_thread()?;
-        stream.refuse_capture("fill before the capture begins or after it ended")?;
-        if len == 0 {
-            return Ok(());
-        }
-        // Before the fill: a call that fails may have queued it all the same.
-        note(self.link.gpu(), &self.streams, stream)?;
-        // SAFETY: `fill` asks for
-        // - a live stream: the caller keeps it;
-        // - a range that is valid until the fill has finished: it lies in a part of the mapped
-        //   range, which is unmapped behind the streams that were noted.
-        unsafe { stream.gpu().backend().fill(stream.raw(), at, byte, len) }?;
-        Ok(())
+        // SAFETY: `queue_fill` asks for
+        // - a stream that lives: the caller keeps it;
+        // - a range that stays mapped until the streams are done: it lies in a part of the
+        //   mapped range, which is unmapped behind the streams that were noted.
+        unsafe { queue_fill(self.link.gpu(), &self.streams, stream, (at, len), byte) }
     }
 
     /// Copies bytes from the host into a part from `offset` on, and waits for it.
