@@ -262,6 +262,12 @@ impl Agent {
         self.number(&Command::Len { block })
     }
 
+    /// Has a kernel of another device read a block whose words are alike, and returns the word.
+    #[track_caller]
+    pub fn look_from(&mut self, device: u32, block: u64) -> u64 {
+        self.number(&Command::LookFrom { device, block })
+    }
+
     /// Returns what its contents are.
     #[track_caller]
     pub fn contents(&mut self, block: u64) -> Contents {

@@ -131,6 +131,26 @@ impl Life {
                 self.keep(slice)
             }
             Command::Len { block } => Ok(Done::Number(self.received(block)?.len())),
+            Command::LookFrom { device, block } => {
+                let (here, there) = (self.gpu.device(), DeviceId(device));
+                let peer = Gpu::new(self.gpu.backend().clone(), there)?;
+                peer.backend().enable_peer_access(there, here)?;
+                let stream = Stream::create(&peer)?;
+                let received = self.received(block)?;
+                received.used_on(&stream)?;
+                let looked = Kernels::open_on(there).look(
+                    &peer,
+                    &stream,
+                    received.device_ptr(),
+                    received.len() / 8,
+                );
+                match looked {
+                    (least, greatest) if least == greatest => Ok(Done::Number(least)),
+                    (least, greatest) => Err(Refusal::from(
+                        format!("words from {least:x} to {greatest:x}").as_str(),
+                    )),
+                }
+            }
             Command::State { block } => Ok(Done::State(self.received(block)?.state().into())),
             Command::KeptLeases => Ok(Done::Number(self.participant()?.kept_leases())),
             Command::Mappings => Ok(Done::Number(self.participant()?.mappings() as u64)),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use gpu_ipc::allocators::{
     Allocator, Bfc, BfcOptions, DeviceMemory, GraphPool, Placed, Recorded, Request,
 };
-use gpu_ipc::backend::{DeviceId, DevicePtr, Sharing};
+use gpu_ipc::backend::{DevicePtr, Sharing};
 use gpu_ipc::participant::GraphBlocks;
 use gpu_ipc::{After, Claims, Gpu, Participant, ParticipantId, SentBlock, State, Stream, To, Wait};
 use harness::{WATCHDOG, wait_until};
@@ -78,22 +78,6 @@ pub const CASES: &[Case] = &[
     ),
 ];
 
-/// Needs two devices.
-pub const TWO_DEVICES: &[Case] = &[
-    (
-        "two_devices::a_device_is_found_under_another_ordinal",
-        other_ordinal,
-    ),
-    (
-        "two_devices::a_peer_device_writes_into_a_claimed_block",
-        peer_device,
-    ),
-    (
-        "two_devices::sessions_on_both_devices_in_one_process",
-        both_devices,
-    ),
-];
-
 /// Bytes that a dying consumer writes to.
 const LEN: u64 = 1 << 20;
 
@@ -105,20 +89,6 @@ enum Fork {
     Before,
     /// After it connected: the child has both.
     After,
-}
-
-/// Counts the devices of the backend that is tested.
-pub fn devices() -> usize {
-    if crate::device::is_host() {
-        return 0;
-    }
-    gpu_ipc::detect().map_or(0, |found| {
-        found
-            .gpus()
-            .iter()
-            .filter(|gpu| gpu.kind() == open_gpu().kind())
-            .count()
-    })
 }
 
 /// Reads the whole of a block.
@@ -139,7 +109,8 @@ fn contents(gpu: &Gpu, stream: &Stream, block: &SentBlock) -> Vec<u8> {
     bytes
 }
 
-fn fill(gpu: &Gpu, stream: &Stream, block: &SentBlock, byte: u8) {
+/// Fills a block, and waits for it.
+pub fn fill(gpu: &Gpu, stream: &Stream, block: &SentBlock, byte: u8) {
     // SAFETY: `fill` asks for a live stream and a range that is valid until it is done: the stream
     // is synchronised, and the block is held.
     unsafe {
@@ -609,89 +580,4 @@ fn graph_pool() {
         program.settle();
         program.stats().bytes_in_use == 0 && Bfc::snapshot(&program).pending_bytes == 0
     });
-}
-
-fn other_ordinal() {
-    let producer = Producer::new();
-    let uuid = producer.gpu.uuid().to_string();
-    let mut consumer = Agent::start_with(&[
-        ("CUDA_VISIBLE_DEVICES", "1,0"),
-        (crate::device::DEVICE, &uuid),
-    ]);
-    let id = consumer.connect(&producer.session);
-    let block = producer.block(12);
-    let index = consumer.claim(
-        &block
-            .share(To::Participant(id), After::Stream(&producer.stream))
-            .expect("shared"),
-    );
-    assert_eq!(consumer.stamp(index), 12);
-    // The first of the two is another device there, and is told so.
-    let mut wrong = Agent::start_with(&[("CUDA_VISIBLE_DEVICES", "1,0")]);
-    let refused = wrong.cannot_connect(&producer.session);
-    assert!(refused.text.contains(&uuid), "{refused:?}");
-}
-
-/// A kernel of the second device writes into memory of the first that another process shares by
-/// file descriptor.
-fn peer_device() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let path = dir.path().join("s");
-    let mut producer = Agent::start();
-    producer.open(&path);
-    let block = producer.alloc(1048576, 6);
-    let participant = Participant::builder(open_gpu())
-        .connect(&path)
-        .expect("connected");
-    let (here, there) = (participant.gpu().device(), DeviceId(1));
-    let peer = Gpu::new(participant.gpu().backend().clone(), there).expect("the second device");
-    peer.backend()
-        .enable_peer_access(there, here)
-        .expect("one reaches the other");
-    let kernels = Kernels::open_on(there);
-    let stream = Stream::create(&peer).expect("a stream");
-    let descriptor = producer.share(block, To::Participant(participant.id()));
-    let claimed = participant
-        .claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG))
-        .expect("claimed");
-    kernels.write_once(&stream, claimed.device_ptr(), LEN / 8);
-    // The drop waits for the second device's stream, not for the caller.
-    claimed.used_on(&stream).expect("a stream of its own");
-    drop(claimed);
-    wait_until("the lease to end", || producer.outstanding(block) == 0);
-    assert_eq!(producer.stamp(block), 1);
-}
-
-/// Two sessions, each on a device of its own, and a consumer of both.
-fn both_devices() {
-    let first = Producer::new();
-    let gpu = Gpu::new(first.gpu.backend().clone(), DeviceId(1)).expect("the second device");
-    let uuid = gpu.uuid().to_string();
-    let second = Producer::on(gpu, |builder| builder);
-    let (mut one, mut other) = (
-        Agent::start(),
-        Agent::start_with(&[(crate::device::DEVICE, &uuid)]),
-    );
-    for ((producer, agent), round) in [(&first, &mut one), (&second, &mut other)]
-        .into_iter()
-        .zip(0..)
-    {
-        let id = agent.connect(&producer.session);
-        let block = producer.block(round + 20);
-        let shared = block
-            .share(To::Participant(id), After::Stream(&producer.stream))
-            .expect("shared");
-        let claimed = agent.claim_on_stream(&shared);
-        assert_eq!(agent.stamp(claimed), round + 20);
-    }
-    one.kill();
-    second.session.collect();
-    assert_eq!(
-        second.session.stats().held,
-        1,
-        "a death on one device is none on the other"
-    );
-    first.wait_for_nothing_held();
-    other.let_go_of_all();
-    second.wait_for_nothing_held();
 }

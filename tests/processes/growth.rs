@@ -40,7 +40,7 @@ pub const CASES: &[Case] = &[
     ),
 ];
 
-const PIECE: u64 = 2 << 20;
+pub const PIECE: u64 = 2 << 20;
 
 fn arena(gpu: &Gpu, in_place: bool, pieces: u64) -> Arc<Arena> {
     let options = ArenaOptions::default()
@@ -51,7 +51,7 @@ fn arena(gpu: &Gpu, in_place: bool, pieces: u64) -> Arc<Arena> {
 }
 
 /// A producer whose arena grows in place.
-fn growing(pieces: u64) -> Producer {
+pub fn growing(pieces: u64) -> Producer {
     let gpu = open_gpu();
     assert!(gpu.caps().ranges, "this device has no ranges of addresses");
     Producer::on(gpu.clone(), |builder| {
@@ -61,7 +61,7 @@ fn growing(pieces: u64) -> Producer {
 
 impl Producer {
     /// Has the arena map this number of pieces, and leaves them free.
-    fn grow(&self, pieces: u64) {
+    pub fn grow(&self, pieces: u64) {
         let blocks: Vec<_> = (0..pieces)
             .map(|_| self.session.alloc(PIECE).expect("there is room"))
             .collect();

@@ -3,8 +3,10 @@
 
 use backend_cuda::CudaBackend;
 use backend_cuda::launch::{Application, CAPTURE_GLOBAL, Graph, Kernel};
-use gpu_ipc::Stream;
-use gpu_ipc::backend::{DeviceId, DevicePtr};
+use gpu_ipc::backend::{DeviceId, DevicePtr, Sharing};
+use gpu_ipc::{Gpu, Stream};
+
+use crate::device::read_stamp;
 
 /// Longer than any case takes.
 const FOR_EVER: u64 = 600_000_000_000;
@@ -29,6 +31,29 @@ impl Kernels {
             application,
             write_on,
         }
+    }
+
+    /// Returns the least and the greatest of the words at an address, as a kernel reads them.
+    pub fn look(&self, gpu: &Gpu, stream: &Stream, ptr: DevicePtr, words: u64) -> (u64, u64) {
+        let ptx = include_str!("../../examples/objects/shared/look.ptx");
+        let kernel = |name| self.application.kernel(ptx, name).expect("it compiles");
+        let (begin, look) = (kernel("begin"), kernel("look"));
+        let out = gpu.backend().alloc(gpu.device(), 4096, Sharing::Fd);
+        let out = out.expect("memory").base;
+        let second = out.offset(8);
+        for (kernel, arguments) in [
+            (&begin, [out.0].as_slice()),
+            (&look, &[ptr.0, words, out.0]),
+        ] {
+            // SAFETY: `launch` asks for a live stream, which the caller keeps, and for arguments of
+            // the kernel's: memory of this call's and of a block that is held.
+            unsafe { (self.application).launch(kernel, stream.raw(), (64, 128), arguments) }
+                .expect("launched");
+        }
+        (
+            read_stamp(gpu, stream, out),
+            read_stamp(gpu, stream, second),
+        )
     }
 
     fn launch(&self, stream: &Stream, arguments: [u64; 4]) {

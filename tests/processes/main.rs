@@ -27,6 +27,7 @@ mod notice;
 mod order;
 mod read_only;
 mod ticket;
+mod two_devices;
 mod words;
 
 use harness::wait_until;
@@ -99,14 +100,14 @@ fn main() {
             growth::CASES.len()
         );
     }
-    let devices = if on_cuda { gpu::devices() } else { 0 };
+    let devices = if on_cuda { two_devices::devices() } else { 0 };
     if devices == 1 {
         eprintln!(
             "one device: {} cases that need two are left out",
-            gpu::TWO_DEVICES.len()
+            two_devices::CASES.len()
         );
     } else {
-        trials.extend(self::trials(gpu::TWO_DEVICES, devices >= 2));
+        trials.extend(self::trials(two_devices::CASES, devices >= 2));
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

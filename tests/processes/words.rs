@@ -54,6 +54,11 @@ pub enum Command {
     State {
         block: u64,
     },
+    /// Has a kernel of another device read a block whose words are alike.
+    LookFrom {
+        device: u32,
+        block: u64,
+    },
     KeptLeases,
     Mappings,
     LetGoOfAll,

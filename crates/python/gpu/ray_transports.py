@@ -138,6 +138,11 @@ class Receiver:
     def read(self, tensor: Any) -> tuple[int, int]:
         return int(tensor[0]), int(tensor[-1])
 
+    def read_here(self, tensor: Any) -> tuple[int, int]:
+        """Read on the device of this actor, whichever the tensor is on."""
+        copied = tensor.to(self.kept.device)
+        return int(copied.min()), int(copied.max())
+
     def total(self, tensor: Any) -> float:
         return float(tensor.sum())
 
@@ -249,7 +254,15 @@ def an_actor_on_another_gpu_receives() -> None:
     seen = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
     source = Source.options(num_gpus=1, runtime_env=seen).remote("cuda:0")
     receiver = Receiver.options(num_gpus=1, runtime_env=seen).remote("cuda:1")
-    assert ray.get(receiver.read.remote(source.gpu_ipc.remote(4 * MIB, 9))) == (9, 9)
+    for _ in range(3):
+        tensor = source.gpu_ipc.remote(4 * MIB, 9)
+        assert ray.get(receiver.read.remote(tensor)) == (9, 9)
+        assert ray.get(receiver.read_here.remote(tensor)) == (9, 9)
+    # What theirs does there is seen, and not required.
+    try:
+        print(f"{THEIRS} from another GPU: {ray.get(receiver.read_here.remote(source.theirs.remote(4 * MIB, 9)))}", flush=True)
+    except Exception as error:
+        print(f"{THEIRS} from another GPU: {' '.join(str(error).split())[-300:]}", flush=True)
     stop(source, receiver)
 
 

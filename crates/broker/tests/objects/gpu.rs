@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use backend_cuda::CudaBackend;
 use backend_cuda::launch::{Application, CAPTURE_GLOBAL, Graph, Kernel};
 use broker::{Client, CreateOptions, Layout, PartSpec, Reader};
-use gpu_api::{Access, DevicePtr, Error, Gpu, RawMemory, Sharing};
+use gpu_api::{Access, DeviceId, DevicePtr, Error, Gpu, RawMemory, Sharing};
 use ipc_rc::Stream;
 
 use crate::agent::{Agent, Command, Said, client, gpu, serving};
@@ -37,6 +37,12 @@ pub const CASES: &[Case] = &[
     ),
 ];
 
+/// Needs two devices.
+pub const TWO_DEVICES: &[Case] = &[(
+    "gpu::another_device_sees_the_next_epoch",
+    another_device_sees_the_next_epoch,
+)];
+
 const LOOK: &str = include_str!("../../../../examples/objects/shared/look.ptx");
 const WRITE: &str = include_str!("../../../backend-cuda/tests/kernel/write.ptx");
 /// Blocks and threads of a kernel.
@@ -63,7 +69,10 @@ struct Eye {
 
 impl Eye {
     fn open() -> Eye {
-        let gpu = gpu();
+        Self::open_on(gpu())
+    }
+
+    fn open_on(gpu: Gpu) -> Eye {
         let cuda = CudaBackend::load().expect("an NVIDIA driver");
         let application = Application::begin(&cuda, gpu.device()).expect("a context");
         let kernel = |name| {
@@ -234,6 +243,47 @@ fn a_conditional_graph_sees_the_next_epoch() {
         unsafe { eye.application.end_capture_of_body(eye.stream.raw(), body) }
             .expect("a graph with a condition")
     });
+}
+
+/// A kernel of the second device reads an object of the first, before and after an advance. The
+/// reader waits for streams of its own device alone, so the second one's are waited for here.
+fn another_device_sees_the_next_epoch() {
+    let (dir, _keeper, client) = serving();
+    put(&client, 1);
+    let (here, there) = (client.gpu().device(), DeviceId(1));
+    let backend = client.gpu().backend();
+    let other = Gpu::new(backend.clone(), there).expect("the second device");
+    backend
+        .enable_peer_access(there, here)
+        .expect("one reaches the other");
+    let eye = Eye::open_on(other.clone());
+    let mut reader = client.open("model").expect("an object");
+    let weights = reader.device_ptr("w").expect("a part");
+    let refused = reader.used_on(&eye.stream);
+    assert!(
+        matches!(
+            refused,
+            Err(broker::ObjectError::Gpu(Error::Mismatch { .. }))
+        ),
+        "{refused:?}"
+    );
+    for stamp in 1..=5 {
+        if stamp > 1 {
+            put(&client, stamp);
+            assert!(reader.advance().expect("a newer epoch"));
+            assert_eq!(reader.device_ptr("w"), Some(weights), "the same address");
+        }
+        assert_eq!(eye.look(weights, PART), (word(stamp), word(stamp)));
+    }
+    // A client that names the second device is told which one the object is on.
+    let elsewhere = Client::builder(other).dir(&*dir).name("elsewhere");
+    let elsewhere = elsewhere.connect().expect("a broker that listens");
+    let refused = elsewhere
+        .open("model")
+        .expect_err("another device")
+        .to_string();
+    let uuid = client.gpu().uuid().to_string();
+    assert!(refused.contains(&uuid), "{refused}");
 }
 
 /// Lives as a writer whose kernel writes to its object until the process is killed.

@@ -75,6 +75,12 @@ fn main() {
         ));
     }
     trials.extend(gpu::CASES.iter().map(|&case| trial(case, agent::is_host())));
+    let lacks_devices = agent::is_host() || agent::gpu().backend().device_count().unwrap_or(0) < 2;
+    trials.extend(
+        gpu::TWO_DEVICES
+            .iter()
+            .map(|&case| trial(case, lacks_devices)),
+    );
     let (lacks_namespaces, lacks_users) = (!has_namespaces(), !has_users());
     trials.extend(
         rules::NAMESPACES
