@@ -42,18 +42,28 @@ pub fn contained(shared: &Path) -> Command {
 
 /// As [`contained`], for another program.
 pub fn contain(shared: &Path, program: &Path) -> Command {
+    let mut command = with_own_pids();
+    command.args(["--ipc", "sh", "-c", CONTAIN]);
+    command.arg(shared).arg(program);
+    command
+}
+
+/// A command that runs what is added to it in namespaces of users, mounts and pids of its own, with
+/// a /proc of those pids.
+pub fn with_own_pids() -> Command {
     let mut command = Command::new("unshare");
     command.args([
         "--user",
         "--map-root-user",
         "--mount",
         "--pid",
-        "--ipc",
         "--fork",
         "--kill-child",
         "--mount-proc",
     ]);
-    command.args(["sh", "-c", CONTAIN]).arg(shared).arg(program);
+    // KFD shows the pids of the first namespace: the library that stands in for AMD's must not
+    // take these for them.
+    command.env("GPU_IPC_SHIM_KFD", "");
     command
 }
 

@@ -1,6 +1,8 @@
 //! HIP's functions about devices, versions and errors.
 
 use std::ffi::{CString, c_char, c_int};
+use std::os::fd::IntoRawFd;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::{env, fs, process};
@@ -197,7 +199,7 @@ macro_rules! named {
 named! {
     /// The folder that shows whose queues there are; behind `hidden:` its pids are not this
     /// namespace's.
-    gpu_ipc_signs_of_life = env::var(SIGNS).unwrap_or_else(|_| "/dev/shm".into());
+    gpu_ipc_signs_of_life = env::var(SIGNS).unwrap_or_else(|_| shown(Path::new(OWN_SIGNS)));
     /// The folder of the nodes that KFD lists.
     gpu_ipc_topology = env::var("GPU_IPC_SHIM_TOPOLOGY").unwrap_or_default();
     /// The files that a process with this library open keeps open.
@@ -206,6 +208,25 @@ named! {
 
 /// Names the folder of the signs of life.
 const SIGNS: &str = "GPU_IPC_SHIM_KFD";
+const OWN_SIGNS: &str = "/dev/shm/hip-on-cuda";
+
+/// Shows this process's life in a folder, as KFD does: by a link to a descriptor, which goes with
+/// the process, whether it is waited for or not. Links of processes that have gone are taken away.
+fn shown(folder: &Path) -> String {
+    let _ = fs::create_dir(folder);
+    let _ = fs::set_permissions(folder, fs::Permissions::from_mode(0o777));
+    let all = fs::read_dir(folder).into_iter().flatten().flatten();
+    for gone in all.filter(|sign| sign.path().metadata().is_err()) {
+        let _ = fs::remove_file(gone.path());
+    }
+    if let Ok(file) = rustix::fs::memfd_create("kfd", rustix::fs::MemfdFlags::CLOEXEC) {
+        let own = folder.join(process::id().to_string());
+        let _ = fs::remove_file(&own);
+        let descriptor = format!("/proc/{}/fd/{}", process::id(), file.into_raw_fd());
+        let _ = symlink(descriptor, own);
+    }
+    folder.display().to_string()
+}
 
 /// Shows how much memory this process has, as KFD does, where its pids are hidden: under a number
 /// that is a million above its own.

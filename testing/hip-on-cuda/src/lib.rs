@@ -14,7 +14,7 @@
 //! | `GPU_IPC_SHIM` | `cuda` (as without it), `host` |
 //! | `GPU_IPC_SHIM_VERSION` | the runtime's version and so its rules, `70253211` without it |
 //! | `GPU_IPC_SHIM_INJECT` | names of [`Fault`]s, separated by commas |
-//! | `GPU_IPC_SHIM_KFD` | a folder in place of `/sys/class/kfd/kfd/proc`; `/dev/shm` without it |
+//! | `GPU_IPC_SHIM_KFD` | a folder in place of `/sys/class/kfd/kfd/proc`; one of its own without it, none if it is empty |
 //! | `GPU_IPC_SHIM_NUMA_NODE` | the host's NUMA node that the devices are closest to; none without it |
 //! | `GPU_IPC_SHIM_TOPOLOGY` | a folder in place of `/sys/class/kfd/kfd/topology/nodes` |
 //! | `GPU_IPC_SHIM_PATIENCE_MS` | for how long an open and an export wait for a server, AMD's 10 s without it |

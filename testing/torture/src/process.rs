@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use harness::program::{ends_well, start_unwatched};
+use harness::surroundings::with_own_pids;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::shared_stats::{Board, MOST_MEMBERS, Member};
@@ -118,32 +119,12 @@ pub fn command(contained: bool) -> Result<Command, String> {
     if !contained {
         return Ok(Command::new(program));
     }
-    let mut command = Command::new("unshare");
-    command.args([
-        "--user",
-        "--map-root-user",
-        "--mount",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-    ]);
+    let mut command = with_own_pids();
     command.arg(program);
     Ok(command)
 }
 
 /// Says whether processes can be started in a pid namespace of their own here.
 pub fn can_be_contained() -> bool {
-    let mut command = Command::new("unshare");
-    command.args([
-        "--user",
-        "--map-root-user",
-        "--mount",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount-proc",
-        "true",
-    ]);
-    ends_well(&mut command)
+    ends_well(with_own_pids().arg("true"))
 }
