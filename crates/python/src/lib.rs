@@ -6,11 +6,11 @@
 //! | folder | files | what |
 //! |---|---|---|
 //! | `interpreter` | `errors`, `waiting`, `queue`, `process`, `later`, `logging`, `keeper` | how Python learns of failures, waits and logs; what other threads leave to it |
-//! | `data` | `layout`, `number`, `addressee`, `descriptor`, `descriptors`, `device`, `stream`, `notice`, `stats` | what programs name and read: types that only hold data |
+//! | `data` | `layout`, `number`, `sealed`, `addressee`, `descriptor`, `descriptors`, `device`, `stream`, `notice`, `stats` | what programs name and read: types that only hold data |
 //! | `arrays` | `abi`, `view`, `dlpack`, `export`, `exchange`, `interface`, `buffer`, `read`, `class` | the four protocols that arrays speak, in and out |
 //! | `producer` | `adopted`, `shared`, `block`, `sharing`, `loan`, `torch_pool`, `session` | sessions, from any array to a grant |
 //! | `consumer` | `received`, `participant` | participants, from a grant to any array |
-//! | `objects` | `part`, `scratch`, `writer`, `object`, `broker` | objects of a broker, and the arrays in them |
+//! | `objects` | `part`, `mapping`, `scratch`, `writer`, `object`, `pool`, `pool_reader`, `broker` | objects of a broker, and the arrays in them |
 //! | `testing` | `memory`, `panic`, `server`, `stall`, `timing` | for comparison and tests: somebody else's memory, failures, a broker, the same calls without Python |
 //!
 //! Three rules hold everywhere:
@@ -58,6 +58,8 @@ mod _gpu_ipc {
     #[pymodule_export]
     use crate::data::notice::{Notice, SessionNotice};
     #[pymodule_export]
+    use crate::data::sealed::{Sealed, journal_bytes};
+    #[pymodule_export]
     use crate::data::stats::{
         Collected, Holder, SessionReport, ShutdownReport, SourceUsage, Stats, inspect, sessions,
     };
@@ -73,6 +75,10 @@ mod _gpu_ipc {
     use crate::objects::object::Object;
     #[pymodule_export]
     use crate::objects::part::Part;
+    #[pymodule_export]
+    use crate::objects::pool::Pool;
+    #[pymodule_export]
+    use crate::objects::pool_reader::PoolReader;
     #[pymodule_export]
     use crate::objects::scratch::Scratch;
     #[pymodule_export]

@@ -25,6 +25,8 @@ DATA: dict[type, set[str]] = {
     gpu_ipc.Broker: set(),
     gpu_ipc.Object: set(),
     gpu_ipc.ObjectWriter: set(),
+    gpu_ipc.Pool: set(),
+    gpu_ipc.PoolReader: set(),
     gpu_ipc.Part: ARRAY | {"without_read_only_flag"},
     gpu_ipc.Scratch: set(),
     gpu_ipc.Stream: {"handle", "__cuda_stream__"},
@@ -93,6 +95,21 @@ def tries(all_of: dict[str, Any]) -> dict[type, Tries]:
             "watch": lambda it: it.watch("model", 9, WATCHDOG),
             "watch_async": lambda it: drained(it.watch_async("model", 9)),
             "remove": lambda it: it.remove("model"),
+            "create_pool": lambda it: it.create_pool("p", {"a": array}, 8192),
+            "adopt": lambda it: it.adopt("free"),
+            "read_pool": lambda it: it.read_pool("kv"),
+        },
+        gpu_ipc.Pool: parts
+        | {
+            "invalidate": lambda it: it.invalidate(1),
+            "seal": lambda it: it.seal(0, bytes(16), 0),
+            "seal_all": lambda it: it.seal_all([(0, bytes(16))], 0),
+        },
+        gpu_ipc.PoolReader: parts
+        | {
+            "look": lambda it: it.look(0),
+            "is_still": lambda it: it.is_still(all_of["sealed"]),
+            "read_whole": lambda it: it.read_whole(0, "a", 0, 1),
         },
         gpu_ipc.Object: parts | {"copy_part": lambda it: it.copy_part("a", writer)},
         gpu_ipc.ObjectWriter: {name: how for name, how in parts.items() if name != "__contains__"},
@@ -132,6 +149,12 @@ def test_every_attribute_and_method_of_a_parents_object_says_forked(
     broker.put("model", {"a": numpy.zeros(4)})
     model, writer = broker.open("model"), broker.create("filled", {"a": numpy.zeros(4)})
     scratch = broker.scratch("scratch", {"a": numpy.zeros(4)})
+    broker.create_pool("free", {"a": numpy.zeros(4)}, 8192).close()
+    pool, stream = broker.create_pool("kv", {"a": numpy.zeros(4)}, 8192), gpu_ipc.Stream(DEVICE)
+    for number in (0, 1):
+        pool.invalidate(number)
+    pool.seal(1, bytes(16), stream)
+    stream.synchronize()
     all_of: dict[str, Any] = {
         "session": session,
         "block": block,
@@ -146,7 +169,10 @@ def test_every_attribute_and_method_of_a_parents_object_says_forked(
         "part": model["a"],
         "writer": writer,
         "scratch": scratch,
-        "stream": gpu_ipc.Stream(DEVICE),
+        "pool": pool,
+        "pool_reader": broker.read_pool("kv"),
+        "sealed": pool.sealed()[0],
+        "stream": stream,
     }
     how = tries(all_of)
     objects = [it for it in all_of.values() if type(it) in DATA]
@@ -155,7 +181,7 @@ def test_every_attribute_and_method_of_a_parents_object_says_forked(
     assert len(calls) > 90, "the classes show what they have"
     # A class that is none of these has nothing of a process in it, or is missing here.
     plain = {"Collected", "Descriptor", "Descriptors", "Detected", "Device", "Holder", "Notice", "ParticipantId"}
-    plain |= {"SessionNotice", "SessionReport", "ShutdownReport", "SourceUsage", "Stats", "Ticket"}
+    plain |= {"Sealed", "SessionNotice", "SessionReport", "ShutdownReport", "SourceUsage", "Stats", "Ticket"}
     classes = {name for name in gpu_ipc.__all__ if isinstance(vars(gpu_ipc)[name], type)}
     errors = {name for name in classes if issubclass(vars(gpu_ipc)[name], Exception)}
     assert classes - errors - plain == {kind.__name__ for kind in DATA}

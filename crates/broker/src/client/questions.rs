@@ -263,7 +263,10 @@ fn declined(refusal: RefusalCode, why: String, question: &ToBroker) -> ObjectErr
         RefusalCode::NotFound => {
             let name = match question {
                 ToBroker::Open { selector, .. } => selector.to_string(),
-                ToBroker::Remove { name, .. } | ToBroker::Watch { name, .. } => name.clone(),
+                ToBroker::Remove { name, .. }
+                | ToBroker::Watch { name, .. }
+                | ToBroker::Adopt { name, .. }
+                | ToBroker::ReadPool { name, .. } => name.clone(),
                 _ => "the object".into(),
             };
             ObjectError::NotFound { name, why }

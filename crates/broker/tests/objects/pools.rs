@@ -516,7 +516,12 @@ fn names_have_one_kind() {
         .adopt("none", false)
         .map(drop)
         .expect_err("not there");
-    assert!(matches!(none, ObjectError::NotFound { .. }), "{none}");
+    assert!(
+        matches!(&none, ObjectError::NotFound { name, .. } if name == "none"),
+        "{none}"
+    );
+    let read = text(client.read_pool("none").map(drop).expect_err("not there"));
+    assert!(read.starts_with("none is not there"), "{read}");
     // A removal leaves the memory to its holder, and the name to the next pool.
     client.remove("kv").expect("removed");
     let stream = Stream::create(client.gpu()).expect("a stream");

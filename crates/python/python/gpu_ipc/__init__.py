@@ -26,6 +26,7 @@ the GPU work on it is done, or when the consumer's death is proven. Without a GP
 `connect_broker`, `Broker`  objects that outlive their writer: `put`, `create`, `open`, `watch`
 `Object`, `ObjectWriter`    one that is mapped, and one that is being filled; `Part`, an array in it
 `Scratch`                   memory of this process alone, such as a copy of an object that may be written to
+`Pool`, `PoolReader`        memory that stays writable and outlives its holder: `create_pool`, `adopt`, `read_pool`; `Sealed`, `journal_bytes`
 `Stream`                    a stream, for programs without an array library
 `detect`                    which devices there are, and why not the others
 `sessions`, `inspect`       who holds what, from outside
@@ -86,8 +87,11 @@ from gpu_ipc._gpu_ipc import (
     Part,
     Participant,
     ParticipantId,
+    Pool,
+    PoolReader,
     Received,
     Scratch,
+    Sealed,
     Session,
     SessionNotice,
     SessionReport,
@@ -100,6 +104,7 @@ from gpu_ipc._gpu_ipc import (
     connect_broker,
     detect,
     inspect,
+    journal_bytes,
     sessions,
     __version__,
 )
@@ -141,11 +146,14 @@ __all__ = [
     "ParticipantGone",
     "ParticipantId",
     "Poisoned",
+    "Pool",
+    "PoolReader",
     "ProducerGone",
     "Received",
     "Refused",
     "Revoked",
     "Scratch",
+    "Sealed",
     "Session",
     "SessionNotice",
     "SessionReport",
@@ -166,6 +174,7 @@ __all__ = [
     "connect_broker",
     "detect",
     "inspect",
+    "journal_bytes",
     "sessions",
 ]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpu_ipc._errors import Invalid
-from gpu_ipc._gpu_ipc import Object, Scratch
+from gpu_ipc._gpu_ipc import Object, Pool, PoolReader, Scratch
 
 # Between the keys on the way to a part. Names of PyTorch's parameters hold dots, so those tell nothing.
 SEPARATOR = "/"
@@ -56,13 +56,13 @@ def expanded(parts: Mapping[str, Any], names: list[str]) -> list[str]:
     return found
 
 
-def tensors(of: Object | Scratch) -> dict[str, Any]:
-    """Make PyTorch tensors of all parts; those of an object are on memory that faults when it is written."""
+def tensors(of: Object | Scratch | Pool | PoolReader) -> dict[str, Any]:
+    """Make PyTorch tensors of all parts; those of an object or a reader are on memory that faults when it is written."""
     return nested({name: part.without_read_only_flag().torch() for name, part in of.items()})
 
 
 def register() -> None:
     """Let `isinstance(object, Mapping)` say what is so."""
     mapping: Any = Mapping
-    mapping.register(Object)
-    mapping.register(Scratch)
+    for kind in (Object, Pool, PoolReader, Scratch):
+        mapping.register(kind)

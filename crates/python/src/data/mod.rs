@@ -10,5 +10,6 @@ pub(crate) mod device;
 pub(crate) mod layout;
 pub(crate) mod notice;
 pub(crate) mod number;
+pub(crate) mod sealed;
 pub(crate) mod stats;
 pub(crate) mod stream;

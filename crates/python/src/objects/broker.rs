@@ -8,13 +8,15 @@ use gpu_ipc::Gpu;
 use gpu_ipc::backend::DevicePtr;
 use gpu_ipc::broker::client::broker_dir;
 use gpu_ipc::broker::{
-    Client, Commit, CreateOptions, DType, Dimension, Epoch, Layout, PartSpec, Writer,
+    Client, Commit, CreateOptions, DType, Dimension, Epoch, Layout, PartSpec, Readers, Writer,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use serde_json::Value;
 
 use super::object::{Object, selector};
+use super::pool::Pool;
+use super::pool_reader::PoolReader;
 use super::scratch::Scratch;
 use super::writer::ObjectWriter;
 use crate::arrays::read;
@@ -249,6 +251,72 @@ impl Broker {
         Ok(Scratch::new(memory, &self.gpu))
     }
 
+    /// Make a pool, memory that stays writable and outlives its holder, and hold it.
+    ///
+    /// Args:
+    ///     name: its name. No object and no other pool may have it.
+    ///     parts, meta, groups: as for ``create``; of groups at most 15.
+    ///     journal_bytes: the bytes of its journal; ``gpu_ipc.journal_bytes(blocks)`` says how many for a number of blocks.
+    ///     readers: who besides this user may read it, and never hold it: ``"everybody"``, or ``{"uids": [...]}`` or
+    ///         ``{"gids": [...]}`` with at most 16 numbers. None is this user alone.
+    ///
+    /// Raises:
+    ///     Refused: the name is there already.
+    ///     OutOfMemory: there is no room for all of it, and nothing was taken.
+    ///     Invalid: the journal's bytes are no multiple of 4,096 from 8,192 to 67,108,864.
+    #[pyo3(signature = (name, parts, journal_bytes, *, readers=None, meta=None, groups=Vec::new()))]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "they are Python's keyword arguments"
+    )]
+    fn create_pool(
+        &self,
+        py: Python<'_>,
+        name: String,
+        parts: &Bound<'_, PyAny>,
+        journal_bytes: Whole,
+        readers: Option<&Bound<'_, PyAny>>,
+        meta: Option<Vec<u8>>,
+        groups: Vec<Vec<String>>,
+    ) -> PyResult<Pool> {
+        let parts = flat(py, parts)?;
+        let layout = layout_of(&parts, self.specs_of(&parts)?, groups, meta)?;
+        let readers = readers.map_or(Ok(Readers::Owner), readers_of)?;
+        let client = self.client()?;
+        let hold = aside(py, move || {
+            client.create_pool_for(&name, layout, journal_bytes.0, readers)
+        })?;
+        Ok(Pool::new(hold.or_raise()?, &self.gpu))
+    }
+
+    /// Hold a pool: map it writable, with the bytes that its last holder left.
+    ///
+    /// Args:
+    ///     name: its name.
+    ///     at_same_addresses: map it where the last holder had it, so that pointers in it stay good.
+    ///
+    /// Raises:
+    ///     NotFound: there is no such pool.
+    ///     Refused: another process holds it, which the text names, or it is another user's.
+    ///     Invalid: the same addresses are in use here.
+    #[pyo3(signature = (name, *, at_same_addresses=false))]
+    fn adopt(&self, py: Python<'_>, name: String, at_same_addresses: bool) -> PyResult<Pool> {
+        let client = self.client()?;
+        let hold = aside(py, move || client.adopt(&name, at_same_addresses))?;
+        Ok(Pool::new(hold.or_raise()?, &self.gpu))
+    }
+
+    /// Map a pool read-only, beside its holder.
+    ///
+    /// Raises:
+    ///     NotFound: there is no such pool.
+    ///     Refused: it is not for this user.
+    fn read_pool(&self, py: Python<'_>, name: String) -> PyResult<PoolReader> {
+        let client = self.client()?;
+        let reader = aside(py, move || client.read_pool(&name))?;
+        Ok(PoolReader::new(reader.or_raise()?, &self.gpu))
+    }
+
     /// Map an object, read-only.
     ///
     /// Args:
@@ -306,7 +374,8 @@ impl Broker {
         )
     }
 
-    /// Wait until a name has an epoch newer than ``seen``, and return it.
+    /// Wait until a name has an epoch newer than ``seen``, and return it. The epoch of a pool is its
+    /// generation: it grows with each holder.
     ///
     /// Returns:
     ///     The epoch; None when there is none after ``timeout`` seconds.
@@ -411,6 +480,35 @@ fn options_of(expect: Option<u64>, replace: bool, unchanged: Vec<String>) -> Cre
         unchanged,
         ..CreateOptions::default()
     }
+}
+
+/// Reads who may open what is made.
+fn readers_of(given: &Bound<'_, PyAny>) -> PyResult<Readers> {
+    if given
+        .extract::<&str>()
+        .is_ok_and(|text| text == "everybody")
+    {
+        return Ok(Readers::Everybody);
+    }
+    if let Ok(named) = given.cast::<PyDict>()
+        && named.len() == 1
+    {
+        for (kind, of) in [
+            ("uids", Readers::Uids as fn(Vec<u32>) -> _),
+            ("gids", Readers::Gids),
+        ] {
+            if let Some(numbers) = named.get_item(kind)?
+                && let Ok(numbers) = numbers.extract()
+            {
+                return Ok(of(numbers));
+            }
+        }
+    }
+    Err(invalid(
+        "the readers",
+        given.repr()?,
+        "None, \"everybody\", {\"uids\": [...]} or {\"gids\": [...]}",
+    ))
 }
 
 /// Puts the parts that names stand for in the place of those of mappings.

@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu_ipc::Gpu;
-use gpu_ipc::broker::{Epoch, Reader, Selector};
+use gpu_ipc::broker::{Epoch, Layout, Reader, Selector};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::part::{Addresses, Part, ask, names_of, place_of};
+use super::mapping::{Parts, parts_methods};
+use super::part::{Addresses, Part, ask, place_of};
 use super::scratch::Scratch;
 use super::writer::ObjectWriter;
 use crate::data::stream;
@@ -48,6 +49,30 @@ impl Object {
     }
 }
 
+impl Parts for Object {
+    fn with_layout<T: Send>(
+        &self,
+        py: Python<'_>,
+        question: impl Fn(&Layout) -> T + Send + Sync,
+    ) -> PyResult<T> {
+        self.with(py, |reader| question(reader.layout()))
+    }
+
+    fn part(&self, py: Python<'_>, name: &str) -> PyResult<Part> {
+        let place = self.with(py, |reader| {
+            place_of(reader.layout(), reader.device_ptr(name), name)
+        })??;
+        Ok(Part::new(
+            Addresses::Reader(self.reader.clone()),
+            place,
+            &self.gpu,
+            true,
+        ))
+    }
+}
+
+parts_methods!(Object);
+
 #[pymethods]
 impl Object {
     /// The name.
@@ -75,51 +100,6 @@ impl Object {
     #[getter]
     fn asleep(&self, py: Python<'_>) -> PyResult<bool> {
         self.with(py, |reader| reader.is_asleep())
-    }
-
-    fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Part> {
-        let place = self.with(py, |reader| {
-            place_of(reader.layout(), reader.device_ptr(name), name)
-        })??;
-        Ok(Part::new(
-            Addresses::Reader(self.reader.clone()),
-            place,
-            &self.gpu,
-            true,
-        ))
-    }
-
-    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        self.with(py, |reader| reader.layout().parts().len())
-    }
-
-    fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        self.with(py, |reader| reader.layout().part(name).is_some())
-    }
-
-    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        Ok(self.keys(py)?.into_pyobject(py)?.try_iter()?.into_any())
-    }
-
-    /// The names of the parts, in their order.
-    fn keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.with(py, |reader| names_of(reader.layout()))
-    }
-
-    /// The parts, in the order of their names.
-    fn values(&self, py: Python<'_>) -> PyResult<Vec<Part>> {
-        self.keys(py)?
-            .iter()
-            .map(|name| self.__getitem__(py, name))
-            .collect()
-    }
-
-    /// Names and parts.
-    fn items(&self, py: Python<'_>) -> PyResult<Vec<(String, Part)>> {
-        self.keys(py)?
-            .into_iter()
-            .map(|name| Ok((name.clone(), self.__getitem__(py, &name)?)))
-            .collect()
     }
 
     /// Make PyTorch tensors of all parts, nested as they were put.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gpu_ipc::Gpu;
 use gpu_ipc::backend::DevicePtr;
-use gpu_ipc::broker::{DType, Layout as Parts, Reader, Scratch, Writer};
+use gpu_ipc::broker::{DType, Layout as Parts, Pool, PoolReader, Reader, Scratch, Writer};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 
@@ -28,6 +28,10 @@ pub(crate) enum Addresses {
     Reader(Arc<Mutex<Reader>>),
     /// Memory that is never committed.
     Scratch(Arc<Mutex<Scratch>>),
+    /// A pool that this process holds.
+    Pool(Arc<Pool>),
+    /// One that another process holds.
+    PoolReader(Arc<PoolReader>),
 }
 
 /// A part of an object: an array for every library that takes arrays.
@@ -80,7 +84,8 @@ impl Array for Part {
         Ok((self.start, self.addresses.clone()))
     }
 
-    /// An object is opened when it is whole: there is nothing to wait for.
+    /// An object is opened when it is whole, and a pool's journal says which of its blocks are: there
+    /// is nothing to wait for.
     fn use_on(&self, py: Python<'_>, addresses: &Addresses, on: ConsumerStream) -> PyResult<()> {
         let ConsumerStream::Raw(raw) = on else {
             return Ok(());
@@ -96,6 +101,8 @@ impl Array for Part {
             Addresses::Scratch(scratch) => {
                 ask(py, scratch, |scratch| scratch.used_on(&stream))?.or_raise()
             }
+            Addresses::Pool(pool) => py.detach(|| pool.used_on(&stream)).or_raise(),
+            Addresses::PoolReader(reader) => py.detach(|| reader.used_on(&stream)).or_raise(),
         }
     }
 }
@@ -172,15 +179,6 @@ impl Part {
 }
 
 array_methods!(Part);
-
-/// Lists the names of parts, in their order.
-pub(crate) fn names_of(parts: &Parts) -> Vec<String> {
-    parts
-        .parts()
-        .iter()
-        .map(|part| part.spec.name.clone())
-        .collect()
-}
 
 /// Finds a part: its layout, and where it begins.
 pub(crate) fn place_of(

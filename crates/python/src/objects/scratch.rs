@@ -3,10 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use gpu_ipc::Gpu;
-use gpu_ipc::broker::Scratch as Memory;
+use gpu_ipc::broker::{Layout, Scratch as Memory};
 use pyo3::prelude::*;
 
-use super::part::{Addresses, Part, ask, names_of, place_of};
+use super::mapping::{Parts, parts_methods};
+use super::part::{Addresses, Part, ask, place_of};
 use crate::data::stream;
 use crate::interpreter::errors::OrRaise;
 
@@ -39,9 +40,16 @@ impl Scratch {
     }
 }
 
-#[pymethods]
-impl Scratch {
-    fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Part> {
+impl Parts for Scratch {
+    fn with_layout<T: Send>(
+        &self,
+        py: Python<'_>,
+        question: impl Fn(&Layout) -> T + Send + Sync,
+    ) -> PyResult<T> {
+        self.with(py, |memory| question(memory.layout()))
+    }
+
+    fn part(&self, py: Python<'_>, name: &str) -> PyResult<Part> {
         let place = self.with(py, |memory| {
             place_of(memory.layout(), memory.device_ptr(name), name)
         })??;
@@ -52,40 +60,12 @@ impl Scratch {
             false,
         ))
     }
+}
 
-    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        self.with(py, |memory| memory.layout().parts().len())
-    }
+parts_methods!(Scratch);
 
-    fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        self.with(py, |memory| memory.layout().part(name).is_some())
-    }
-
-    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        Ok(self.keys(py)?.into_pyobject(py)?.try_iter()?.into_any())
-    }
-
-    /// The names of the parts, in their order.
-    fn keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.with(py, |memory| names_of(memory.layout()))
-    }
-
-    /// The parts, in the order of their names.
-    fn values(&self, py: Python<'_>) -> PyResult<Vec<Part>> {
-        self.keys(py)?
-            .iter()
-            .map(|name| self.__getitem__(py, name))
-            .collect()
-    }
-
-    /// Names and parts.
-    fn items(&self, py: Python<'_>) -> PyResult<Vec<(String, Part)>> {
-        self.keys(py)?
-            .into_iter()
-            .map(|name| Ok((name.clone(), self.__getitem__(py, &name)?)))
-            .collect()
-    }
-
+#[pymethods]
+impl Scratch {
     /// Make PyTorch tensors of all parts, nested as they were put.
     fn tensors<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.py()

@@ -7,7 +7,8 @@ use gpu_ipc::broker::{Commit, Writer};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::part::{Addresses, Part, ask, names_of, place_of};
+use super::mapping::names_of;
+use super::part::{Addresses, Part, ask, place_of};
 use crate::data::stream;
 use crate::interpreter::errors::{OrRaise, invalid};
 use crate::interpreter::waiting::aside;
