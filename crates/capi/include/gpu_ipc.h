@@ -247,6 +247,15 @@
 // The bytes of a part's or object's name with its zero byte, at most.
 #define GPU_IPC_NAME_BYTES 256
 
+// A pool had no hold before this one.
+#define GPU_IPC_PREVIOUS_NEVER 1
+
+// The hold before this one was closed by its holder, behind its streams.
+#define GPU_IPC_PREVIOUS_CLOSED 2
+
+// The holder before this one died: a filling may have been under way.
+#define GPU_IPC_PREVIOUS_DIED 3
+
 // Wait for the producer's work on the calling thread, or queue the wait on the stream that is
 // given.
 #define GPU_IPC_WAIT 0
@@ -293,6 +302,12 @@ typedef struct gpu_ipc_loan gpu_ipc_loan;
 
 // A consumer's connection to a session.
 typedef struct gpu_ipc_participant gpu_ipc_participant;
+
+// A pool of a broker that this process holds.
+typedef struct gpu_ipc_pool gpu_ipc_pool;
+
+// A pool of a broker that is read beside its holder.
+typedef struct gpu_ipc_pool_reader gpu_ipc_pool_reader;
 
 // An object that is mapped.
 typedef struct gpu_ipc_reader gpu_ipc_reader;
@@ -461,25 +476,25 @@ typedef struct gpu_ipc_identity {
     uint8_t bytes[16];
 } gpu_ipc_identity;
 
-// What a reader has mapped.
-typedef struct gpu_ipc_reader_info {
-    // `sizeof(gpu_ipc_reader_info)`.
+// What a pool is.
+typedef struct gpu_ipc_pool_info {
+    // `sizeof(gpu_ipc_pool_info)`.
     size_t size;
-    // The epoch that the addresses reach.
-    uint64_t epoch;
-    // The identity of the object that they reach.
+    // How often it was adopted: of a holder with this time, of a reader as it was opened.
+    uint64_t generation;
+    // Its identity, the same for every holder.
     struct gpu_ipc_identity identity;
     // How many parts it has.
     uint64_t part_count;
-    // How many bytes of the user's own it has; `gpu_ipc_reader_user` copies them.
+    // How many bytes of the user's own it has.
     uint64_t user_len;
-    // 1 while the reader sleeps.
-    uint32_t asleep;
-    // Zero.
-    uint32_t reserved;
-    // The object's name, with a zero byte behind.
+    // How many blocks its journal has entries for.
+    uint32_t blocks;
+    // `GPU_IPC_PREVIOUS_...`; 0 of a reader, which has no hold.
+    uint32_t previous;
+    // Its name, with a zero byte behind.
     char name[GPU_IPC_NAME_BYTES];
-} gpu_ipc_reader_info;
+} gpu_ipc_pool_info;
 
 // A part of an object that is there.
 typedef struct gpu_ipc_part {
@@ -504,6 +519,58 @@ typedef struct gpu_ipc_part {
     // Its name, with a zero byte behind.
     char name[GPU_IPC_NAME_BYTES];
 } gpu_ipc_part;
+
+// The address and the bytes of a region.
+typedef struct gpu_ipc_region {
+    // The address of its first byte in this process.
+    void *ptr;
+    // Its bytes, as its parts fill them.
+    uint64_t len;
+} gpu_ipc_region;
+
+// What the application calls the contents of a block.
+typedef struct gpu_ipc_key {
+    // Bytes of the application's own, such as a digest.
+    uint8_t bytes[16];
+} gpu_ipc_key;
+
+// A block that is to be sealed.
+typedef struct gpu_ipc_seal {
+    // What its contents are called.
+    struct gpu_ipc_key key;
+    // Its number.
+    uint32_t block;
+} gpu_ipc_seal;
+
+// A block whose contents are whole.
+typedef struct gpu_ipc_sealed {
+    // What its contents are called.
+    struct gpu_ipc_key key;
+    // Its number.
+    uint32_t block;
+    // How often it was given up before its contents were written; 1 for the first.
+    uint32_t generation;
+} gpu_ipc_sealed;
+
+// What a reader has mapped.
+typedef struct gpu_ipc_reader_info {
+    // `sizeof(gpu_ipc_reader_info)`.
+    size_t size;
+    // The epoch that the addresses reach.
+    uint64_t epoch;
+    // The identity of the object that they reach.
+    struct gpu_ipc_identity identity;
+    // How many parts it has.
+    uint64_t part_count;
+    // How many bytes of the user's own it has; `gpu_ipc_reader_user` copies them.
+    uint64_t user_len;
+    // 1 while the reader sleeps.
+    uint32_t asleep;
+    // Zero.
+    uint32_t reserved;
+    // The object's name, with a zero byte behind.
+    char name[GPU_IPC_NAME_BYTES];
+} gpu_ipc_reader_info;
 
 // What a participant connects with; all zero is a good choice.
 typedef struct gpu_ipc_connect_options {
@@ -1000,6 +1067,275 @@ int32_t gpu_ipc_object_outcome(struct gpu_ipc_client *client,
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_client_close(struct gpu_ipc_client *client);
 
+// Makes a pool, memory that stays writable and outlives its holder, and holds it. Of the options
+// `user`, `uids`, `readers` and `groups` are for pools, groups at most 15.
+//
+// Contents come in blocks, whatever the application calls so. A block is given up by
+// `gpu_ipc_pool_invalidate`, then filled by work on streams, then sealed behind that work by
+// `gpu_ipc_pool_seal`. What is sealed is whole, and `gpu_ipc_pool_sealed` lists it, also for the
+// next holder after this process died. `journal_bytes` is what `gpu_ipc_journal_bytes` says.
+//
+// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which
+// may scrub memory first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit and for a
+// name that is there already, `INVALID`, `DEADLINE`, `FORKED`.
+//
+// Caller: `name` ends with a zero byte; there are `count` parts with good pointers in them; `options` is
+// null, or has as many bytes as its `size` says and good pointers in them.
+int32_t gpu_ipc_pool_create(struct gpu_ipc_client *client,
+                            const char *name,
+                            const struct gpu_ipc_part_spec *parts,
+                            size_t count,
+                            uint64_t journal_bytes,
+                            const struct gpu_ipc_create_options *options,
+                            struct gpu_ipc_pool **pool);
+
+// Holds a pool: maps it writable, with the bytes that its last holder left. With
+// `at_same_addresses` where that one had it, so that pointers in it stay good.
+//
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`,
+// `REFUSED` while another process holds it, with the names of both, and for another user's;
+// `INVALID` when the same addresses are in use here; `MISMATCH`, `DEADLINE`, `FORKED`.
+//
+// Caller: `name` ends with a zero byte.
+int32_t gpu_ipc_pool_adopt(struct gpu_ipc_client *client,
+                           const char *name,
+                           bool at_same_addresses,
+                           struct gpu_ipc_pool **pool);
+
+// Describes a pool that this process holds.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+//
+// Caller: `info` has as many bytes as its `size` says.
+int32_t gpu_ipc_pool_get_info(struct gpu_ipc_pool *pool, struct gpu_ipc_pool_info *info);
+
+// Copies the bytes that were put beside the parts when the pool was made; as many as fit into
+// `capacity`.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+//
+// Caller: There is room for `capacity` bytes.
+int32_t gpu_ipc_pool_user(struct gpu_ipc_pool *pool, void *bytes, size_t capacity);
+
+// Describes a part and its address. The GPU, and on the host backend the CPU, may write there
+// until the hold ends.
+//
+// Work on it is named by a seal, by `gpu_ipc_pool_used_on` or at `gpu_ipc_pool_end`: work on a
+// stream that was not named, and that is not finished when the hold ends, is undefined behaviour.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+//
+// Caller: `name` ends with a zero byte; `part` has as many bytes as its `size` says.
+int32_t gpu_ipc_pool_get_part(struct gpu_ipc_pool *pool, const char *name, struct gpu_ipc_part *part);
+
+// Describes a part by its number: from 0 to below the count of parts, in the order of their names.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+//
+// Caller: `part` has as many bytes as its `size` says.
+int32_t gpu_ipc_pool_get_part_at(struct gpu_ipc_pool *pool, size_t number, struct gpu_ipc_part *part);
+
+// Lists the regions, in which all parts lie: as many as fit into `capacity`, and how many there
+// are.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+//
+// Caller: `regions` has room for `capacity` of them, or is null and `capacity` 0.
+int32_t gpu_ipc_pool_regions(struct gpu_ipc_pool *pool, struct gpu_ipc_region *regions, size_t capacity, size_t *count);
+
+// Copies `len` bytes from the host into a part from `offset` on.
+//
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+// `INVALID` beyond the part's end, `DRIVER`, `FORKED`.
+//
+// Caller: `name` ends with a zero byte; there are `len` bytes.
+int32_t gpu_ipc_pool_write(struct gpu_ipc_pool *pool, const char *name, uint64_t offset, const void *bytes, size_t len);
+
+// Copies `len` bytes of a part from `offset` on to the host.
+//
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+// `INVALID` beyond the part's end, `DRIVER`, `FORKED`.
+//
+// Caller: `name` ends with a zero byte; there is room for `len` bytes.
+int32_t gpu_ipc_pool_read(struct gpu_ipc_pool *pool, const char *name, uint64_t offset, void *bytes, size_t len);
+
+// Queues a fill: sets `len` bytes of a part from `offset` on to `byte`, after the work that is
+// queued on the stream.
+//
+// Keeps: the stream, until the hold ends. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`
+// beyond the part's end, `MISMATCH` for a stream of another device, `CAPTURING`, `DRIVER`,
+// `FORKED`.
+//
+// Caller: `name` ends with a zero byte.
+int32_t gpu_ipc_pool_fill(struct gpu_ipc_pool *pool,
+                          const char *name,
+                          uint64_t offset,
+                          uint64_t len,
+                          uint8_t byte,
+                          struct gpu_ipc_stream *stream);
+
+// Names a stream whose work touches the pool: the end of the hold waits for it.
+//
+// Keeps: the stream, until the hold ends. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
+// `MISMATCH` for a stream of another device, `FORKED`.
+int32_t gpu_ipc_pool_used_on(struct gpu_ipc_pool *pool, struct gpu_ipc_stream *stream);
+
+// Gives a block's contents up: from here on it may be filled. To be called before the filling is
+// queued.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a block that the
+// journal has no entry for, `EXHAUSTED` for one that was given up 2^32 - 1 times, `FORKED`.
+int32_t gpu_ipc_pool_invalidate(struct gpu_ipc_pool *pool, uint32_t block);
+
+// Queues the seal of a block behind the work on a stream: once that has finished, the block is
+// whole, and listed under its key.
+//
+// Keeps: the stream, until the hold ends. Thread: any. Blocks: no; until the stream is done on a
+// device whose streams write no words. Errors: as `gpu_ipc_pool_seal_many`.
+int32_t gpu_ipc_pool_seal(struct gpu_ipc_pool *pool,
+                          uint32_t block,
+                          const struct gpu_ipc_key *key,
+                          struct gpu_ipc_stream *stream);
+
+// Queues the seals of many blocks in one batch, as `gpu_ipc_pool_seal` does for one.
+//
+// Keeps: the stream, until the hold ends. Thread: any. Blocks: as `gpu_ipc_pool_seal`. Errors:
+// `BAD_HANDLE`; `INVALID` for a block that was not invalidated since its last seal, is named twice
+// or has no entry, `MISMATCH` for a stream of another device, `CAPTURING`: then none is sealed;
+// `DRIVER`: then some may be; `FORKED`.
+//
+// Caller: There are `count` seals.
+int32_t gpu_ipc_pool_seal_many(struct gpu_ipc_pool *pool,
+                               const struct gpu_ipc_seal *seals,
+                               size_t count,
+                               struct gpu_ipc_stream *stream);
+
+// Lists the blocks that are whole at this moment, in the order of their numbers: as many as fit
+// into `capacity`, and how many there are.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`, `FORKED`.
+//
+// Caller: `sealed` has room for `capacity` of them, or is null and `capacity` 0.
+int32_t gpu_ipc_pool_sealed(struct gpu_ipc_pool *pool, struct gpu_ipc_sealed *sealed, size_t capacity, size_t *count);
+
+// Ends the hold: waits for these streams and those that were named before, and until the broker has
+// noted it. Then another process may adopt the pool. Null is passed over.
+//
+// The handle is closed, whatever the call returns.
+//
+// Keeps: nothing. Thread: any. Blocks: for the streams and the broker. Errors: `BAD_HANDLE`;
+// `CAPTURING`, `MISMATCH` and `DRIVER` for a stream whose work cannot be waited for: the hold ends
+// with this process; `INVALID` while another call is in the pool, at whose end the hold ends as
+// after `gpu_ipc_pool_close`; `DEADLINE` while the broker is away, which is told when it is back;
+// `FORKED`.
+//
+// Caller: There are `count` streams.
+int32_t gpu_ipc_pool_end(struct gpu_ipc_pool *pool, struct gpu_ipc_stream *const *streams, size_t count);
+
+// Closes a pool: the hold ends when the work on the named streams is done. Null is passed over.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+int32_t gpu_ipc_pool_close(struct gpu_ipc_pool *pool);
+
+// Maps a pool read-only, beside a holder that may write to it at any time.
+//
+// What is read is a block's contents only if the block was whole before and after:
+// `gpu_ipc_pool_reader_read_whole` does both looks. Work on a stream is put between
+// `gpu_ipc_pool_reader_look` and `_is_still`, with a wait for it. `gpu_ipc_object_watch` of the
+// name, from the reader's generation on, waits for the next holder.
+//
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`,
+// `REFUSED`, `MISMATCH`, `INVALID`, `DEADLINE`, `FORKED`.
+//
+// Caller: `name` ends with a zero byte.
+int32_t gpu_ipc_pool_open(struct gpu_ipc_client *client, const char *name, struct gpu_ipc_pool_reader **reader);
+
+// Describes a pool that is read.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+//
+// Caller: `info` has as many bytes as its `size` says.
+int32_t gpu_ipc_pool_reader_get_info(struct gpu_ipc_pool_reader *reader, struct gpu_ipc_pool_info *info);
+
+// Copies the bytes that were put beside the parts when the pool was made; as many as fit into
+// `capacity`.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+//
+// Caller: There is room for `capacity` bytes.
+int32_t gpu_ipc_pool_reader_user(struct gpu_ipc_pool_reader *reader, void *bytes, size_t capacity);
+
+// Describes a part and its address, which may be read alone: a kernel that writes there ends its
+// context. Work on it is named with `gpu_ipc_pool_reader_used_on`.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+//
+// Caller: `name` ends with a zero byte; `part` has as many bytes as its `size` says.
+int32_t gpu_ipc_pool_reader_get_part(struct gpu_ipc_pool_reader *reader, const char *name, struct gpu_ipc_part *part);
+
+// Describes a part by its number: from 0 to below the count of parts, in the order of their names.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+//
+// Caller: `part` has as many bytes as its `size` says.
+int32_t gpu_ipc_pool_reader_get_part_at(struct gpu_ipc_pool_reader *reader, size_t number, struct gpu_ipc_part *part);
+
+// Names a stream whose work touches the pool: the mapping stays until that is done.
+//
+// Keeps: the stream, until the reader is closed. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
+// `MISMATCH` for a stream of another device, `FORKED`.
+int32_t gpu_ipc_pool_reader_used_on(struct gpu_ipc_pool_reader *reader, struct gpu_ipc_stream *stream);
+
+// Lists the blocks that are whole at this moment, in the order of their numbers: as many as fit
+// into `capacity`, and how many there are. The holder may give any of them up meanwhile.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+//
+// Caller: `sealed` has room for `capacity` of them, or is null and `capacity` 0.
+int32_t gpu_ipc_pool_reader_sealed(struct gpu_ipc_pool_reader *reader,
+                                   struct gpu_ipc_sealed *sealed,
+                                   size_t capacity,
+                                   size_t *count);
+
+// Says whether a block is whole at this moment, and then what it holds.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+int32_t gpu_ipc_pool_reader_look(struct gpu_ipc_pool_reader *reader,
+                                 uint32_t block,
+                                 bool *whole,
+                                 struct gpu_ipc_sealed *sealed);
+
+// Says whether a block was whole all along since the look: what was copied from it between is what
+// the look found.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+int32_t gpu_ipc_pool_reader_is_still(struct gpu_ipc_pool_reader *reader,
+                                     const struct gpu_ipc_sealed *sealed,
+                                     bool *still);
+
+// Copies `len` bytes of a block that is whole, from `offset` of a part on, to the host, and says
+// what the block holds. `whole` is false where it is not whole, or the holder gave it up meanwhile:
+// then the bytes are of no use.
+//
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`,
+// `INVALID` beyond the part's end, `DRIVER`, `FORKED`.
+//
+// Caller: `name` ends with a zero byte; there is room for `len` bytes.
+int32_t gpu_ipc_pool_reader_read_whole(struct gpu_ipc_pool_reader *reader,
+                                       uint32_t block,
+                                       const char *name,
+                                       uint64_t offset,
+                                       void *bytes,
+                                       size_t len,
+                                       bool *whole,
+                                       struct gpu_ipc_sealed *sealed);
+
+// Closes a reader; its addresses are given back when the work on the named streams is done. Null is
+// passed over.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+int32_t gpu_ipc_pool_reader_close(struct gpu_ipc_pool_reader *reader);
+
 // Describes the object that a reader has mapped.
 //
 // Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`,
@@ -1173,6 +1509,12 @@ int32_t gpu_ipc_scratch_used_on(struct gpu_ipc_scratch *scratch, struct gpu_ipc_
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_scratch_close(struct gpu_ipc_scratch *scratch);
+
+// Returns the bytes of a pool's journal for so many blocks: for 128 at least, and for 2,097,024 at
+// most that a pool is made with.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: none.
+uint64_t gpu_ipc_journal_bytes(uint32_t blocks);
 
 // Describes a part and its address. The GPU, and on the host backend the CPU, may write there
 // until the commit.
@@ -1777,6 +2119,8 @@ GPU_IPC_FIELD(gpu_ipc_grant, claims, 16, 4);
 GPU_IPC_FIELD(gpu_ipc_grant, reserved, 20, 4);
 GPU_IPC_SIZE(gpu_ipc_identity, 16);
 GPU_IPC_FIELD(gpu_ipc_identity, bytes, 0, 16);
+GPU_IPC_SIZE(gpu_ipc_key, 16);
+GPU_IPC_FIELD(gpu_ipc_key, bytes, 0, 16);
 GPU_IPC_SIZE(gpu_ipc_notice, 16);
 GPU_IPC_FIELD(gpu_ipc_notice, kind, 0, 4);
 GPU_IPC_FIELD(gpu_ipc_notice, how, 4, 4);
@@ -1800,6 +2144,15 @@ GPU_IPC_FIELD(gpu_ipc_part_spec, rank, 24, 4);
 GPU_IPC_FIELD(gpu_ipc_part_spec, type_code, 28, 1);
 GPU_IPC_FIELD(gpu_ipc_part_spec, type_bits, 29, 1);
 GPU_IPC_FIELD(gpu_ipc_part_spec, type_lanes, 30, 2);
+GPU_IPC_SIZE(gpu_ipc_pool_info, 312);
+GPU_IPC_FIELD(gpu_ipc_pool_info, size, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_pool_info, generation, 8, 8);
+GPU_IPC_FIELD(gpu_ipc_pool_info, identity, 16, 16);
+GPU_IPC_FIELD(gpu_ipc_pool_info, part_count, 32, 8);
+GPU_IPC_FIELD(gpu_ipc_pool_info, user_len, 40, 8);
+GPU_IPC_FIELD(gpu_ipc_pool_info, blocks, 48, 4);
+GPU_IPC_FIELD(gpu_ipc_pool_info, previous, 52, 4);
+GPU_IPC_FIELD(gpu_ipc_pool_info, name, 56, 256);
 GPU_IPC_SIZE(gpu_ipc_reader_info, 312);
 GPU_IPC_FIELD(gpu_ipc_reader_info, size, 0, 8);
 GPU_IPC_FIELD(gpu_ipc_reader_info, epoch, 8, 8);
@@ -1809,6 +2162,16 @@ GPU_IPC_FIELD(gpu_ipc_reader_info, user_len, 40, 8);
 GPU_IPC_FIELD(gpu_ipc_reader_info, asleep, 48, 4);
 GPU_IPC_FIELD(gpu_ipc_reader_info, reserved, 52, 4);
 GPU_IPC_FIELD(gpu_ipc_reader_info, name, 56, 256);
+GPU_IPC_SIZE(gpu_ipc_region, 16);
+GPU_IPC_FIELD(gpu_ipc_region, ptr, 0, 8);
+GPU_IPC_FIELD(gpu_ipc_region, len, 8, 8);
+GPU_IPC_SIZE(gpu_ipc_seal, 20);
+GPU_IPC_FIELD(gpu_ipc_seal, key, 0, 16);
+GPU_IPC_FIELD(gpu_ipc_seal, block, 16, 4);
+GPU_IPC_SIZE(gpu_ipc_sealed, 24);
+GPU_IPC_FIELD(gpu_ipc_sealed, key, 0, 16);
+GPU_IPC_FIELD(gpu_ipc_sealed, block, 16, 4);
+GPU_IPC_FIELD(gpu_ipc_sealed, generation, 20, 4);
 GPU_IPC_SIZE(gpu_ipc_session_options, 72);
 GPU_IPC_FIELD(gpu_ipc_session_options, size, 0, 8);
 GPU_IPC_FIELD(gpu_ipc_session_options, socket, 8, 8);

@@ -717,6 +717,156 @@ public:
     }
 };
 
+/// The blocks that a function of gpu_ipc.h lists: asked again while there are more than there is room for.
+template <class List>
+std::vector<gpu_ipc_sealed> sealed_of(List list) {
+    std::vector<gpu_ipc_sealed> sealed;
+    for (size_t count = 0;;) {
+        check(list(sealed.data(), sealed.size(), &count));
+        const bool fits = count <= sealed.size();
+        sealed.resize(count);
+        if (fits) {
+            return sealed;
+        }
+    }
+}
+
+/// The key of 16 bytes.
+inline gpu_ipc_key key_of(std::string_view bytes) {
+    gpu_ipc_key key{};
+    if (bytes.size() != sizeof key.bytes) {
+        throw Error(GPU_IPC_INVALID, "the key of a block is " + std::to_string(bytes.size()) + " bytes long, but must be 16 bytes",
+                    "pass 16 bytes, such as a digest");
+    }
+    std::memcpy(key.bytes, bytes.data(), sizeof key.bytes);
+    return key;
+}
+
+/// A pool that this process holds; the hold ends with it, behind the streams that were named.
+class Pool : public Handle<gpu_ipc_pool, gpu_ipc_pool_close> {
+public:
+    using Handle::Handle;
+
+    gpu_ipc_pool_info info() const {
+        auto info = sized<gpu_ipc_pool_info>();
+        check(gpu_ipc_pool_get_info(get(), &info));
+        return info;
+    }
+    /// The bytes of the user's own that lie beside the parts.
+    std::vector<std::byte> user() const {
+        std::vector<std::byte> bytes(static_cast<size_t>(info().user_len));
+        check(gpu_ipc_pool_user(get(), bytes.data(), bytes.size()));
+        return bytes;
+    }
+    gpu_ipc_part part(const std::string &name) const {
+        auto part = sized<gpu_ipc_part>();
+        check(gpu_ipc_pool_get_part(get(), name.c_str(), &part));
+        return part;
+    }
+    gpu_ipc_part part(size_t number) const {
+        auto part = sized<gpu_ipc_part>();
+        check(gpu_ipc_pool_get_part_at(get(), number, &part));
+        return part;
+    }
+    /// The regions in which all parts lie.
+    std::vector<gpu_ipc_region> regions() const {
+        size_t count = 0;
+        check(gpu_ipc_pool_regions(get(), nullptr, 0, &count));
+        std::vector<gpu_ipc_region> regions(count);
+        check(gpu_ipc_pool_regions(get(), regions.data(), regions.size(), &count));
+        return regions;
+    }
+    void write(const std::string &part, const void *bytes, size_t len, uint64_t offset = 0) const {
+        check(gpu_ipc_pool_write(get(), part.c_str(), offset, bytes, len));
+    }
+    void read(const std::string &part, void *bytes, size_t len, uint64_t offset = 0) const {
+        check(gpu_ipc_pool_read(get(), part.c_str(), offset, bytes, len));
+    }
+    void fill(const std::string &part, uint64_t offset, uint64_t len, uint8_t byte, const Stream &stream) const {
+        check(gpu_ipc_pool_fill(get(), part.c_str(), offset, len, byte, stream.get()));
+    }
+    void used_on(const Stream &stream) const { check(gpu_ipc_pool_used_on(get(), stream.get())); }
+    /// Gives a block's contents up: from here on it may be filled.
+    void invalidate(uint32_t block) const { check(gpu_ipc_pool_invalidate(get(), block)); }
+    /// Queues the seal of a block behind the work on a stream.
+    void seal(uint32_t block, const gpu_ipc_key &key, const Stream &stream) const {
+        check(gpu_ipc_pool_seal(get(), block, &key, stream.get()));
+    }
+    void seal(const std::vector<gpu_ipc_seal> &seals, const Stream &stream) const {
+        check(gpu_ipc_pool_seal_many(get(), seals.data(), seals.size(), stream.get()));
+    }
+    /// The blocks that are whole at this moment.
+    std::vector<gpu_ipc_sealed> sealed() const {
+        return sealed_of([this](gpu_ipc_sealed *first, size_t capacity, size_t *count) {
+            return gpu_ipc_pool_sealed(get(), first, capacity, count);
+        });
+    }
+    /// Ends the hold behind the streams that were named, and waits until the broker has noted it.
+    void end() { check(gpu_ipc_pool_end(release(), nullptr, 0)); }
+    /// As above, behind one more stream.
+    void end(const Stream &stream) {
+        gpu_ipc_stream *more = stream.get();
+        check(gpu_ipc_pool_end(release(), &more, 1));
+    }
+};
+
+/// A pool that is read beside its holder.
+class PoolReader : public Handle<gpu_ipc_pool_reader, gpu_ipc_pool_reader_close> {
+public:
+    using Handle::Handle;
+
+    gpu_ipc_pool_info info() const {
+        auto info = sized<gpu_ipc_pool_info>();
+        check(gpu_ipc_pool_reader_get_info(get(), &info));
+        return info;
+    }
+    /// The bytes of the user's own that lie beside the parts.
+    std::vector<std::byte> user() const {
+        std::vector<std::byte> bytes(static_cast<size_t>(info().user_len));
+        check(gpu_ipc_pool_reader_user(get(), bytes.data(), bytes.size()));
+        return bytes;
+    }
+    gpu_ipc_part part(const std::string &name) const {
+        auto part = sized<gpu_ipc_part>();
+        check(gpu_ipc_pool_reader_get_part(get(), name.c_str(), &part));
+        return part;
+    }
+    gpu_ipc_part part(size_t number) const {
+        auto part = sized<gpu_ipc_part>();
+        check(gpu_ipc_pool_reader_get_part_at(get(), number, &part));
+        return part;
+    }
+    void used_on(const Stream &stream) const { check(gpu_ipc_pool_reader_used_on(get(), stream.get())); }
+    /// The blocks that are whole at this moment; the holder may give any of them up meanwhile.
+    std::vector<gpu_ipc_sealed> sealed() const {
+        return sealed_of([this](gpu_ipc_sealed *first, size_t capacity, size_t *count) {
+            return gpu_ipc_pool_reader_sealed(get(), first, capacity, count);
+        });
+    }
+    /// What a block holds; nothing if it is not whole at this moment.
+    std::optional<gpu_ipc_sealed> look(uint32_t block) const {
+        bool whole = false;
+        gpu_ipc_sealed sealed{};
+        check(gpu_ipc_pool_reader_look(get(), block, &whole, &sealed));
+        return whole ? std::optional(sealed) : std::nullopt;
+    }
+    /// Whether a block was whole all along since the look.
+    bool is_still(const gpu_ipc_sealed &sealed) const {
+        bool still = false;
+        check(gpu_ipc_pool_reader_is_still(get(), &sealed, &still));
+        return still;
+    }
+    /// Copies a block that is whole, and says what it holds; nothing, and the bytes are of no use, if it is not or was given up
+    /// meanwhile.
+    std::optional<gpu_ipc_sealed> read_whole(uint32_t block, const std::string &part, void *bytes, size_t len,
+                                             uint64_t offset) const {
+        bool whole = false;
+        gpu_ipc_sealed sealed{};
+        check(gpu_ipc_pool_reader_read_whole(get(), block, part.c_str(), offset, bytes, len, &whole, &sealed));
+        return whole ? std::optional(sealed) : std::nullopt;
+    }
+};
+
 class Client : public Handle<gpu_ipc_client, gpu_ipc_client_close> {
 public:
     using Handle::Handle;
@@ -736,6 +886,26 @@ public:
         gpu_ipc_scratch *scratch;
         check(gpu_ipc_object_scratch(get(), name.c_str(), parts.data(), parts.size(), &scratch));
         return Scratch(scratch);
+    }
+    /// Makes a pool with a journal for so many blocks, and holds it.
+    Pool create_pool(const std::string &name, const std::vector<gpu_ipc_part_spec> &parts, uint32_t blocks,
+                     gpu_ipc_create_options options = sized<gpu_ipc_create_options>()) const {
+        gpu_ipc_pool *pool;
+        check(gpu_ipc_pool_create(get(), name.c_str(), parts.data(), parts.size(), gpu_ipc_journal_bytes(blocks), &options,
+                                  &pool));
+        return Pool(pool);
+    }
+    /// Holds a pool, with the bytes that its last holder left.
+    Pool adopt(const std::string &name, bool at_same_addresses = false) const {
+        gpu_ipc_pool *pool;
+        check(gpu_ipc_pool_adopt(get(), name.c_str(), at_same_addresses, &pool));
+        return Pool(pool);
+    }
+    /// Maps a pool read-only, beside its holder.
+    PoolReader read_pool(const std::string &name) const {
+        gpu_ipc_pool_reader *reader;
+        check(gpu_ipc_pool_open(get(), name.c_str(), &reader));
+        return PoolReader(reader);
     }
     Reader open(const std::string &name, uint64_t epoch = 0) const {
         gpu_ipc_reader *reader;

@@ -2,7 +2,9 @@
 
 use std::sync::Mutex;
 
-use crate::engine::{Client, Gpu, Participant, Reader, ReceivedBlock, Scratch, SentBlock, Writer};
+use crate::engine::{
+    Client, Gpu, Participant, Pool, PoolReader, Reader, ReceivedBlock, Scratch, SentBlock, Writer,
+};
 use crate::handle::KIND_BITS;
 use crate::opened::{OpenLoan, OpenSession, OpenStream};
 use crate::table::{FreeRow, Table};
@@ -77,6 +79,16 @@ pub struct gpu_ipc_reader(());
 #[derive(Debug)]
 pub struct gpu_ipc_scratch(());
 
+/// A pool of a broker that this process holds.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_pool(());
+
+/// A pool of a broker that is read beside its holder.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_pool_reader(());
+
 /// Makes the table of each kind.
 macro_rules! kinds {
     ($($type:ident = $number:literal, $name:literal, $table:ident: $value:ty;)*) => {
@@ -131,4 +143,6 @@ kinds! {
     gpu_ipc_reader = 9, "a reader", readers: Mutex<Reader>;
     gpu_ipc_scratch = 10, "scratch memory", scratches: Mutex<Scratch>;
     gpu_ipc_loan = 11, "a loan", loans: OpenLoan;
+    gpu_ipc_pool = 12, "a pool", pools: Pool;
+    gpu_ipc_pool_reader = 13, "a reader of a pool", pool_readers: PoolReader;
 }

@@ -78,6 +78,12 @@ const EXCHANGES: &[Exchange] = &[
         "tests/c/objects.c",
         objects_are_taken_over_and_copied,
     ),
+    (
+        "pools_are_adopted_and_read",
+        "tests/c/pools.c",
+        pools_are_adopted_and_read,
+    ),
+    ("pools_in_cpp", "tests/c/pools.cpp", pools_in_cpp),
 ];
 
 /// In the environment of a process of this binary that is a broker: its directory.
@@ -244,8 +250,20 @@ fn hot_swap_of_an_object() -> Result<(), Failed> {
 }
 
 fn objects_are_taken_over_and_copied() -> Result<(), Failed> {
-    let text = beside_a_broker("tests/c/objects.c", &[])?;
-    if text == "objects: all went well\n" {
+    goes_well_beside_a_broker("tests/c/objects.c", "objects: all went well\n")
+}
+
+fn pools_are_adopted_and_read() -> Result<(), Failed> {
+    goes_well_beside_a_broker("tests/c/pools.c", "pools: all went well\n")
+}
+
+fn pools_in_cpp() -> Result<(), Failed> {
+    goes_well_beside_a_broker("tests/c/pools.cpp", "pools: all went well\n")
+}
+
+fn goes_well_beside_a_broker(source: &'static str, says: &str) -> Result<(), Failed> {
+    let text = beside_a_broker(source, &[])?;
+    if text == says {
         Ok(())
     } else {
         Err(text.into())

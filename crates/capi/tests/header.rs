@@ -71,10 +71,15 @@ fn layouts() -> String {
         gpu_ipc_device_info { size, backend, number, uuid, total_bytes, name };
         gpu_ipc_grant { block, participant, claims, reserved };
         gpu_ipc_identity { bytes };
+        gpu_ipc_key { bytes };
         gpu_ipc_notice { kind, how, number };
         gpu_ipc_part { size, ptr, len, rank, type_code, type_bits, type_lanes, shape, strides, name };
         gpu_ipc_part_spec { name, shape, strides, rank, type_code, type_bits, type_lanes };
+        gpu_ipc_pool_info { size, generation, identity, part_count, user_len, blocks, previous, name };
         gpu_ipc_reader_info { size, epoch, identity, part_count, user_len, asleep, reserved, name };
+        gpu_ipc_region { ptr, len };
+        gpu_ipc_seal { key, block };
+        gpu_ipc_sealed { key, block, generation };
         gpu_ipc_session_options { size, socket, uids, uid_count, region_bytes, time_to_live_ns, quarantine_ns, max_leases, grows_in_place };
         gpu_ipc_share_options { size, time_to_live_ns, user, read_only, reserved };
         gpu_ipc_stats { size, live_blocks, live_bytes, limbo_blocks, limbo_bytes, in_flight, held, quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, revoked, expired, deaths, corrupt_words, tickets, participants, regions, reserved_bytes, in_use_bytes, pinned_bytes, unmarked_blocks };
@@ -176,6 +181,7 @@ fn every_function_is_called_by_a_program() {
         "tests/c/misuse.c",
         "tests/c/usual.c",
         "tests/c/objects.c",
+        "tests/c/pools.c",
         "tests/c/strict.c",
         "examples/first.c",
         "examples/ring.cpp",

@@ -152,21 +152,9 @@ pub unsafe extern "C" fn gpu_ipc_object_create(
             // SAFETY: `text` asks for what this function asks for.
             unsafe { text(name, "the name of an unchanged part") }.map(str::to_owned)
         };
-        // SAFETY: `array` asks for what this function asks for.
-        let uids = unsafe { array(given.uids, given.uid_count, "uids") }?;
         let options = CreateOptions {
-            readers: match given.readers {
-                GPU_IPC_READERS_OWNER => Readers::Owner,
-                GPU_IPC_READERS_EVERYBODY => Readers::Everybody,
-                GPU_IPC_READERS_UIDS => Readers::Uids(uids.to_vec()),
-                other => {
-                    return Err(Failure::invalid(
-                        "the readers",
-                        other.to_string(),
-                        "one of GPU_IPC_READERS_...",
-                    ));
-                }
-            },
+            // SAFETY: `readers_of` asks for what this function asks for.
+            readers: unsafe { readers_of(&given) }?,
             expect: (given.expect != 0).then_some(Epoch(given.expected)),
             replace: given.replace != 0,
             unchanged: unchanged.iter().map(name_of).collect::<Outcome<_>>()?,
@@ -312,6 +300,26 @@ pub extern "C" fn gpu_ipc_object_outcome(
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_client_close(client: *mut gpu_ipc_client) -> i32 {
     call(|process| process.close(client))
+}
+
+/// Reads who may open what is made.
+///
+/// # Safety
+///
+/// The pointers in the options are good.
+pub(super) unsafe fn readers_of(given: &gpu_ipc_create_options) -> Outcome<Readers> {
+    // SAFETY: `array` asks for what this function asks for.
+    let uids = unsafe { array(given.uids, given.uid_count, "uids") }?;
+    match given.readers {
+        GPU_IPC_READERS_OWNER => Ok(Readers::Owner),
+        GPU_IPC_READERS_EVERYBODY => Ok(Readers::Everybody),
+        GPU_IPC_READERS_UIDS => Ok(Readers::Uids(uids.to_vec())),
+        other => Err(Failure::invalid(
+            "the readers",
+            other.to_string(),
+            "one of GPU_IPC_READERS_...",
+        )),
+    }
 }
 
 pub(super) fn selector(name: &str, epoch: u64) -> Selector {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
 
-use crate::boundary::{array, text};
+use crate::boundary::{array, room, text};
 use crate::engine::{DType, DevicePtr, Dimension, Layout, PartSpec};
 use crate::failure::{Failure, Outcome};
 use crate::sized::sized_struct;
@@ -182,12 +182,62 @@ pub(super) fn describe(
     for (at, dimension) in spec.dimensions.iter().enumerate().take(GPU_IPC_MOST_RANK) {
         (part.shape[at], part.strides[at]) = (dimension.extent, dimension.stride);
     }
-    let bytes = spec.name.bytes().take(GPU_IPC_NAME_BYTES - 1);
-    part.name
+    name_into(&mut part.name, &spec.name);
+    Some(part)
+}
+
+/// Writes a name, with a zero byte behind, over zeros.
+pub(super) fn name_into(place: &mut [c_char; GPU_IPC_NAME_BYTES], name: &str) {
+    let bytes = name.bytes().take(GPU_IPC_NAME_BYTES - 1);
+    place
         .iter_mut()
         .zip(bytes)
         .for_each(|(place, byte)| *place = byte as c_char);
-    Some(part)
+}
+
+/// Describes a part by its name.
+///
+/// # Safety
+///
+/// `part` has as many bytes as its `size` says.
+pub(super) unsafe fn write_part(
+    layout: &Layout,
+    name: &str,
+    address: Option<DevicePtr>,
+    part: *mut gpu_ipc_part,
+) -> Outcome {
+    let found = describe(layout, name, address).ok_or_else(|| no_such(name))?;
+    // SAFETY: `write` asks for what this function asks for.
+    unsafe { crate::sized::write(part, &found) }
+}
+
+/// Describes a part by its number.
+///
+/// # Safety
+///
+/// `part` has as many bytes as its `size` says.
+pub(super) unsafe fn write_part_at(
+    layout: &Layout,
+    number: usize,
+    address: impl Fn(&str) -> Option<DevicePtr>,
+    part: *mut gpu_ipc_part,
+) -> Outcome {
+    let name = name_at(layout, number)?;
+    // SAFETY: `write_part` asks for what this function asks for.
+    unsafe { write_part(layout, &name, address(&name), part) }
+}
+
+/// Copies the bytes that lie beside the parts; as many as fit.
+///
+/// # Safety
+///
+/// There is room for `capacity` bytes.
+pub(super) unsafe fn user_into(layout: &Layout, bytes: *mut c_void, capacity: usize) -> Outcome {
+    // SAFETY: `room` asks for what this function asks for.
+    let bytes = unsafe { room(bytes, capacity) }?;
+    let len = bytes.len().min(layout.user().len());
+    bytes[..len].copy_from_slice(&layout.user()[..len]);
+    Ok(())
 }
 
 /// Finds the name of the part at a place in the order of names.

@@ -10,7 +10,8 @@ use crate::failure::Outcome;
 use crate::kinds::{gpu_ipc_reader, gpu_ipc_scratch, gpu_ipc_stream, gpu_ipc_writer};
 use crate::object::client::{identity_of, selector};
 use crate::object::part::{
-    GPU_IPC_NAME_BYTES, describe, gpu_ipc_identity, gpu_ipc_part, name_at, no_such,
+    GPU_IPC_NAME_BYTES, gpu_ipc_identity, gpu_ipc_part, name_into, user_into, write_part,
+    write_part_at,
 };
 use crate::object::writer::with as with_writer;
 use crate::process::Process;
@@ -76,11 +77,7 @@ pub unsafe extern "C" fn gpu_ipc_reader_get_info(
             ours.part_count = reader.layout().parts().len() as u64;
             ours.user_len = reader.layout().user().len() as u64;
             ours.asleep = u32::from(reader.is_asleep());
-            let name = reader.name().bytes().take(GPU_IPC_NAME_BYTES - 1);
-            ours.name
-                .iter_mut()
-                .zip(name)
-                .for_each(|(place, byte)| *place = byte as c_char);
+            name_into(&mut ours.name, reader.name());
             Ok(ours)
         })?;
         // SAFETY: `write` asks for what this function asks for.
@@ -103,14 +100,9 @@ pub unsafe extern "C" fn gpu_ipc_reader_user(
     capacity: usize,
 ) -> i32 {
     call(|process| {
-        // SAFETY: `room` asks for what this function asks for.
-        let bytes = unsafe { room(bytes, capacity) }?;
         with(process, reader, |reader| {
-            bytes
-                .iter_mut()
-                .zip(reader.layout().user())
-                .for_each(|(place, byte)| *place = *byte);
-            Ok(())
+            // SAFETY: `user_into` asks for what this function asks for.
+            unsafe { user_into(reader.layout(), bytes, capacity) }
         })
     })
 }
@@ -136,11 +128,10 @@ pub unsafe extern "C" fn gpu_ipc_reader_get_part(
     call(|process| {
         // SAFETY: `text` asks for what this function asks for.
         let name = unsafe { text(name, "the name of a part") }?;
-        let found = with(process, reader, |reader| {
-            Ok(describe(reader.layout(), name, reader.device_ptr(name)))
-        })?;
-        // SAFETY: `write` asks for what this function asks for.
-        unsafe { sized::write(part, &found.ok_or_else(|| no_such(name))?) }
+        with(process, reader, |reader| {
+            // SAFETY: `write_part` asks for what this function asks for.
+            unsafe { write_part(reader.layout(), name, reader.device_ptr(name), part) }
+        })
     })
 }
 
@@ -159,12 +150,17 @@ pub unsafe extern "C" fn gpu_ipc_reader_get_part_at(
     part: *mut gpu_ipc_part,
 ) -> i32 {
     call(|process| {
-        let found = with(process, reader, |reader| {
-            let name = name_at(reader.layout(), number)?;
-            describe(reader.layout(), &name, reader.device_ptr(&name)).ok_or_else(|| no_such(&name))
-        })?;
-        // SAFETY: `write` asks for what this function asks for.
-        unsafe { sized::write(part, &found) }
+        with(process, reader, |reader| {
+            // SAFETY: `write_part_at` asks for what this function asks for.
+            unsafe {
+                write_part_at(
+                    reader.layout(),
+                    number,
+                    |name| reader.device_ptr(name),
+                    part,
+                )
+            }
+        })
     })
 }
 

@@ -8,9 +8,8 @@ use crate::boundary::{array, call, out_handle, room, text};
 use crate::engine::Scratch;
 use crate::failure::Outcome;
 use crate::kinds::{gpu_ipc_client, gpu_ipc_scratch, gpu_ipc_stream};
-use crate::object::part::{describe, gpu_ipc_part, gpu_ipc_part_spec, layout_of, no_such};
+use crate::object::part::{gpu_ipc_part, gpu_ipc_part_spec, layout_of, write_part};
 use crate::process::Process;
-use crate::sized;
 
 /// Runs a call with scratch memory, one at a time.
 fn with<T>(
@@ -75,11 +74,10 @@ pub unsafe extern "C" fn gpu_ipc_scratch_get_part(
     call(|process| {
         // SAFETY: `text` asks for what this function asks for.
         let name = unsafe { text(name, "the name of a part") }?;
-        let found = with(process, scratch, |scratch| {
-            Ok(describe(scratch.layout(), name, scratch.device_ptr(name)))
-        })?;
-        // SAFETY: `write` asks for what this function asks for.
-        unsafe { sized::write(part, &found.ok_or_else(|| no_such(name))?) }
+        with(process, scratch, |scratch| {
+            // SAFETY: `write_part` asks for what this function asks for.
+            unsafe { write_part(scratch.layout(), name, scratch.device_ptr(name), part) }
+        })
     })
 }
 

@@ -8,9 +8,8 @@ use crate::boundary::{array, call, out, text, timeout};
 use crate::engine::Writer;
 use crate::failure::{Failure, Outcome};
 use crate::kinds::{gpu_ipc_stream, gpu_ipc_writer};
-use crate::object::part::{describe, gpu_ipc_identity, gpu_ipc_part, no_such};
+use crate::object::part::{gpu_ipc_identity, gpu_ipc_part, write_part};
 use crate::process::Process;
-use crate::sized;
 
 /// Runs a call with a writer, one at a time.
 pub(super) fn with<T>(
@@ -48,11 +47,10 @@ pub unsafe extern "C" fn gpu_ipc_writer_get_part(
     call(|process| {
         // SAFETY: `text` asks for what this function asks for.
         let name = unsafe { text(name, "the name of a part") }?;
-        let found = with(process, writer, |writer| {
-            Ok(describe(writer.layout(), name, writer.device_ptr(name)))
-        })?;
-        // SAFETY: `write` asks for what this function asks for.
-        unsafe { sized::write(part, &found.ok_or_else(|| no_such(name))?) }
+        with(process, writer, |writer| {
+            // SAFETY: `write_part` asks for what this function asks for.
+            unsafe { write_part(writer.layout(), name, writer.device_ptr(name), part) }
+        })
     })
 }
 

@@ -53,7 +53,7 @@ static void open_all(const char *path)
 // Calls every function that takes a handle with these, all of which are wrong.
 static void call_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_ipc_session *se, gpu_ipc_block *b,
                      gpu_ipc_participant *p, gpu_ipc_received *r, gpu_ipc_client *c, gpu_ipc_writer *w,
-                     gpu_ipc_reader *re, gpu_ipc_scratch *sc)
+                     gpu_ipc_reader *re, gpu_ipc_scratch *sc, gpu_ipc_pool *po, gpu_ipc_pool_reader *pr)
 {
     bool is_read_only;
     gpu_ipc_stream *made_stream = (gpu_ipc_stream *)1;
@@ -65,6 +65,13 @@ static void call_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_ip
     gpu_ipc_writer *made_writer;
     gpu_ipc_reader *made_reader;
     gpu_ipc_scratch *made_scratch;
+    gpu_ipc_pool *made_pool = (gpu_ipc_pool *)1;
+    gpu_ipc_pool_reader *made_pool_reader = (gpu_ipc_pool_reader *)1;
+    gpu_ipc_pool_info pool_info = {.size = sizeof pool_info};
+    gpu_ipc_key key = {{0}};
+    gpu_ipc_seal seal = {.block = 1};
+    gpu_ipc_sealed sealed = {.block = 1};
+    gpu_ipc_region region;
     gpu_ipc_device_info device_info = {.size = sizeof device_info};
     gpu_ipc_stats stats = {.size = sizeof stats};
     gpu_ipc_collected collected = {.size = sizeof collected};
@@ -163,12 +170,39 @@ static void call_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_ip
     EXPECT(code, gpu_ipc_scratch_write(sc, "w", 0, text, 1));
     EXPECT(code, gpu_ipc_scratch_read(sc, "w", 0, text, 1));
     EXPECT(code, gpu_ipc_scratch_used_on(sc, st));
+    EXPECT(code, gpu_ipc_pool_create(c, "m", &spec, 1, 8192, NULL, &made_pool));
+    require(made_pool == NULL, "a handle is not null after an error");
+    EXPECT(code, gpu_ipc_pool_adopt(c, "m", false, &made_pool));
+    EXPECT(code, gpu_ipc_pool_get_info(po, &pool_info));
+    EXPECT(code, gpu_ipc_pool_user(po, text, sizeof text));
+    EXPECT(code, gpu_ipc_pool_get_part(po, "w", &part));
+    EXPECT(code, gpu_ipc_pool_get_part_at(po, 0, &part));
+    EXPECT(code, gpu_ipc_pool_regions(po, &region, 1, &count));
+    EXPECT(code, gpu_ipc_pool_write(po, "w", 0, text, 1));
+    EXPECT(code, gpu_ipc_pool_read(po, "w", 0, text, 1));
+    EXPECT(code, gpu_ipc_pool_fill(po, "w", 0, 1, 0, st));
+    EXPECT(code, gpu_ipc_pool_used_on(po, st));
+    EXPECT(code, gpu_ipc_pool_invalidate(po, 0));
+    EXPECT(code, gpu_ipc_pool_seal(po, 0, &key, st));
+    EXPECT(code, gpu_ipc_pool_seal_many(po, &seal, 1, st));
+    EXPECT(code, gpu_ipc_pool_sealed(po, &sealed, 1, &count));
+    EXPECT(code, gpu_ipc_pool_open(c, "m", &made_pool_reader));
+    require(made_pool_reader == NULL, "a handle is not null after an error");
+    EXPECT(code, gpu_ipc_pool_reader_get_info(pr, &pool_info));
+    EXPECT(code, gpu_ipc_pool_reader_user(pr, text, sizeof text));
+    EXPECT(code, gpu_ipc_pool_reader_get_part(pr, "w", &part));
+    EXPECT(code, gpu_ipc_pool_reader_get_part_at(pr, 0, &part));
+    EXPECT(code, gpu_ipc_pool_reader_used_on(pr, st));
+    EXPECT(code, gpu_ipc_pool_reader_sealed(pr, &sealed, 1, &count));
+    EXPECT(code, gpu_ipc_pool_reader_look(pr, 0, &did, &sealed));
+    EXPECT(code, gpu_ipc_pool_reader_is_still(pr, &sealed, &did));
+    EXPECT(code, gpu_ipc_pool_reader_read_whole(pr, 0, "w", 0, text, 1, &did, &sealed));
 }
 
 // Closes what is wrong. Null is passed over, as free does.
 static void close_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_ipc_session *se, gpu_ipc_block *b,
                       gpu_ipc_participant *p, gpu_ipc_received *r, gpu_ipc_client *c, gpu_ipc_writer *w,
-                      gpu_ipc_reader *re, gpu_ipc_scratch *sc)
+                      gpu_ipc_reader *re, gpu_ipc_scratch *sc, gpu_ipc_pool *po, gpu_ipc_pool_reader *pr)
 {
     EXPECT(code, gpu_ipc_device_close(d));
     EXPECT(code, gpu_ipc_stream_close(st));
@@ -182,12 +216,15 @@ static void close_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_i
     EXPECT(code, gpu_ipc_writer_close(w));
     EXPECT(code, gpu_ipc_reader_close(re));
     EXPECT(code, gpu_ipc_scratch_close(sc));
+    EXPECT(code, gpu_ipc_pool_end(po, NULL, 0));
+    EXPECT(code, gpu_ipc_pool_close(po));
+    EXPECT(code, gpu_ipc_pool_reader_close(pr));
 }
 
 static void null_handles(void)
 {
-    call_all(GPU_IPC_BAD_HANDLE, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
-    close_all(GPU_IPC_OK, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+    call_all(GPU_IPC_BAD_HANDLE, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+    close_all(GPU_IPC_OK, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
     SAYS(GPU_IPC_BAD_HANDLE, "a session is null", gpu_ipc_session_shutdown(NULL, 0));
 }
 
@@ -298,7 +335,7 @@ static void handles_after_their_close(void)
     check(gpu_ipc_device_close(device), "close");
     // None of them can stand for anything again.
     call_all(GPU_IPC_BAD_HANDLE, device, stream, closed_session, closed_block, participant, closed_received, NULL, NULL,
-             NULL, NULL);
+             NULL, NULL, NULL, NULL);
 }
 
 static pthread_mutex_t told_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -345,10 +382,12 @@ static void calls_in_a_forked_child(void)
     require(child >= 0, "no child");
     if (child == 0) {
         call_all(GPU_IPC_FORKED, device, stream, session, block, participant, received, (gpu_ipc_client *)(void *)block,
-                 (gpu_ipc_writer *)(void *)block, (gpu_ipc_reader *)(void *)block, (gpu_ipc_scratch *)(void *)block);
+                 (gpu_ipc_writer *)(void *)block, (gpu_ipc_reader *)(void *)block, (gpu_ipc_scratch *)(void *)block,
+                 (gpu_ipc_pool *)(void *)block, (gpu_ipc_pool_reader *)(void *)block);
         close_all(GPU_IPC_FORKED, device, stream, session, block, participant, received,
                   (gpu_ipc_client *)(void *)block, (gpu_ipc_writer *)(void *)block, (gpu_ipc_reader *)(void *)block,
-                  (gpu_ipc_scratch *)(void *)block);
+                  (gpu_ipc_scratch *)(void *)block, (gpu_ipc_pool *)(void *)block,
+                  (gpu_ipc_pool_reader *)(void *)block);
         // The child opens its own.
         char path[4096];
         require((size_t)snprintf(path, sizeof path, "%s-child", socket_path) < sizeof path, "too long a path");
