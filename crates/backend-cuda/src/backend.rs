@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
 use std::ptr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys::is_culib_present;
@@ -105,7 +106,7 @@ impl Vendor for Cuda {
 
     type Thread = call::Pushed;
 
-    fn load() -> Result<Cuda> {
+    fn load() -> Result<Arc<Cuda>> {
         let fork = ForkGuard::new()?;
         // SAFETY: `is_culib_present` runs the initialisers of the libraries that it tries: the
         // driver's have no conditions.
@@ -115,13 +116,13 @@ impl Vendor for Cuda {
         // SAFETY: `sys::find` asks that the library can be loaded: it just was.
         let (calls, own) = unsafe { sys::find() };
         let (version, devices) = start::start(&own)?;
-        Ok(Cuda {
+        Ok(Arc::new(Cuda {
             driver: Driver::new(calls),
             own,
             version,
             devices,
             fork,
-        })
+        }))
     }
 
     fn closes(&self) -> bool {
@@ -329,10 +330,6 @@ impl Vendor for Cuda {
         Err(error::missing("cuLaunchHostFunc"))
     }
 
-    fn destroying(&self, stream: RawStream) -> Result<Box<dyn FnOnce() + Send>> {
-        Err(self.unsupported("destroying a busy stream later", stream.device))
-    }
-
     unsafe fn queue_words(
         &self,
         scope: &Scope<'_, Cuda>,
@@ -351,11 +348,11 @@ impl Vendor for Cuda {
         pointer::refusal(kind)
     }
 
-    fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
+    fn export_handle(self: &Arc<Self>, base: DevicePtr) -> Result<MemHandle> {
         self.plain_handle(base)
     }
 
-    fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<AddressRange> {
+    fn open_handle(self: &Arc<Self>, device: DeviceId, handle: &MemHandle) -> Result<AddressRange> {
         let scope = self.on_device(device)?;
         driver::plain::open(&scope, handle)?
             .map_err(|code| scope.error(self.driver.calls.handle_open.name, code))

@@ -2,10 +2,10 @@
 
 use std::mem;
 use std::ptr;
-use std::sync::PoisonError;
 
 use driver::code::{INVALID_CONTEXT, SUCCESS};
 use driver::{Scope, Vendor};
+use gpu_api::lock::Acquire;
 use gpu_api::{DeviceId, Error, RawStream, Result};
 
 use crate::cuda::Cuda;
@@ -138,10 +138,7 @@ impl Cuda {
         if let Some(context) = entry.context.get() {
             return Ok(ptr::with_exposed_provenance_mut(*context));
         }
-        let _retaining = entry
-            .retaining
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _retaining = entry.retaining.acquire();
         if let Some(context) = entry.context.get() {
             return Ok(ptr::with_exposed_provenance_mut(*context));
         }

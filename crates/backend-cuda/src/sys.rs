@@ -12,8 +12,7 @@ use std::ffi::{c_char, c_int, c_void};
 use cudarc::driver::sys;
 pub(crate) use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUstream};
 use driver::calls::{
-    AccessDescription, AllocationProperties, Calls, Found, Location, MemoryHandle, Name, Uuid,
-    named,
+    AccessDescription, AllocationProperties, Calls, Found, Location, MemoryHandle, Names, Uuid,
 };
 use driver::code::Code;
 use driver::pool::PoolProperties;
@@ -81,71 +80,34 @@ pub(crate) mod pointer {
     pub(crate) const POOL: u32 = 17;
 }
 
-/// The rows of [`Calls`] and [`Own`] whose names differ in the manual or in the library.
-const NAMES: &[Name] = driver::names! {
-    device_name = cuDeviceGetName;
-    // The older function names the whole device where the younger one names its partition (MIG).
-    device_uuid = cuDeviceGetUuid as cuDeviceGetUuid_v2;
-    uuid_of_whole = cuDeviceGetUuidOld as cuDeviceGetUuid;
-    device_total = cuDeviceTotalMem as cuDeviceTotalMem_v2;
-    device_attribute = cuDeviceGetAttribute;
-    device_can_access = cuDeviceCanAccessPeer;
-    exchange_capture_mode = cuThreadExchangeStreamCaptureMode;
-    mem_info = cuMemGetInfo as cuMemGetInfo_v2;
-    malloc = cuMemAlloc as cuMemAlloc_v2;
-    free = cuMemFree as cuMemFree_v2;
-    address_range = cuMemGetAddressRange as cuMemGetAddressRange_v2;
-    host_alloc = cuMemHostAlloc;
-    host_free = cuMemFreeHost;
-    host_register = cuMemHostRegister as cuMemHostRegister_v2;
-    host_unregister = cuMemHostUnregister;
-    host_device_pointer = cuMemHostGetDevicePointer as cuMemHostGetDevicePointer_v2;
-    pool_create = cuMemPoolCreate;
-    pool_destroy = cuMemPoolDestroy;
-    pool_set = cuMemPoolSetAttribute;
-    pool_get = cuMemPoolGetAttribute;
-    pool_trim = cuMemPoolTrimTo;
-    pool_alloc = cuMemAllocFromPoolAsync;
-    pool_free = cuMemFreeAsync;
-    granularity = cuMemGetAllocationGranularity;
-    memory_create = cuMemCreate;
-    memory_release = cuMemRelease;
-    memory_retain = cuMemRetainAllocationHandle;
-    memory_export = cuMemExportToShareableHandle;
-    memory_import = cuMemImportFromShareableHandle;
-    range_reserve = cuMemAddressReserve;
-    range_free = cuMemAddressFree;
-    range_map = cuMemMap;
-    range_unmap = cuMemUnmap;
-    range_access = cuMemSetAccess;
-    handle_get = cuIpcGetMemHandle;
-    handle_open = cuIpcOpenMemHandle as cuIpcOpenMemHandle_v2;
-    handle_close = cuIpcCloseMemHandle;
-    event_handle_get = cuIpcGetEventHandle;
-    event_handle_open = cuIpcOpenEventHandle;
-    event_create = cuEventCreate;
-    event_record = cuEventRecord;
-    event_query = cuEventQuery;
-    event_destroy = cuEventDestroy as cuEventDestroy_v2;
-    stream_create = cuStreamCreate;
-    stream_destroy = cuStreamDestroy as cuStreamDestroy_v2;
-    stream_query = cuStreamQuery;
-    stream_synchronize = cuStreamSynchronize;
-    stream_wait_event = cuStreamWaitEvent;
-    stream_id = cuStreamGetId;
-    stream_capturing = cuStreamIsCapturing;
-    stream_call = cuLaunchHostFunc;
-    copy_to_device = cuMemcpyHtoDAsync as cuMemcpyHtoDAsync_v2;
-    copy_to_host = cuMemcpyDtoHAsync as cuMemcpyDtoHAsync_v2;
-    copy = cuMemcpyDtoDAsync as cuMemcpyDtoDAsync_v2;
-    fill = cuMemsetD8Async;
-    cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxRelease as cuDevicePrimaryCtxRelease_v2;
-    cuCtxPushCurrent = cuCtxPushCurrent as cuCtxPushCurrent_v2;
-    cuCtxPopCurrent = cuCtxPopCurrent as cuCtxPopCurrent_v2;
-    cuStreamBatchMemOp = cuStreamBatchMemOp as cuStreamBatchMemOp_v2;
-    cuModuleGetGlobal = cuModuleGetGlobal as cuModuleGetGlobal_v2;
-    cuStreamBeginCapture = cuStreamBeginCapture as cuStreamBeginCapture_v2;
-};
+/// The rows of [`Calls`] and [`Own`] whose names in the library are not `cu` and the common one.
+static NAMES: Names = Names::new(
+    "cu",
+    driver::names! {
+        // The older function names the whole device where the younger one names its partition (MIG).
+        device_uuid = cuDeviceGetUuid as cuDeviceGetUuid_v2;
+        uuid_of_whole = cuDeviceGetUuidOld as cuDeviceGetUuid;
+        device_total = cuDeviceTotalMem as cuDeviceTotalMem_v2;
+        mem_info = cuMemGetInfo as cuMemGetInfo_v2;
+        malloc = cuMemAlloc as cuMemAlloc_v2;
+        free = cuMemFree as cuMemFree_v2;
+        address_range = cuMemGetAddressRange as cuMemGetAddressRange_v2;
+        host_register = cuMemHostRegister as cuMemHostRegister_v2;
+        host_device_pointer = cuMemHostGetDevicePointer as cuMemHostGetDevicePointer_v2;
+        handle_open = cuIpcOpenMemHandle as cuIpcOpenMemHandle_v2;
+        event_destroy = cuEventDestroy as cuEventDestroy_v2;
+        stream_destroy = cuStreamDestroy as cuStreamDestroy_v2;
+        copy_to_device = cuMemcpyHtoDAsync as cuMemcpyHtoDAsync_v2;
+        copy_to_host = cuMemcpyDtoHAsync as cuMemcpyDtoHAsync_v2;
+        copy = cuMemcpyDtoDAsync as cuMemcpyDtoDAsync_v2;
+        cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxRelease as cuDevicePrimaryCtxRelease_v2;
+        cuCtxPushCurrent = cuCtxPushCurrent as cuCtxPushCurrent_v2;
+        cuCtxPopCurrent = cuCtxPopCurrent as cuCtxPopCurrent_v2;
+        cuStreamBatchMemOp = cuStreamBatchMemOp as cuStreamBatchMemOp_v2;
+        cuModuleGetGlobal = cuModuleGetGlobal as cuModuleGetGlobal_v2;
+        cuStreamBeginCapture = cuStreamBeginCapture as cuStreamBeginCapture_v2;
+    },
+);
 
 driver::symbols! {
     /// CUDA's own functions, by the names of its manual.
@@ -175,7 +137,7 @@ driver::symbols! {
 ///
 /// Call it only where that library can be loaded (`is_culib_present`): cudarc panics elsewhere.
 pub(crate) fn look(row: &'static str) -> Found {
-    let (manual, library) = named(NAMES, row);
+    let (manual, library) = NAMES.of(row);
     // SAFETY: `culib` runs the initialisers of the library that it loads: the driver's have no
     // conditions.
     let culib = unsafe { sys::culib() };
@@ -205,7 +167,7 @@ mod tests {
     #[test]
     fn every_common_call_has_cudas_name() {
         for (row, _) in Calls::signatures() {
-            assert!(named(NAMES, row).0.starts_with("cu"), "{row}");
+            assert!(NAMES.of(row).0.starts_with("cu"), "{row}");
         }
     }
 }

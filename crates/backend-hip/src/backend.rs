@@ -15,6 +15,7 @@ use gpu_api::{
     MemoryKind, PointerInfo, RawStream, Result, StreamInfo, StreamOp, WordOps,
 };
 
+use crate::handles::Handles;
 use crate::hip::Hip;
 use crate::kernel::IpcMode;
 use crate::proof::{Proof, Step};
@@ -115,7 +116,7 @@ impl Hip {
         })
     }
 
-    fn start(choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Hip> {
+    fn start(choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Arc<Hip>> {
         let (calls, symbols) = find()?;
         let (version, count) = start::start(&symbols)?;
         let mode = IpcMode::here(version);
@@ -130,9 +131,9 @@ impl Hip {
             proof: choose(version),
             identities: vec![None; count],
             places: vec![None; count],
-            handles: Arc::default(),
+            handles: Handles::default(),
         };
-        Ok(hip.identified())
+        Ok(Arc::new(hip.identified()))
     }
 }
 
@@ -163,7 +164,7 @@ impl Vendor for Hip {
 
     /// Loads the runtime with the proof that [`PROOF`](crate::PROOF) holds; [`Error::Invalid`] when
     /// the variable holds what is no proof.
-    fn load() -> Result<Hip> {
+    fn load() -> Result<Arc<Hip>> {
         let proof = Proof::from_env()?;
         Hip::start(|version| proof.filter(|proof| proof.is_of(version)))
     }
@@ -359,10 +360,6 @@ impl Vendor for Hip {
         unsafe { self.add_callback(scope, stream, queued) }
     }
 
-    fn destroying(&self, stream: RawStream) -> Result<Box<dyn FnOnce() + Send>> {
-        self.destroyer(stream)
-    }
-
     unsafe fn queue_words(
         &self,
         scope: &Scope<'_, Hip>,
@@ -381,15 +378,15 @@ impl Vendor for Hip {
         pointer::refusal(kind)
     }
 
-    fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
+    fn export_handle(self: &Arc<Self>, base: DevicePtr) -> Result<MemHandle> {
         self.plain_handle(base)
     }
 
-    fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<AddressRange> {
+    fn open_handle(self: &Arc<Self>, device: DeviceId, handle: &MemHandle) -> Result<AddressRange> {
         self.open_plain(device, handle)
     }
 
-    fn is_handle_served(&self, base: DevicePtr) -> Result<bool> {
+    fn is_handle_served(self: &Arc<Self>, base: DevicePtr) -> Result<bool> {
         self.is_plain_served(base)
     }
 

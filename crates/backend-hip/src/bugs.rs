@@ -22,94 +22,65 @@ pub struct KnownBug {
     until: Option<(u32, u32)>,
 }
 
-const ALL: &[KnownBug] = &[
-    KnownBug {
-        report: "ROCm/hip#3886",
-        what: "memory whose handle was exported stays allocated after it is freed, although nobody opened it",
-        remedy: "keep regions for reuse instead of freeing them, or, with ROCm's own driver (amdgpu-dkms) only, set \
-                 HSA_ENABLE_IPC_MODE_LEGACY=1 in every process (it leaks pieces below 2 MiB: this backend allocates \
-                 none)",
-        since: Some((7, 0)),
-        until: Some((7, 14)),
-    },
-    KnownBug {
-        report: "ROCm/rocm-systems#9827",
-        what: "opening the handle of memory that was freed, or whose process died or failed to export it meanwhile, does \
-               not return",
-        remedy: "open handles under a lease only, as this library's consumers do, or share by descriptor, which asks no \
-                 thread of the producer's runtime",
-        since: None,
-        until: None,
-    },
-    KnownBug {
-        report: "ROCm/rocm-systems#8517",
-        what: "the allocation after an export as a dma-buf crashes in libhsa-runtime64",
-        remedy: "update to 7.14 or later; this backend exports so only where a probe proved it",
-        since: Some((7, 2)),
-        until: Some((7, 14)),
-    },
-    KnownBug {
-        report: "ROCm/rocm-systems#11892, #11462",
-        what: "an export of memory that another process opens at that moment may map other memory there, with success",
-        remedy: "export an allocation once, before anything opens it, as this backend does: let no other code of the \
-                 process export memory that was adopted; or, with ROCm's own driver only, set \
-                 HSA_ENABLE_IPC_MODE_LEGACY=1 in every process",
-        since: Some((7, 2)),
-        until: None,
-    },
-    KnownBug {
-        report: "ROCm/hip#2880",
-        what: "a handle is refused with 201 where the opening process has the process number of the exporting one, \
-               also in another PID namespace",
-        remedy: "give the containers one PID namespace, or start one process with another number",
-        since: None,
-        until: None,
-    },
-    KnownBug {
-        report: "ROCm/rocm-aic#88",
-        what: "handles do not open between containers that have not the ipc, pid and net namespaces of one host",
-        remedy: "run the containers with the host's (`--ipc=host --pid=host --network=host`)",
-        since: None,
-        until: None,
-    },
-    KnownBug {
-        report: "ROCm/rocm-systems#1949, #11511, #11529",
-        what: "a stream's wait for an interprocess event may end before the event, or block the calling thread",
-        // There was no 7.3; the runtime left its 32 shared signals with ROCm/rocm-systems#5575, opened in
-        // April 2026, which 7.12 does not have.
-        remedy: "this backend orders by words in shared memory; events are used only where a probe proved them",
-        since: None,
-        until: Some((7, 14)),
-    },
-    KnownBug {
-        report: "ROCm/rocm-systems#7520",
-        what: "destroying a recorded interprocess event waits for all work of the device",
-        remedy: "update to 7.14 or later; local events are not touched, and this library keeps them for reuse",
-        since: Some((7, 2)),
-        until: Some((7, 14)),
-    },
-    KnownBug {
-        report: "ROCm/clr#265",
-        what: "exporting virtual memory by a 64-byte handle brings the kernel down and loses the memory",
-        remedy: "this backend exports by handle only what came from hipMalloc, by itself or by the caller's word",
-        since: Some((7, 0)),
-        until: None,
-    },
-    KnownBug {
-        report: "ROCm/rocm-systems#11185",
-        what: "the host cannot reach imported virtual memory",
-        remedy: "copy through a stream, as this library does",
-        since: Some((7, 15)),
-        until: None,
-    },
-    KnownBug {
-        report: "ROCm/hip#1945",
-        what: "opening a handle of more than 2 GiB may hang",
-        remedy: "allocate regions of at most 2 GiB",
-        since: None,
-        until: Some((6, 0)),
-    },
-];
+/// Lists bugs: the report, since and until which version, what happens; what helps.
+macro_rules! bugs {
+    ($($report:literal, $since:tt..$until:tt: $what:literal, $remedy:expr;)*) => {
+        &[$(KnownBug {
+            report: $report,
+            what: $what,
+            remedy: $remedy,
+            since: bugs!(@ $since),
+            until: bugs!(@ $until),
+        }),*]
+    };
+    (@ _) => { None };
+    (@ $version:tt) => { Some($version) };
+}
+
+const ALL: &[KnownBug] = bugs! {
+    "ROCm/hip#3886", (7, 0)..(7, 14):
+        "memory whose handle was exported stays allocated after it is freed, although nobody opened it",
+        "keep regions for reuse instead of freeing them, or, with ROCm's own driver (amdgpu-dkms) only, set \
+         HSA_ENABLE_IPC_MODE_LEGACY=1 in every process (it leaks pieces below 2 MiB: this backend allocates \
+         none)";
+    "ROCm/rocm-systems#9827", _.._:
+        "opening the handle of memory that was freed, or whose process died or failed to export it meanwhile, does \
+         not return",
+        "open handles under a lease only, as this library's consumers do, or share by descriptor, which asks no \
+         thread of the producer's runtime";
+    "ROCm/rocm-systems#8517", (7, 2)..(7, 14):
+        "the allocation after an export as a dma-buf crashes in libhsa-runtime64",
+        "update to 7.14 or later; this backend exports so only where a probe proved it";
+    "ROCm/rocm-systems#11892, #11462", (7, 2).._:
+        "an export of memory that another process opens at that moment may map other memory there, with success",
+        "export an allocation once, before anything opens it, as this backend does: let no other code of the \
+         process export memory that was adopted; or, with ROCm's own driver only, set \
+         HSA_ENABLE_IPC_MODE_LEGACY=1 in every process";
+    "ROCm/hip#2880", _.._:
+        "a handle is refused with 201 where the opening process has the process number of the exporting one, \
+         also in another PID namespace",
+        "give the containers one PID namespace, or start one process with another number";
+    "ROCm/rocm-aic#88", _.._:
+        "handles do not open between containers that have not the ipc, pid and net namespaces of one host",
+        "run the containers with the host's (`--ipc=host --pid=host --network=host`)";
+    // There was no 7.3; the runtime left its 32 shared signals with ROCm/rocm-systems#5575, opened in
+    // April 2026, which 7.12 does not have.
+    "ROCm/rocm-systems#1949, #11511, #11529", _..(7, 14):
+        "a stream's wait for an interprocess event may end before the event, or block the calling thread",
+        "this backend orders by words in shared memory; events are used only where a probe proved them";
+    "ROCm/rocm-systems#7520", (7, 2)..(7, 14):
+        "destroying a recorded interprocess event waits for all work of the device",
+        "update to 7.14 or later; local events are not touched, and this library keeps them for reuse";
+    "ROCm/clr#265", (7, 0).._:
+        "exporting virtual memory by a 64-byte handle brings the kernel down and loses the memory",
+        "this backend exports by handle only what came from hipMalloc, by itself or by the caller's word";
+    "ROCm/rocm-systems#11185", (7, 15).._:
+        "the host cannot reach imported virtual memory",
+        "copy through a stream, as this library does";
+    "ROCm/hip#1945", _..(6, 0):
+        "opening a handle of more than 2 GiB may hang",
+        "allocate regions of at most 2 GiB";
+};
 
 /// How pools come to be used, or what does instead.
 pub(crate) const PROVE_POOLS: &str = "run the probe on an idle machine (`GPU_IPC_HIP_TRY=pools gpu-ipc doctor`, `prove \
@@ -117,44 +88,24 @@ pub(crate) const PROVE_POOLS: &str = "run the probe on an idle machine (`GPU_IPC
                                       best fit (`Bfc`)";
 
 /// Bugs of the runtime's stream-ordered pools (`hipMallocAsync`).
-const OF_POOLS: &[KnownBug] = &[
-    KnownBug {
-        report: "ROCm/rocm-systems#10943",
-        what: "memory of a pool reads zero after what was written to it, where some was freed on another stream",
-        remedy: PROVE_POOLS,
-        since: Some((7, 2)),
-        until: None,
-    },
-    KnownBug {
-        report: "ROCm/rocm-systems#11642",
-        what: "an allocation of a pool that fails keeps the rest of the device's memory, and the process crashes at \
-               its end",
-        remedy: PROVE_POOLS,
-        since: Some((7, 2)),
-        until: None,
-    },
-    KnownBug {
-        report: "ROCm/rocm-systems#11690",
-        what: "a pool's release threshold is ignored",
-        remedy: PROVE_POOLS,
-        since: Some((7, 2)),
-        until: None,
-    },
-    KnownBug {
-        report: "ROCm/legacy-rocm-build#6178",
-        what: "a pool has no memory, or crashes, where hipMalloc has some",
-        remedy: PROVE_POOLS,
-        since: Some((7, 0)),
-        until: None,
-    },
-    KnownBug {
-        report: "ROCm/hip#3775",
-        what: "a pool runs out where hipMalloc does not",
-        remedy: PROVE_POOLS,
-        since: Some((6, 3)),
-        until: Some((7, 0)),
-    },
-];
+const OF_POOLS: &[KnownBug] = bugs! {
+    "ROCm/rocm-systems#10943", (7, 2).._:
+        "memory of a pool reads zero after what was written to it, where some was freed on another stream",
+        PROVE_POOLS;
+    "ROCm/rocm-systems#11642", (7, 2).._:
+        "an allocation of a pool that fails keeps the rest of the device's memory, and the process crashes at \
+         its end",
+        PROVE_POOLS;
+    "ROCm/rocm-systems#11690", (7, 2).._:
+        "a pool's release threshold is ignored",
+        PROVE_POOLS;
+    "ROCm/legacy-rocm-build#6178", (7, 0).._:
+        "a pool has no memory, or crashes, where hipMalloc has some",
+        PROVE_POOLS;
+    "ROCm/hip#3775", (6, 3)..(7, 0):
+        "a pool runs out where hipMalloc does not",
+        PROVE_POOLS;
+};
 
 /// Says what was reported of a version's pools.
 pub(crate) fn of_pools(version: Version) -> String {

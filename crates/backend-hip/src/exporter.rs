@@ -18,10 +18,11 @@
 //! (rocr, `IPCSendHandle`, `IPCSocketWrite`).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use gpu_api::Result;
+use gpu_api::lock::{Acquire, AwaitChange};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::Timespec;
@@ -80,7 +81,7 @@ enum Slot<T> {
 impl Exporter {
     /// Waits for the calls of other threads about this exporter.
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turn.acquire()
     }
 
     /// Runs `call` in its turn and waits for it, as long as `process` lives and [`MAX_CALL`] allows.
@@ -107,7 +108,7 @@ impl Exporter {
         let run = move || {
             let turn = exporter.turn();
             let made = call();
-            let mut slot = theirs.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slot = theirs.0.acquire();
             if matches!(*slot, Slot::Running) {
                 *slot = Slot::Made(made);
                 theirs.1.notify_one();
@@ -120,7 +121,7 @@ impl Exporter {
         };
         gpu_api::thread::start("gpu-ipc-hip-ipc", run)?;
         let until = Instant::now() + MAX_CALL;
-        let mut slot = shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = shared.0.acquire();
         loop {
             if let Slot::Made(made) = std::mem::replace(&mut *slot, Slot::Running) {
                 return Ok(Ok(made));
@@ -130,8 +131,7 @@ impl Exporter {
             } else if Instant::now() > until {
                 Left::Slow
             } else {
-                let waited = shared.1.wait_timeout(slot, LOOK);
-                slot = waited.unwrap_or_else(PoisonError::into_inner).0;
+                slot = shared.1.await_change(slot, Some(LOOK));
                 continue;
             };
             *slot = Slot::Left;

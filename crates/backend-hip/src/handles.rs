@@ -7,8 +7,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
+use gpu_api::lock::{Acquire, AwaitChange};
 use gpu_api::{DeviceId, DevicePtr, MemHandle};
 
 use crate::exporter::Exporter;
@@ -60,34 +61,33 @@ impl Renewal {
 impl Handles {
     /// Returns the handle that was exported of an allocation.
     pub(crate) fn get(&self, base: DevicePtr) -> Option<MemHandle> {
-        self.kept().get(&base.0).map(|kept| kept.handle)
+        self.kept.acquire().get(&base.0).map(|kept| kept.handle)
     }
 
     /// Keeps the handle of an allocation that is alive.
     pub(crate) fn keep(&self, base: DevicePtr, handle: MemHandle, device: DeviceId) {
-        self.kept().insert(base.0, Kept { handle, device });
+        self.kept.acquire().insert(base.0, Kept { handle, device });
     }
 
     /// Forgets the handle of what has left the table, before its address can be handed out again.
     pub(crate) fn forget(&self, base: DevicePtr) {
-        self.kept().remove(&base.0);
-        let mut again = self.again();
+        self.kept.acquire().remove(&base.0);
+        let mut again = self.again.acquire();
         while *again == Some(base.0) {
-            let waited = self.was_exported.wait(again);
-            again = waited.unwrap_or_else(PoisonError::into_inner);
+            again = self.was_exported.await_change(again, None);
         }
     }
 
     /// Runs `export` with each kept handle whose allocation is alive, and stays so for the call.
     pub(crate) fn export_again(&self, mut export: impl FnMut(DevicePtr, Kept) -> bool) -> bool {
-        let mut all: Vec<u64> = self.kept().keys().copied().collect();
+        let mut all: Vec<u64> = self.kept.acquire().keys().copied().collect();
         all.sort_unstable();
         all.into_iter().all(|base| {
-            *self.again() = Some(base);
+            *self.again.acquire() = Some(base);
             // Looked at once more: from here on a free waits.
-            let kept = self.kept().get(&base).copied();
+            let kept = self.kept.acquire().get(&base).copied();
             let done = kept.is_none_or(|kept| export(DevicePtr(base), kept));
-            *self.again() = None;
+            *self.again.acquire() = None;
             self.was_exported.notify_all();
             done
         })
@@ -95,21 +95,10 @@ impl Handles {
 
     /// Returns the process of a number, whose calls have a turn of their own.
     pub(crate) fn exporter(&self, process: u32) -> Arc<Exporter> {
-        let mut all = self
-            .exporters
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.exporters.acquire();
         // One that no call holds is of no use: a process that died does not stay in the table.
         all.retain(|of, exporter| *of == process || Arc::strong_count(exporter) > 1);
         Arc::clone(all.entry(process).or_default())
-    }
-
-    fn kept(&self) -> MutexGuard<'_, HashMap<u64, Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn again(&self) -> MutexGuard<'_, Option<u64>> {
-        self.again.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

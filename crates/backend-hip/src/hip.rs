@@ -1,7 +1,6 @@
 //! The running runtime, its devices, and what was proved of it.
 
 use std::fmt;
-use std::sync::Arc;
 
 use driver::{Driver, Quirks, Vendor};
 use gpu_api::{DeviceId, DeviceUuid, Result};
@@ -28,7 +27,7 @@ pub struct Hip {
     pub(crate) signs: Option<Signs>,
     /// How the runtime shares plain memory.
     pub(crate) mode: IpcMode,
-    pub(crate) handles: Arc<Handles>,
+    pub(crate) handles: Handles,
 }
 
 impl fmt::Debug for Hip {

@@ -57,27 +57,6 @@ impl Hip {
         })
     }
 
-    /// Makes what destroys a stream on another thread.
-    pub(crate) fn destroyer(&self, raw: RawStream) -> Result<Box<dyn FnOnce() + Send>> {
-        let ordinal = self.ordinal(raw.device)?;
-        let (set, destroy) = (
-            &self.own().hipSetDevice,
-            &self.driver().calls.stream_destroy,
-        );
-        let set = set.function.ok_or_else(|| error::missing(set.name))?;
-        let destroy = destroy
-            .function
-            .ok_or_else(|| error::missing(destroy.name))?;
-        Ok(Box::new(move || {
-            // SAFETY: `hipSetDevice` refuses what is no device.
-            if unsafe { set(ordinal) } == SUCCESS {
-                // SAFETY: `hipStreamDestroy` asks for a stream that is alive and that nobody uses
-                // afterwards: the caller of `destroy_stream` vouched for both. An error leaks it.
-                let _ = unsafe { destroy(Hip::stream(raw)) };
-            }
-        }))
-    }
-
     /// Queues a function by ROCm 5.2's older call.
     ///
     /// # Safety

@@ -6,7 +6,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use driver::calls::{Address, Calls, Found, Name, Stream, named};
+use driver::calls::{Address, Calls, Found, Names, Stream};
 use driver::code::Code;
 use libloading::os::unix::Library;
 
@@ -62,63 +62,23 @@ pub(crate) const ATTRIBUTE_VIRTUAL_MEMORY: u32 = 89;
 /// `hipDeviceAttributeHostNumaId`, from ROCm 7.2 on.
 pub(crate) const ATTRIBUTE_HOST_NUMA_NODE: u32 = 92;
 
-/// The manual's names, which are the library's, of the rows of [`Calls`].
-const NAMES: &[Name] = driver::names! {
-    device_name = hipDeviceGetName;
-    device_uuid = hipDeviceGetUuid;
-    device_total = hipDeviceTotalMem;
-    device_attribute = hipDeviceGetAttribute;
-    device_can_access = hipDeviceCanAccessPeer;
-    exchange_capture_mode = hipThreadExchangeStreamCaptureMode;
-    mem_info = hipMemGetInfo;
-    malloc = hipMalloc;
-    free = hipFree;
-    address_range = hipMemGetAddressRange;
-    host_alloc = hipHostMalloc;
-    host_free = hipHostFree;
-    host_register = hipHostRegister;
-    host_unregister = hipHostUnregister;
-    host_device_pointer = hipHostGetDevicePointer;
-    pool_create = hipMemPoolCreate;
-    pool_destroy = hipMemPoolDestroy;
-    pool_set = hipMemPoolSetAttribute;
-    pool_get = hipMemPoolGetAttribute;
-    pool_trim = hipMemPoolTrimTo;
-    pool_alloc = hipMallocFromPoolAsync;
-    pool_free = hipFreeAsync;
-    granularity = hipMemGetAllocationGranularity;
-    memory_create = hipMemCreate;
-    memory_release = hipMemRelease;
-    memory_retain = hipMemRetainAllocationHandle;
-    memory_export = hipMemExportToShareableHandle;
-    memory_import = hipMemImportFromShareableHandle;
-    range_reserve = hipMemAddressReserve;
-    range_free = hipMemAddressFree;
-    range_map = hipMemMap;
-    range_unmap = hipMemUnmap;
-    range_access = hipMemSetAccess;
-    handle_get = hipIpcGetMemHandle;
-    handle_open = hipIpcOpenMemHandle;
-    handle_close = hipIpcCloseMemHandle;
-    event_handle_get = hipIpcGetEventHandle;
-    event_handle_open = hipIpcOpenEventHandle;
-    event_create = hipEventCreateWithFlags;
-    event_record = hipEventRecord;
-    event_query = hipEventQuery;
-    event_destroy = hipEventDestroy;
-    stream_create = hipStreamCreateWithFlags;
-    stream_destroy = hipStreamDestroy;
-    stream_query = hipStreamQuery;
-    stream_synchronize = hipStreamSynchronize;
-    stream_wait_event = hipStreamWaitEvent;
-    stream_id = hipStreamGetId;
-    stream_capturing = hipStreamIsCapturing;
-    stream_call = hipLaunchHostFunc;
-    copy_to_device = hipMemcpyHtoDAsync;
-    copy_to_host = hipMemcpyDtoHAsync;
-    copy = hipMemcpyDtoDAsync;
-    fill = hipMemsetD8Async;
-};
+/// The rows of [`Calls`] whose names are not `hip` and the common one.
+static NAMES: Names = Names::new(
+    "hip",
+    driver::names! {
+        malloc = hipMalloc;
+        free = hipFree;
+        host_alloc = hipHostMalloc;
+        host_free = hipHostFree;
+        host_register = hipHostRegister;
+        host_unregister = hipHostUnregister;
+        host_device_pointer = hipHostGetDevicePointer;
+        pool_alloc = hipMallocFromPoolAsync;
+        pool_free = hipFreeAsync;
+        event_create = hipEventCreateWithFlags;
+        stream_create = hipStreamCreateWithFlags;
+    },
+);
 
 driver::symbols! {
     /// HIP's own functions, by the names of its manual.
@@ -169,7 +129,7 @@ impl Symbols {
     /// The library is a HIP runtime, and it is never unloaded.
     pub(crate) unsafe fn find(library: &Library) -> (Calls, Symbols) {
         let look = |row: &'static str| -> Found {
-            let (manual, name) = named(NAMES, row);
+            let (manual, name) = NAMES.of(row);
             // SAFETY: `Library::get` asks that the type be the symbol's: any symbol has an address.
             let found = unsafe { library.get::<*mut c_void>(name.as_bytes()) };
             (manual, found.ok().map(|address| *address))
@@ -215,8 +175,7 @@ impl Symbols {
 #[cfg(any(test, feature = "oracle"))]
 pub(crate) fn signatures() -> Vec<(&'static str, Vec<usize>)> {
     let all = Own::signatures().into_iter().chain(Calls::signatures());
-    all.map(|(row, sizes)| (named(NAMES, row).0, sizes))
-        .collect()
+    all.map(|(row, sizes)| (NAMES.of(row).0, sizes)).collect()
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Memory by where it comes from: which way it is made, freed and closed.
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Allocation, DeviceId, DevicePtr, GpuMemory, Result, Sharing};
 
 use crate::backend::Backend;
@@ -48,7 +49,9 @@ unsafe impl<V: Vendor> GpuMemory for Backend<V> {
         let entry = self.take(base, Way::Close)?;
         // Before the address can be handed out again; closed once the driver is through with it.
         let given = match entry.origin {
-            Origin::Imported { .. } | Origin::External { .. } => self.driver().given.take(base.0),
+            Origin::Imported { .. } | Origin::External { .. } => {
+                self.driver().given.acquire().remove(&base.0)
+            }
             _ => None,
         };
         let result = match (entry.origin, self.dma_buf()) {

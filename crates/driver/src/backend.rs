@@ -11,7 +11,7 @@ use crate::vendor::Vendor;
 
 /// A backend over a CUDA-shaped driver: [`GpuBackend`](gpu_api::GpuBackend), with what the vendor
 /// adds behind [`Deref`].
-pub struct Backend<V: Vendor>(V);
+pub struct Backend<V: Vendor>(Arc<V>);
 
 impl<V: Vendor> Backend<V> {
     /// Loads the vendor's driver and starts it.
@@ -25,8 +25,13 @@ impl<V: Vendor> Backend<V> {
     }
 
     /// Takes a driver that runs.
-    pub fn new(vendor: V) -> Backend<V> {
+    pub fn new(vendor: Arc<V>) -> Backend<V> {
         Backend(vendor)
+    }
+
+    /// Returns the driver, for calls that may outlast the backend.
+    pub(crate) fn vendor(&self) -> &Arc<V> {
+        &self.0
     }
 
     /// Says what a device can do.

@@ -7,6 +7,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
+use std::sync::OnceLock;
 
 use crate::pool::PoolProperties;
 
@@ -148,10 +149,12 @@ pub struct Symbol<F> {
 pub type Found = (&'static str, Option<*mut c_void>);
 
 /// Declares a table of a driver's functions. Each row is a prototype of the vendor's header, with
-/// the result as the integer that C passes it as.
+/// the result as the integer that C passes it as, under the name of the vendor's manual; or, in a
+/// table of several vendors' functions, `row = Name`, where `Name` is what follows the vendor's
+/// prefix.
 #[macro_export]
 macro_rules! symbols {
-    ($(#[$doc:meta])* $table:ident; $($name:ident : fn($($argument:ty),* $(,)?);)*) => {
+    ($(#[$doc:meta])* $table:ident; $($name:ident $(= $common:ident)? : fn($($argument:ty),* $(,)?);)*) => {
         $(#[$doc])*
         #[allow(non_snake_case, reason = "the manual's names can be looked up, ours could not")]
         #[allow(missing_docs, reason = "a row is a function of the manual's")]
@@ -192,6 +195,11 @@ macro_rules! symbols {
                 missing
             }
 
+            /// Lists the rows, each with what follows a vendor's prefix, or nothing.
+            pub fn rows() -> Vec<(&'static str, Option<&'static str>)> {
+                vec![$((stringify!($name), None::<&str>$(.or(Some(stringify!($common))))?),)*]
+            }
+
             /// Lists the rows and the sizes of their arguments, for a test that has another
             /// opinion.
             pub fn signatures() -> Vec<(&'static str, Vec<usize>)> {
@@ -211,71 +219,106 @@ symbols! {
     /// The functions that CUDA-shaped drivers have in common.
     Calls;
 
-    device_name: fn(*mut c_char, c_int, c_int);
-    device_uuid: fn(*mut Uuid, c_int);
-    device_total: fn(*mut usize, c_int);
-    device_attribute: fn(*mut c_int, u32, c_int);
-    device_can_access: fn(*mut c_int, c_int, c_int);
-    exchange_capture_mode: fn(*mut u32);
+    device_name = DeviceGetName: fn(*mut c_char, c_int, c_int);
+    device_uuid = DeviceGetUuid: fn(*mut Uuid, c_int);
+    device_total = DeviceTotalMem: fn(*mut usize, c_int);
+    device_attribute = DeviceGetAttribute: fn(*mut c_int, u32, c_int);
+    device_can_access = DeviceCanAccessPeer: fn(*mut c_int, c_int, c_int);
+    exchange_capture_mode = ThreadExchangeStreamCaptureMode: fn(*mut u32);
 
-    mem_info: fn(*mut usize, *mut usize);
-    malloc: fn(*mut Address, usize);
-    free: fn(Address);
-    address_range: fn(*mut Address, *mut usize, Address);
-    host_alloc: fn(*mut *mut c_void, usize, u32);
-    host_free: fn(*mut c_void);
-    host_register: fn(*mut c_void, usize, u32);
-    host_unregister: fn(*mut c_void);
-    host_device_pointer: fn(*mut Address, *mut c_void, u32);
+    mem_info = MemGetInfo: fn(*mut usize, *mut usize);
+    malloc = MemAlloc: fn(*mut Address, usize);
+    free = MemFree: fn(Address);
+    address_range = MemGetAddressRange: fn(*mut Address, *mut usize, Address);
+    host_alloc = MemHostAlloc: fn(*mut *mut c_void, usize, u32);
+    host_free = MemFreeHost: fn(*mut c_void);
+    host_register = MemHostRegister: fn(*mut c_void, usize, u32);
+    host_unregister = MemHostUnregister: fn(*mut c_void);
+    host_device_pointer = MemHostGetDevicePointer: fn(*mut Address, *mut c_void, u32);
 
-    pool_create: fn(*mut PoolHandle, *const PoolProperties);
-    pool_destroy: fn(PoolHandle);
-    pool_set: fn(PoolHandle, u32, *mut c_void);
-    pool_get: fn(PoolHandle, u32, *mut c_void);
-    pool_trim: fn(PoolHandle, usize);
-    pool_alloc: fn(*mut Address, usize, PoolHandle, Stream);
-    pool_free: fn(Address, Stream);
+    pool_create = MemPoolCreate: fn(*mut PoolHandle, *const PoolProperties);
+    pool_destroy = MemPoolDestroy: fn(PoolHandle);
+    pool_set = MemPoolSetAttribute: fn(PoolHandle, u32, *mut c_void);
+    pool_get = MemPoolGetAttribute: fn(PoolHandle, u32, *mut c_void);
+    pool_trim = MemPoolTrimTo: fn(PoolHandle, usize);
+    pool_alloc = MemAllocFromPoolAsync: fn(*mut Address, usize, PoolHandle, Stream);
+    pool_free = MemFreeAsync: fn(Address, Stream);
 
-    granularity: fn(*mut usize, *const AllocationProperties, u32);
-    memory_create: fn(*mut MemoryHandle, usize, *const AllocationProperties, u64);
-    memory_release: fn(MemoryHandle);
-    memory_retain: fn(*mut MemoryHandle, Address);
-    memory_export: fn(*mut c_void, MemoryHandle, u32, u64);
-    memory_import: fn(*mut MemoryHandle, *mut c_void, u32);
-    range_reserve: fn(*mut Address, usize, usize, Address, u64);
-    range_free: fn(Address, usize);
-    range_map: fn(Address, usize, usize, MemoryHandle, u64);
-    range_unmap: fn(Address, usize);
-    range_access: fn(Address, usize, *const AccessDescription, usize);
+    granularity = MemGetAllocationGranularity: fn(*mut usize, *const AllocationProperties, u32);
+    memory_create = MemCreate: fn(*mut MemoryHandle, usize, *const AllocationProperties, u64);
+    memory_release = MemRelease: fn(MemoryHandle);
+    memory_retain = MemRetainAllocationHandle: fn(*mut MemoryHandle, Address);
+    memory_export = MemExportToShareableHandle: fn(*mut c_void, MemoryHandle, u32, u64);
+    memory_import = MemImportFromShareableHandle: fn(*mut MemoryHandle, *mut c_void, u32);
+    range_reserve = MemAddressReserve: fn(*mut Address, usize, usize, Address, u64);
+    range_free = MemAddressFree: fn(Address, usize);
+    range_map = MemMap: fn(Address, usize, usize, MemoryHandle, u64);
+    range_unmap = MemUnmap: fn(Address, usize);
+    range_access = MemSetAccess: fn(Address, usize, *const AccessDescription, usize);
 
-    handle_get: fn(*mut Handle, Address);
-    handle_open: fn(*mut Address, Handle, u32);
-    handle_close: fn(Address);
-    event_handle_get: fn(*mut Handle, Event);
-    event_handle_open: fn(*mut Event, Handle);
+    handle_get = IpcGetMemHandle: fn(*mut Handle, Address);
+    handle_open = IpcOpenMemHandle: fn(*mut Address, Handle, u32);
+    handle_close = IpcCloseMemHandle: fn(Address);
+    event_handle_get = IpcGetEventHandle: fn(*mut Handle, Event);
+    event_handle_open = IpcOpenEventHandle: fn(*mut Event, Handle);
 
-    event_create: fn(*mut Event, u32);
-    event_record: fn(Event, Stream);
-    event_query: fn(Event);
-    event_destroy: fn(Event);
+    event_create = EventCreate: fn(*mut Event, u32);
+    event_record = EventRecord: fn(Event, Stream);
+    event_query = EventQuery: fn(Event);
+    event_destroy = EventDestroy: fn(Event);
 
-    stream_create: fn(*mut Stream, u32);
-    stream_destroy: fn(Stream);
-    stream_query: fn(Stream);
-    stream_synchronize: fn(Stream);
-    stream_wait_event: fn(Stream, Event, u32);
-    stream_id: fn(Stream, *mut u64);
-    stream_capturing: fn(Stream, *mut u32);
-    stream_call: fn(Stream, HostFunction, *mut c_void);
+    stream_create = StreamCreate: fn(*mut Stream, u32);
+    stream_destroy = StreamDestroy: fn(Stream);
+    stream_query = StreamQuery: fn(Stream);
+    stream_synchronize = StreamSynchronize: fn(Stream);
+    stream_wait_event = StreamWaitEvent: fn(Stream, Event, u32);
+    stream_id = StreamGetId: fn(Stream, *mut u64);
+    stream_capturing = StreamIsCapturing: fn(Stream, *mut u32);
+    stream_call = LaunchHostFunc: fn(Stream, HostFunction, *mut c_void);
 
-    copy_to_device: fn(Address, *const c_void, usize, Stream);
-    copy_to_host: fn(*mut c_void, Address, usize, Stream);
-    copy: fn(Address, Address, usize, Stream);
-    fill: fn(Address, u8, usize, Stream);
+    copy_to_device = MemcpyHtoDAsync: fn(Address, *const c_void, usize, Stream);
+    copy_to_host = MemcpyDtoHAsync: fn(*mut c_void, Address, usize, Stream);
+    copy = MemcpyDtoDAsync: fn(Address, Address, usize, Stream);
+    fill = MemsetD8Async: fn(Address, u8, usize, Stream);
 }
 
-/// One row of a vendor's names: the table's, the manual's, and the library's.
+/// One row of a vendor's own names: the table's, the manual's, and the library's.
 pub type Name = (&'static str, &'static str, &'static str);
+
+/// What a vendor calls the rows of [`Calls`] and of its own table.
+#[derive(Debug)]
+pub struct Names {
+    /// What its functions begin with.
+    prefix: &'static str,
+    /// The rows whose names are not the prefix and the common name.
+    own: &'static [Name],
+    common: OnceLock<Vec<(&'static str, String)>>,
+}
+
+impl Names {
+    /// Takes what [`names!`](crate::names) listed.
+    pub const fn new(prefix: &'static str, own: &'static [Name]) -> Names {
+        let common = OnceLock::new();
+        Names {
+            prefix,
+            own,
+            common,
+        }
+    }
+
+    /// Finds the manual's and the library's name of a row.
+    pub fn of(&'static self, row: &'static str) -> (&'static str, &'static str) {
+        if let Some((_, manual, library)) = self.own.iter().find(|own| own.0 == row) {
+            return (manual, library);
+        }
+        let prefixed = |(row, name)| Some((row, format!("{}{}", self.prefix, name?)));
+        let common = self
+            .common
+            .get_or_init(|| Calls::rows().into_iter().filter_map(prefixed).collect());
+        let found = common.iter().find(|common| common.0 == row);
+        found.map_or((row, row), |(_, name)| (name, name))
+    }
+}
 
 /// Lists a vendor's names of rows: the manual's, and the library's where that is another.
 #[macro_export]
@@ -285,13 +328,4 @@ macro_rules! names {
     };
     (@last $manual:ident) => { stringify!($manual) };
     (@last $manual:ident $library:ident) => { stringify!($library) };
-}
-
-/// Finds the manual's and the library's name of a row; a name that the vendor does not list is its
-/// own.
-pub fn named(names: &[Name], row: &'static str) -> (&'static str, &'static str) {
-    names
-        .iter()
-        .find(|(name, _, _)| *name == row)
-        .map_or((row, row), |(_, manual, library)| (manual, library))
 }

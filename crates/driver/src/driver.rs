@@ -1,13 +1,13 @@
 //! A driver's calls, and what was made with them.
 
-use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Mutex;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{DeviceId, RawEvent};
 
 use crate::calls::Calls;
-use crate::device_table::DeviceTable;
-use crate::given::GivenTable;
+use crate::given::Given;
 use crate::leak_table::LeakTable;
 use crate::memory_table::MemoryTable;
 use crate::peer_table::PeerTable;
@@ -45,14 +45,14 @@ pub struct Driver {
     pub streams: StreamTable,
     /// Host memory, and how each piece was got.
     pub(crate) hosts: LeakTable<HostPin>,
-    pub(crate) events: DeviceTable,
+    pub(crate) events: Mutex<HashMap<u64, DeviceId>>,
     /// Memory that streams may write words of, and the device in whose context it was registered.
     pub(crate) registrations: LeakTable<DeviceId>,
     pub(crate) peers: PeerTable,
-    pub(crate) given: GivenTable,
+    pub(crate) given: Mutex<HashMap<u64, Given>>,
     /// Events that no wait uses at this moment: `pass` has them.
     pub(crate) marks: Mutex<Vec<(DeviceId, RawEvent)>>,
-    pools: Mutex<BTreeSet<u64>>,
+    pub(crate) pools: Mutex<BTreeSet<u64>>,
 }
 
 impl Driver {
@@ -63,10 +63,10 @@ impl Driver {
             memory: MemoryTable::default(),
             streams: StreamTable::default(),
             hosts: LeakTable::default(),
-            events: DeviceTable::default(),
+            events: Mutex::default(),
             registrations: LeakTable::default(),
             peers: PeerTable::default(),
-            given: GivenTable::default(),
+            given: Mutex::default(),
             marks: Mutex::default(),
             pools: Mutex::default(),
         }
@@ -75,18 +75,10 @@ impl Driver {
     /// Says whether nothing is left of what was made.
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty()
-            && self.pools().is_empty()
+            && self.pools.acquire().is_empty()
             && self.hosts.is_empty()
-            && self.events.is_empty()
+            && self.events.acquire().is_empty()
             && self.streams.is_empty()
             && self.registrations.is_empty()
-    }
-
-    pub(crate) fn pools(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn marks(&self) -> MutexGuard<'_, Vec<(DeviceId, RawEvent)>> {
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ptr;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{
     DeviceId, EventHandle, EventKind, GpuEventHandles, GpuEvents, RawEvent, RawStream, Result,
 };
@@ -63,7 +64,7 @@ unsafe impl<V: Vendor> GpuEvents for Backend<V> {
 
     unsafe fn destroy_event(&self, raw: RawEvent) -> Result<()> {
         let scope = self.on_event(raw)?;
-        let device = self.driver().events.remove(raw.0);
+        let device = self.driver().events.acquire().remove(&raw.0);
         let result = scope.call(&self.driver().calls.event_destroy, |function| {
             // SAFETY: `event_destroy` asks for an event that is alive: our caller vouches for it,
             // and that nobody uses it afterwards.
@@ -71,7 +72,7 @@ unsafe impl<V: Vendor> GpuEvents for Backend<V> {
         });
         if let (Err(_), Some(device)) = (&result, device) {
             // It may live: its context must not be given back.
-            self.driver().events.insert(raw.0, device);
+            self.driver().events.acquire().insert(raw.0, device);
         }
         result
     }
@@ -142,12 +143,13 @@ impl<V: Vendor> Backend<V> {
 
     fn event_made(&self, made: Event, device: DeviceId) -> RawEvent {
         let raw = RawEvent(made.expose_provenance() as u64);
-        self.driver().events.insert(raw.0, device);
+        self.driver().events.acquire().insert(raw.0, device);
         raw
     }
 
     fn on_event(&self, raw: RawEvent) -> Result<Scope<'_, V>> {
-        match self.driver().events.device(raw.0) {
+        let device = self.driver().events.acquire().get(&raw.0).copied();
+        match device {
             Some(device) => self.on_device(device),
             None => self.anywhere(),
         }

@@ -1,10 +1,8 @@
 //! Descriptors that a driver was given by their numbers, and reads again later.
 
-use std::collections::HashMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpu_api::{Error, Result};
 
@@ -46,24 +44,4 @@ impl Given {
 fn named(fd: &OwnedFd) -> Option<(u64, u64)> {
     let found = std::fs::metadata(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
     Some((found.dev(), found.ino()))
-}
-
-/// The descriptors of what was imported, by its base.
-#[derive(Debug, Default)]
-pub(crate) struct GivenTable(Mutex<HashMap<u64, Given>>);
-
-impl GivenTable {
-    /// Keeps a descriptor for as long as what was imported from it stays.
-    pub(crate) fn keep(&self, base: u64, given: Given) {
-        self.lock().insert(base, given);
-    }
-
-    /// Takes out a descriptor whose import is about to go.
-    pub(crate) fn take(&self, base: u64) -> Option<Given> {
-        self.lock().remove(&base)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Given>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }

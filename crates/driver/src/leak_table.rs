@@ -1,8 +1,9 @@
 //! What a driver was given by its host address and must let go of again, once.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{Error, HostPtr, Result};
 
 /// One entry: what is known of it, and whether giving it back failed. Nobody knows then what is
@@ -26,19 +27,19 @@ impl<T> Default for LeakTable<T> {
 impl<T: Copy> LeakTable<T> {
     /// Says whether everything was given back.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.0.acquire().is_empty()
     }
 
     /// Notes an entry.
     pub(crate) fn insert(&self, start: usize, known: T) {
         let leaked = false;
-        self.lock().insert(start, Entry { known, leaked });
+        self.0.acquire().insert(start, Entry { known, leaked });
     }
 
     /// Takes out what is about to be given back: the address may be handed out again before that
     /// call has returned. `must` says what is asked for.
     pub(crate) fn take(&self, start: HostPtr, must: &'static str) -> Result<T> {
-        let mut all = self.lock();
+        let mut all = self.0.acquire();
         let state = match all.get(&start.0) {
             Some(Entry {
                 known,
@@ -61,13 +62,10 @@ impl<T: Copy> LeakTable<T> {
     /// Puts back what could not be given back, for good; a younger entry stays.
     pub(crate) fn leak(&self, start: HostPtr, known: T) {
         let leaked = true;
-        self.lock()
+        self.0
+            .acquire()
             .entry(start.0)
             .or_insert(Entry { known, leaked });
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Entry<T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -9,7 +9,7 @@
 //!
 //! 1. [`code`], [`calls`]: the codes and the functions that drivers have in common.
 //! 2. [`driver`]: the calls and the tables of what was made with them: [`memory_table`],
-//!    [`stream_table`], [`pool`], `device_table`, `peer_table`, `leak_table`, [`given`].
+//!    [`stream_table`], [`pool`], `peer_table`, `leak_table`, [`given`].
 //! 3. [`vendor`]: what differs, and the calling thread around a call. [`backend`]: a vendor as a
 //!    backend.
 //! 4. A trait each: `device`, `peer`; `stream`, `event`, `word`, `copy`, [`pass`]; `host`;
@@ -28,7 +28,6 @@ mod checks;
 pub mod code;
 mod copy;
 pub mod device;
-mod device_table;
 pub mod driver;
 mod event;
 pub mod given;

@@ -5,9 +5,10 @@
 //! too.
 
 use std::collections::{BTreeMap, btree_map};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use crate::calls::MemoryHandle;
+use gpu_api::lock::Acquire;
 use gpu_api::{Access, AddressRange, DeviceId, DevicePtr, Error, Result};
 
 /// Where memory came from.
@@ -131,12 +132,14 @@ pub struct MemoryTable(Mutex<BTreeMap<u64, Entry>>);
 impl MemoryTable {
     /// Notes an allocation or mapping.
     pub fn insert(&self, base: u64, len: u64, device: DeviceId, origin: Origin) {
-        self.lock().insert(base, Entry::new(len, device, origin));
+        self.0
+            .acquire()
+            .insert(base, Entry::new(len, device, origin));
     }
 
     /// Notes that a handle was opened, perhaps once more.
     pub fn opened(&self, base: u64, len: u64, device: DeviceId) {
-        let mut entries = self.lock();
+        let mut entries = self.0.acquire();
         let times = entries
             .get_mut(&base)
             .filter(|entry| !entry.leaked)
@@ -151,7 +154,7 @@ impl MemoryTable {
 
     /// Finds what an address lies in.
     pub fn find(&self, ptr: DevicePtr) -> Option<(AddressRange, Entry)> {
-        let entries = self.lock();
+        let entries = self.0.acquire();
         let (&base, &entry) = entries.range(..=ptr.0).next_back()?;
         (ptr.0 - base < entry.len).then_some((
             AddressRange {
@@ -184,7 +187,7 @@ impl MemoryTable {
             got,
             must,
         };
-        let mut entries = self.lock();
+        let mut entries = self.0.acquire();
         let entry = entries
             .get_mut(&base.0)
             .ok_or_else(|| refused(format!("{base}, which is not the base of an allocation")))?;
@@ -213,7 +216,7 @@ impl MemoryTable {
 
     /// Puts back what could not be given back, for good.
     pub fn leak(&self, base: DevicePtr, mut taken: Entry) {
-        match self.lock().entry(base.0) {
+        match self.0.acquire().entry(base.0) {
             btree_map::Entry::Vacant(place) => {
                 place.insert(Entry {
                     leaked: true,
@@ -234,7 +237,7 @@ impl MemoryTable {
     /// Lists live memory of a device that each device must be named for: the bases, the lengths,
     /// and what may be done with each.
     pub fn mapped_on(&self, device: DeviceId) -> Vec<(u64, u64, Access)> {
-        let entries = self.lock();
+        let entries = self.0.acquire();
         let live = entries
             .iter()
             .filter(|(_, entry)| entry.device == device && !entry.leaked);
@@ -244,7 +247,7 @@ impl MemoryTable {
 
     /// Says whether memory of a device is mapped from a dma-buf.
     pub fn has_external(&self, device: DeviceId) -> bool {
-        let entries = self.lock();
+        let entries = self.0.acquire();
         entries
             .values()
             .any(|entry| entry.device == device && matches!(entry.origin, Origin::External { .. }))
@@ -252,12 +255,7 @@ impl MemoryTable {
 
     /// Says whether everything was given back.
     pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
-        // Nothing between lock and unlock can panic half-way through a change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.acquire().is_empty()
     }
 }
 

@@ -13,6 +13,7 @@
 use std::thread;
 use std::time::Duration;
 
+use gpu_api::lock::Acquire;
 use gpu_api::{CaptureStatus, DeviceId, EventKind, GpuCaptures, GpuEvents, RawEvent, RawStream};
 
 use crate::backend::Backend;
@@ -37,13 +38,13 @@ impl<V: Vendor> Backend<V> {
                 thread::sleep(pause);
                 pause = (pause * 2).min(PAUSE.1);
             }
-            self.driver().marks().push((device, mark));
+            self.driver().marks.acquire().push((device, mark));
         }
     }
 
     /// Destroys the kept events, so that nothing of this backend's is left in a context.
     pub fn forget_marks(&self) {
-        for (_, mark) in std::mem::take(&mut *self.driver().marks()) {
+        for (_, mark) in std::mem::take(&mut *self.driver().marks.acquire()) {
             // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: it was
             // taken out of the list. An error leaks it.
             let _ = unsafe { self.destroy_event(mark) };
@@ -72,7 +73,7 @@ impl<V: Vendor> Backend<V> {
 
     /// Takes an event that no wait uses, or makes one.
     fn idle_mark(&self, device: DeviceId) -> Option<RawEvent> {
-        let mut marks = self.driver().marks();
+        let mut marks = self.driver().marks.acquire();
         if let Some(found) = marks.iter().position(|(of, _)| *of == device) {
             return Some(marks.swap_remove(found).1);
         }

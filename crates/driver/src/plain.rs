@@ -16,17 +16,17 @@ use crate::vendor::{Scope, Vendor};
 // own call.
 unsafe impl<V: Vendor> GpuHandles for Backend<V> {
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
-        Vendor::export_handle(&**self, base)
+        self.vendor().export_handle(base)
     }
 
     fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr> {
-        let range = Vendor::open_handle(&**self, device, handle)?;
+        let range = self.vendor().open_handle(device, handle)?;
         self.driver().memory.opened(range.base.0, range.len, device);
         Ok(range.base)
     }
 
     fn is_served(&self, base: DevicePtr) -> Result<bool> {
-        Vendor::is_handle_served(&**self, base)
+        self.vendor().is_handle_served(base)
     }
 }
 
@@ -71,17 +71,11 @@ pub fn open<V: Vendor>(
     if code != SUCCESS {
         return Ok(Err(code));
     }
-    measured(scope, DevicePtr(base)).map(Ok)
-}
-
-/// Measures what an opened handle has, and closes it where the driver does not say.
-///
-/// # Errors
-///
-/// The driver's.
-pub fn measured<V: Vendor>(scope: &Scope<'_, V>, base: DevicePtr) -> Result<AddressRange> {
     // What cannot be measured cannot be checked.
-    pointer::driver_range(scope, base).inspect_err(|_| close_unused(scope, base))
+    let range = pointer::driver_range(scope, DevicePtr(base));
+    range
+        .inspect_err(|_| close_unused(scope, DevicePtr(base)))
+        .map(Ok)
 }
 
 /// Closes what was opened and was told to no other code.

@@ -9,6 +9,7 @@ use crate::pool::{
     PoolProperties, RELEASE_THRESHOLD, RESERVED_MOST, RESERVED_NOW,
     REUSE_ALLOW_INTERNAL_DEPENDENCIES, USED_NOW,
 };
+use gpu_api::lock::Acquire;
 use gpu_api::{
     Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuCaptures, GpuDevices, GpuManaged,
     GpuPools, PoolUsage, RawPool, RawStream, Result, refuse_capture, round_up,
@@ -56,14 +57,14 @@ unsafe impl<V: Vendor> GpuPools for Backend<V> {
                 return Err(error);
             }
         }
-        self.driver().pools().insert(made.handle);
+        self.driver().pools.acquire().insert(made.handle);
         Ok(made)
     }
 
     unsafe fn destroy_pool(&self, raw: RawPool) -> Result<()> {
         // SAFETY: `end` asks for a live pool: our caller vouches for it.
         unsafe { self.end(raw) }?;
-        self.driver().pools().remove(&raw.handle);
+        self.driver().pools.acquire().remove(&raw.handle);
         Ok(())
     }
 

@@ -1,9 +1,10 @@
 //! A function on its way through a driver's queue.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use gpu_api::contain;
+use gpu_api::lock::Acquire;
 
 type Function = Box<dyn FnOnce() + Send>;
 
@@ -26,7 +27,7 @@ impl QueuedFunction {
     /// count stays with the queue for good; the function itself is dropped, so that it is never
     /// called after an error.
     pub fn take_back(self) {
-        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.0.acquire().take());
     }
 }
 
@@ -38,7 +39,7 @@ impl QueuedFunction {
 pub unsafe extern "C" fn run(queued: *mut c_void) {
     // SAFETY: `taken` has our condition.
     let queued = unsafe { taken(queued) };
-    let function = queued.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let function = queued.acquire().take();
     if let Some(function) = function {
         contain(function);
     }

@@ -5,6 +5,7 @@
 //! of the stream's device.
 
 use std::ptr;
+use std::sync::Arc;
 
 use crate::queued::{self, QueuedFunction};
 use gpu_api::{
@@ -157,7 +158,17 @@ impl<V: Vendor> Backend<V> {
     /// Destroys a busy stream on a thread of its own. It ends with the stream's work, or with the
     /// process.
     fn destroy_later(&self, raw: RawStream) -> Result<()> {
-        let destroy = self.destroying(raw)?;
+        let vendor = Arc::clone(self.vendor());
+        let destroy = move || {
+            // An error leaks it.
+            let _ = vendor.on_device(raw.device).and_then(|scope| {
+                scope.call(&vendor.driver().calls.stream_destroy, |function| {
+                    // SAFETY: `stream_destroy` asks for a stream that is alive and that nobody uses
+                    // afterwards: the caller of `destroy_stream` vouched for both.
+                    unsafe { function(V::stream(raw)) }
+                })
+            });
+        };
         // Without a thread the stream is leaked, which does not block.
         gpu_api::thread::start("gpu-ipc-stream", destroy).map(drop)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use gpu_api::{DeviceId, RawStream, StreamIdentity};
 
@@ -49,33 +49,23 @@ impl StreamTable {
 
     /// Notes again a stream that was taken out and may live on.
     pub fn put_back(&self, stream: RawStream, known: KnownStream) {
-        self.known
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(stream.handle, known);
+        self.write().insert(stream.handle, known);
     }
 
     /// Forgets a stream; returns what was known of it.
     pub fn remove(&self, stream: RawStream) -> Option<KnownStream> {
-        self.known
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&stream.handle)
+        self.write().remove(&stream.handle)
     }
 
     /// Returns what is known of a stream.
     pub fn get(&self, stream: RawStream) -> Option<KnownStream> {
-        self.known
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&stream.handle)
-            .copied()
+        self.read().get(&stream.handle).copied()
     }
 
     /// Collects what `see` gives for each of them. None of the backend's own is destroyed
     /// meanwhile; `see` must not ask this table.
     pub fn for_each<T>(&self, see: impl Fn(RawStream) -> Option<T>) -> Vec<T> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.read();
         known
             .iter()
             .filter_map(|(&handle, known)| see(RawStream::new(known.device, handle)))
@@ -84,10 +74,15 @@ impl StreamTable {
 
     /// Says whether every stream was destroyed.
     pub fn is_empty(&self) -> bool {
-        self.known
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_empty()
+        self.read().is_empty()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<u64, KnownStream>> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<u64, KnownStream>> {
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

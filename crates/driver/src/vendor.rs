@@ -5,6 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_api::{
@@ -122,7 +123,7 @@ pub trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
     /// # Errors
     ///
     /// [`Error::Unavailable`] with what is missing and what to do about it.
-    fn load() -> Result<Self>;
+    fn load() -> Result<Arc<Self>>;
 
     /// Says whether a backend that is dropped calls the driver once more: not in a forked child,
     /// where another thread of the parent's may hold a table's lock for good, and not where the
@@ -336,14 +337,6 @@ pub trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
         queued: *mut c_void,
     ) -> Result<()>;
 
-    /// Makes what destroys a stream on another thread, where that
-    /// [waits](Quirks::destroy_waits) for the stream's work.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unsupported`] for a function that the driver lacks.
-    fn destroying(&self, stream: RawStream) -> Result<Box<dyn FnOnce() + Send>>;
-
     /// Queues operations on words, in order.
     ///
     /// # Errors
@@ -377,14 +370,14 @@ pub trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
     /// # Errors
     ///
     /// As [`GpuHandles::export_handle`](gpu_api::GpuHandles::export_handle).
-    fn export_handle(&self, base: DevicePtr) -> Result<MemHandle>;
+    fn export_handle(self: &Arc<Self>, base: DevicePtr) -> Result<MemHandle>;
 
     /// Opens a handle: its base and how much the driver says lies there.
     ///
     /// # Errors
     ///
     /// As [`GpuHandles::open_handle`](gpu_api::GpuHandles::open_handle).
-    fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<AddressRange>;
+    fn open_handle(self: &Arc<Self>, device: DeviceId, handle: &MemHandle) -> Result<AddressRange>;
 
     /// Says whether a handle that was exported opens now: see
     /// [`GpuHandles::is_served`](gpu_api::GpuHandles::is_served).
@@ -392,7 +385,7 @@ pub trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
     /// # Errors
     ///
     /// The driver's.
-    fn is_handle_served(&self, base: DevicePtr) -> Result<bool> {
+    fn is_handle_served(self: &Arc<Self>, base: DevicePtr) -> Result<bool> {
         let _ = base;
         Ok(true)
     }

@@ -10,6 +10,7 @@
 use std::iter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use gpu_api::lock::Acquire;
 use gpu_api::{
     Access, Allocation, DeviceId, DevicePtr, Error, GpuDescriptors, GpuDevices, Result, round_up,
 };
@@ -198,7 +199,7 @@ impl<V: Vendor> Backend<V> {
         }
         let (base, handle) = building.finish(all, ordinal, access, &reaching(&peers, device))?;
         if let Some(given) = given {
-            self.driver().given.keep(base, given);
+            self.driver().given.acquire().insert(base, given);
         }
         let origin = Origin::Imported {
             handle,
@@ -243,7 +244,7 @@ impl<V: Vendor> Backend<V> {
                 return Err(error);
             }
         };
-        self.driver().given.keep(base, given);
+        self.driver().given.acquire().insert(base, given);
         self.driver()
             .memory
             .insert(base, size as u64, device, Origin::External { object });
