@@ -37,6 +37,8 @@ enum Message {
     Ask(u64),
     Granted(u64, Grant),
     Declined(u64),
+    /// The object of this question is being registered yet.
+    Registering(u64),
     Confirm(Confirm),
     Confirmed(u64, bool),
     /// The lease was alive, and its object has other bytes.
@@ -56,6 +58,8 @@ struct Left {
     failures: u8,
     /// Halves that something on the way alters.
     altered: u8,
+    /// Registrations that take a while.
+    slow: u8,
     /// Asks that are delivered: one that comes late opens a lease that nobody uses, again and
     /// again.
     asks: u8,
@@ -69,6 +73,8 @@ struct World {
     incarnation: u8,
     /// Leases that this incarnation has given.
     leases: u8,
+    /// The question and the lease of a registration that goes on, and its object, which it holds.
+    registering: Option<(u64, LeaseNumber, u8)>,
     /// Which object has the name at the origin.
     name: Option<u8>,
     /// The origin's memory, in two halves that are read and written one by one.
@@ -95,6 +101,8 @@ struct Seen {
     replayed: usize,
     /// Confirmations of other bytes.
     differed: usize,
+    /// Questions that were asked again, since their object was being registered.
+    repeated: usize,
 }
 
 fn limits() -> Limits {
@@ -123,6 +131,7 @@ impl World {
             origin: Some(Table::new(Incarnation([1; 16]), limits())),
             incarnation: 1,
             leases: 0,
+            registering: None,
             name: Some(X),
             memory: [X; 2],
             pull,
@@ -147,6 +156,10 @@ impl World {
         for action in actions {
             match action {
                 Action::Ask(number) => self.send(Message::Ask(number)),
+                Action::Repeat(number) => {
+                    seen.repeated += 1;
+                    self.send(Message::Ask(number));
+                }
                 Action::Create(grant) => {
                     self.grant = Some(grant);
                     self.happened(Event::Created, seen);
@@ -198,6 +211,7 @@ impl World {
             Message::Declined(number) => {
                 self.happened(Event::Declined(*number, String::new(), Again::Later), seen)
             }
+            Message::Registering(number) => self.happened(Event::Registering(*number), seen),
             Message::Confirmed(number, yes) => self.happened(Event::Confirmed(*number, *yes), seen),
             Message::Differs(number) => {
                 seen.differed += 1;
@@ -232,6 +246,13 @@ impl World {
                         let asked = table.ask(now, &ask, number_of_lease);
                         self.leases += u8::from(matches!(asked, Asked::Open(_)));
                         match (asked, name) {
+                            (Asked::Open(lease), Some(object))
+                                if self.left.slow > 0 && self.registering.is_none() =>
+                            {
+                                self.left.slow -= 1;
+                                self.registering = Some((*number, lease, object));
+                                None
+                            }
                             (Asked::Open(lease), Some(object)) => {
                                 let granted = table.registered(
                                     now,
@@ -247,7 +268,8 @@ impl World {
                                 Some(Message::Declined(*number))
                             }
                             (Asked::Again(grant), _) => Some(Message::Granted(*number, grant)),
-                            (Asked::Wait(_) | Asked::Busy(_), _) => None,
+                            (Asked::Wait(_), _) => Some(Message::Registering(*number)),
+                            (Asked::Busy(_), _) => None,
                         }
                     }
                     Message::Confirm(confirm) => {
@@ -280,9 +302,10 @@ impl World {
         }
     }
 
-    /// Whether memory of an object may be written anew: no name and no lease holds it.
+    /// Whether memory of an object may be written anew: no name, no lease and no registration holds it.
     fn is_free(&self) -> bool {
         self.name.is_none()
+            && self.registering.is_none_or(|(.., object)| object != X)
             && self
                 .origin
                 .as_ref()
@@ -347,9 +370,25 @@ impl World {
             if !table.expire(self.now).is_empty() {
                 next.push(self.after(|world| world.origin = Some(table)));
             }
+            if let Some((number, lease, object)) = self.registering {
+                next.push(self.after(|world| world.send(Message::Registering(number))));
+                next.push(self.after(|world| {
+                    world.registering = None;
+                    let Some(table) = &mut world.origin else {
+                        return;
+                    };
+                    let (now, epoch) = (world.now, object.into());
+                    let granted = table.registered(now, lease, [object; 16], epoch, object);
+                    world.send(match granted {
+                        Ok(grant) => Message::Granted(number, grant),
+                        Err(_) => Message::Declined(number),
+                    });
+                }));
+            }
             if self.left.deaths > 0 {
                 next.push(self.after(|world| {
                     world.left.deaths -= 1;
+                    world.registering = None;
                     world.origin = None;
                 }));
             }
@@ -429,6 +468,7 @@ fn no_order_of_events_publishes_what_the_identity_does_not_name() {
             deaths: 1,
             failures: 1,
             altered: 0,
+            slow: 0,
             asks: 3,
         },
     );
@@ -443,6 +483,23 @@ fn no_order_of_events_publishes_what_the_identity_does_not_name() {
 }
 
 #[test]
+fn a_registration_that_takes_long_publishes_what_its_identity_names() {
+    let left = Left {
+        jumps: 1,
+        deaths: 0,
+        failures: 0,
+        altered: 0,
+        slow: 1,
+        asks: 2,
+    };
+    let seen = explore(Rules::default(), left);
+    println!("{seen:?}");
+    assert_eq!(seen.wrong, 0);
+    assert_eq!(seen.published, HashSet::from([X, Y]));
+    assert!(seen.repeated > 0 && seen.replayed > 0, "{seen:?}");
+}
+
+#[test]
 fn a_transfer_that_neither_ends_nor_fails_ends_the_process() {
     let seen = explore(
         Rules::default(),
@@ -451,6 +508,7 @@ fn a_transfer_that_neither_ends_nor_fails_ends_the_process() {
             deaths: 0,
             failures: 0,
             altered: 0,
+            slow: 0,
             asks: 1,
         },
     );
@@ -468,6 +526,7 @@ fn a_gateway_that_commits_without_a_confirmation_publishes_a_mixture() {
             deaths: 0,
             failures: 0,
             altered: 0,
+            slow: 0,
             asks: 2,
         },
     );
@@ -480,6 +539,7 @@ const ALTERS: Left = Left {
     deaths: 1,
     failures: 0,
     altered: 1,
+    slow: 0,
     asks: 2,
 };
 

@@ -125,6 +125,9 @@ pub struct Serving {
     /// KiB of a slot of its rings, which every object then has; else objects of these trials are
     /// too small for rings.
     pub slot_kib: Option<u32>,
+    /// Its bytes are carried by itself, as those of a device are: memory under a lease that has ended
+    /// then has other bytes for whoever reads it late. By a carrier it has zeroes.
+    pub uncaged: bool,
 }
 
 impl Serving {
@@ -307,6 +310,9 @@ impl Host {
         if let Some(kib) = serving.slot_kib {
             command.arg("--slot-kib").arg(kib.to_string());
         }
+        if serving.uncaged {
+            command.arg("--uncaged");
+        }
         if let Some(step) = &serving.step {
             command.env("GPU_IPC_GATEWAY_STEP", step);
         }
@@ -339,7 +345,7 @@ impl Host {
             command
         } else {
             let mut command = self.command(&self.programs.control)?;
-            command.arg("pull-without-confirm");
+            command.args(["pull-without-confirm", "--uncaged"]);
             command
         };
         command.arg(name).arg("--insecure").args(self.place());
@@ -376,13 +382,7 @@ impl Host {
         let pieces = ["--piece-bytes", PIECE]
             .into_iter()
             .filter(|_| carrier == "nixl");
-        let caged = (carrier == "nixl").then_some("--caged");
-        given
-            .into_iter()
-            .chain(pieces)
-            .chain(caged)
-            .map(str::to_owned)
-            .collect()
+        given.into_iter().chain(pieces).map(str::to_owned).collect()
     }
 
     /// Commits bytes, and returns the epoch.

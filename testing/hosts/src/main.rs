@@ -268,12 +268,9 @@ fn cases(only: Option<&str>, programs: Programs, place: &Path, at_a_time: usize)
         place: place.to_owned(),
     };
     let wanted = |name: &str| {
-        let by_this = if nixl {
-            cases::BY_NIXL.contains(&name)
-        } else {
-            !cases::CAGED.contains(&name)
-        };
-        only.map_or(by_this, |only| name.contains(only))
+        only.map_or(!nixl || cases::BY_NIXL.contains(&name), |only| {
+            name.contains(only)
+        })
     };
     let chosen: Vec<_> = cases::ALL.iter().filter(|(name, _)| wanted(name)).collect();
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));

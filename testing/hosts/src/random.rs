@@ -83,7 +83,7 @@ struct Chaos {
 ///
 /// What was found.
 pub fn run(means: &Means, plan: &Plan) -> Result<String, String> {
-    let world = World::create(means, HOSTS, &serving())?;
+    let world = World::create(means, HOSTS, &serving(plan.confirms))?;
     let mut chaos = Chaos {
         world,
         dice: Dice::new(plan.seed),
@@ -116,9 +116,11 @@ pub fn run(means: &Means, plan: &Plan) -> Result<String, String> {
         .map_err(|why| format!("{figures}: {why}\n{}", chaos.world.log()))
 }
 
-fn serving() -> Serving {
+/// What nobody confirmed is wrong where late reads find another object's bytes.
+fn serving(confirms: bool) -> Serving {
     Serving {
         lease_ms: Some(LEASE_MS),
+        uncaged: !confirms,
         ..Serving::rings()
     }
 }
@@ -254,7 +256,7 @@ impl Chaos {
         let host = self.host();
         self.stopped.remove(&host);
         self.world.hosts[host].gateway = None;
-        self.world.hosts[host].serve_again(&serving())?;
+        self.world.hosts[host].serve_again(&serving(self.confirms))?;
         self.count("gateways replaced", 1);
         Ok(())
     }

@@ -57,4 +57,5 @@ pub mod rings;
 pub mod serve;
 mod table;
 
+pub use register::TELL;
 pub use table::{Asked, Ended, Limits, Table};

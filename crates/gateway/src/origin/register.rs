@@ -32,8 +32,9 @@ use crate::transport::{Registration, Span, Transport};
 
 /// Objects that are being registered at a time.
 const MOST: usize = 64;
-/// How long a question waits until its asker is told that the registration goes on.
-pub const TELL: Duration = Duration::from_secs(2);
+/// How long a question waits until its asker is told that the registration goes on: half of what the
+/// least patient asker waits for an answer, which then takes the gateway for one that has ended.
+pub const TELL: Duration = Duration::from_millis(500);
 /// What is registered, and what nobody has asked for so long, is given back.
 const FORGOTTEN: Duration = Duration::from_secs(30);
 

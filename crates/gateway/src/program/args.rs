@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::message::Incarnation;
 use crate::net::call::MOST_RING;
 use crate::net::session::{Address, Network, Trust};
+use crate::origin::TELL;
 use crate::origin::rings::Slots;
 use crate::transport::choice::{Land, Way};
 use crate::transport::nixl::Nixl;
@@ -97,9 +98,10 @@ pub struct Net {
     #[cfg(feature = "faults")]
     #[arg(long, hide = true)]
     pub stall_after: Option<u64>,
-    /// Carry the bytes of host memory in a caged process of their own: docs/HOSTS.md, The fabric
+    /// Carry the bytes of host memory in this process, as those of a device are, and not in a caged one
+    /// of their own: docs/HOSTS.md, The fabric
     #[arg(long)]
-    pub caged: bool,
+    pub uncaged: bool,
     /// Alter the byte at this place of each range that is read
     #[cfg(feature = "faults")]
     #[arg(long, hide = true)]
@@ -119,6 +121,10 @@ pub struct Net {
     #[arg(long, value_name = "UID", default_value_t = NOBODY)]
     pub carrier_user: u32,
 }
+
+/// The least patience for an answer: a gateway that registers an object says so twice in it.
+const LEAST_ANSWER_S: u64 = 1;
+const _: () = assert!(TELL.as_millis() * 2 <= LEAST_ANSWER_S as u128 * 1000);
 
 /// The user that owns nothing.
 const NOBODY: u32 = 65_534;
@@ -267,7 +273,7 @@ pub struct PullOptions {
     #[arg(long, default_value_t = 60)]
     pub stall_s: u64,
     /// Seconds until a question is asked again
-    #[arg(long, default_value_t = 10, hide = true)]
+    #[arg(long, default_value_t = 10, hide = true, value_parser = clap::value_parser!(u64).range(LEAST_ANSWER_S..))]
     pub answer_s: u64,
     /// Commit what was not confirmed: a control of tests, which publishes mixtures. No argument
     /// says so.
@@ -413,7 +419,7 @@ impl Net {
     }
 
     /// Starts what carries the bytes of memory in a place, for a process that others read from, or
-    /// for one that reads: in this process, or if asked for and not of a device, in one of its own.
+    /// for one that reads: in a process of its own, but for memory of a device.
     ///
     /// # Errors
     ///
@@ -424,7 +430,7 @@ impl Net {
         reads: bool,
         place: transport::Place,
     ) -> Result<Arc<dyn Transport>> {
-        if !self.caged || place != transport::Place::Host {
+        if self.uncaged || place != transport::Place::Host {
             return self.engine(address, reads);
         }
         let address = self.carrier_address.unwrap_or(address);

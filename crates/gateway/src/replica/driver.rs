@@ -20,7 +20,7 @@ use gpu_ipc_gateway_plan::TroubleKind;
 
 use crate::digest::{Digest, PIECE};
 use crate::local::Local;
-use crate::message::{Again, Ask, Confirm, Has, LeaseId, Release, Wanted};
+use crate::message::{Again, Ask, Confirm, Has, LeaseId, Release};
 use crate::net::call::{Answer, Answered, Asked, Heard, Question, ask};
 use crate::net::key::Gateway;
 use crate::net::live::Live;
@@ -107,6 +107,8 @@ impl Fetch<'_> {
 struct Attempt {
     /// What kind of failure the next one is.
     kind: Kind,
+    /// The question for a lease, until it is answered.
+    asked: Option<(Gateway, Question)>,
     transfer: Option<Box<dyn Transfer>>,
     creating: Option<Receiver<Created>>,
     /// Dropped, it is waited for: it reads the object.
@@ -167,7 +169,8 @@ struct Driver<'a> {
     started: Instant,
     /// When something last happened.
     quiet: Instant,
-    /// When the object's creation, its read, its digest and the confirmation began.
+    /// When the question for a lease, the object's creation, its read, its digest and the confirmation began.
+    asking: Instant,
     creating: Instant,
     reading: Instant,
     digesting: Instant,
@@ -216,6 +219,7 @@ impl<'a> Driver<'a> {
             report,
             started,
             quiet: started,
+            asking: started,
             creating: started,
             reading: started,
             digesting: started,
@@ -244,6 +248,7 @@ impl<'a> Driver<'a> {
     fn act(&mut self, action: Action) -> Option<End> {
         match action {
             Action::Ask(number) => return self.ask(number),
+            Action::Repeat(number) => self.lease(number),
             Action::Create(_) => self.create(),
             Action::Read(_) => self.read(),
             Action::Flush => self.flush(),
@@ -275,7 +280,11 @@ impl<'a> Driver<'a> {
 
     /// Chooses a host and asks it for a lease.
     fn ask(&mut self, number: u64) -> Option<End> {
-        self.attempt = Attempt::default();
+        let former = std::mem::take(&mut self.attempt);
+        if let Some((gateway, _)) = &former.asked {
+            self.sources.trouble(gateway, TroubleKind::Failed);
+        }
+        drop(former);
         self.waits.clear();
         let (local, patience) = (self.fetch.local, self.fetch.patience.answer);
         let event = match self.sources.next(&local.client, patience) {
@@ -302,65 +311,69 @@ impl<'a> Driver<'a> {
                 others,
                 last_resort,
             } => {
-                let begun = Instant::now();
+                self.asking = Instant::now();
                 let question = Question::Ask(Ask {
                     asker: self.me.incarnation,
                     host: self.me.host.clone(),
                     number,
-                    wanted: wanted.clone(),
+                    wanted,
                     others,
                     last_resort,
                 });
-                let event = self.lease(number, &gateway, &wanted, &question);
-                self.report.steps = Steps {
-                    lease: begun.elapsed().as_secs_f64(),
-                    ..Steps::default()
-                };
-                self.judge(event, &gateway)
+                self.attempt.asked = Some((gateway, question));
+                self.lease(number);
+                return None;
             }
         };
         self.happened(event);
         None
     }
 
-    /// Asks for a lease, for as long as the object is being registered.
-    fn lease(
+    /// Asks for the lease, and waits for the answer.
+    fn lease(&mut self, number: u64) {
+        let Some((gateway, question)) = self.attempt.asked.take() else {
+            return;
+        };
+        let (session, patience) = (self.fetch.session, self.fetch.patience.answer);
+        let answered = ask(session, &gateway, &question, patience).map(|asked| asked.wait());
+        let event = match answered {
+            Ok(Some(Answered {
+                answer: Answer::Registering,
+                ..
+            })) => {
+                self.attempt.asked = Some((gateway, question));
+                return self.happened(Event::Registering(number));
+            }
+            Ok(Some(answered)) => self.leased(number, &gateway, question, answered),
+            Ok(None) => {
+                let why = format!("the gateway of {} does not answer", gateway.host);
+                Event::Declined(number, why, Again::Later)
+            }
+            Err(error) => Event::Declined(number, error.to_string(), Again::Later),
+        };
+        self.report.steps = Steps {
+            lease: self.asking.elapsed().as_secs_f64(),
+            ..Steps::default()
+        };
+        let event = self.judge(event, &gateway);
+        self.happened(event);
+    }
+
+    /// Takes the answer to a question for a lease.
+    fn leased(
         &mut self,
         number: u64,
         gateway: &Gateway,
-        wanted: &Wanted,
-        question: &Question,
+        question: Question,
+        Answered { answer, attached }: Answered,
     ) -> Event {
-        let later = |why: String| Event::Declined(number, why, Again::Later);
-        let asked = Instant::now();
-        let (session, patience) = (self.fetch.session, self.fetch.patience);
-        let answered = loop {
-            match ask(session, gateway, question, patience.answer).map(|asked| asked.wait()) {
-                // The same question: it is not registered once more.
-                Ok(Some(Answered {
-                    answer: Answer::Registering,
-                    ..
-                })) if asked.elapsed() < patience.busy => {}
-                Ok(answered) => break answered,
-                Err(error) => return later(error.to_string()),
-            }
-        };
-        let Some(Answered { answer, attached }) = answered else {
-            return later(format!("the gateway of {} does not answer", gateway.host));
-        };
-        let granted = match answer {
-            Answer::Granted(granted) => *granted,
-            Answer::Declined {
-                why,
-                again: Again::Busy,
-            } => {
+        let (granted, wanted) = match (answer, question) {
+            (Answer::Granted(granted), Question::Ask(Ask { wanted, .. })) => (*granted, wanted),
+            (Answer::Declined { why, again }, _) if again == Again::Busy => {
                 self.attempt.kind = Kind::Busy;
                 return Event::Busy(number, why, Duration::ZERO);
             }
-            Answer::Declined { why, again } => return Event::Declined(number, why, again),
-            Answer::Registering => {
-                return later(format!("the gateway of {} registers it yet", gateway.host));
-            }
+            (Answer::Declined { why, again }, _) => return Event::Declined(number, why, again),
             _ => {
                 let why = format!("the gateway of {} answered another question", gateway.host);
                 return Event::Declined(number, why, Again::Never);
@@ -369,7 +382,7 @@ impl<'a> Driver<'a> {
         let leased = Leased {
             gateway: gateway.clone(),
             asker: self.me.incarnation,
-            wanted: wanted.clone(),
+            wanted,
             granted,
             attached,
         };

@@ -13,7 +13,8 @@ pub struct Patience {
     pub stall: Duration,
     /// Between renewals, where a third of a lease's life is not shorter.
     pub renew: Duration,
-    /// While nobody has room to serve, or another process of this host is pulling it, in a row.
+    /// While nobody has room to serve, or another process of this host is pulling it, in a row; and
+    /// while a gateway says that it is registering the object.
     pub busy: Duration,
     /// Attempts in all.
     pub attempts: u32,
@@ -56,6 +57,8 @@ pub enum Event {
     /// The host that has the object has no room, or another process here is pulling it: look again
     /// after this time. Nothing has failed.
     Busy(u64, String, Duration),
+    /// The object of the question with this number is being registered yet.
+    Registering(u64),
     /// The object is there to be filled.
     Created,
     /// It could not be made, or its memory could not be registered: for good, or for this moment.
@@ -92,6 +95,8 @@ pub enum Action {
     /// Ask for a lease with this number. The caller chooses the host, another at each attempt if
     /// there is one.
     Ask(u64),
+    /// Ask the same host the same question, with the same number.
+    Repeat(u64),
     /// Make the object, with this identity and epoch, and register its memory.
     Create(Grant),
     /// Read all of it.
@@ -127,6 +132,8 @@ pub enum Outcome {
 enum Stage {
     Asking {
         number: u64,
+        /// When it was asked first.
+        first: Duration,
     },
     Creating {
         grant: Grant,
@@ -183,7 +190,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 impl Pull {
     /// Begins, and returns the first thing to do.
     pub fn begin(now: Duration, patience: Patience, rules: Rules) -> (Pull, Vec<Action>) {
-        let stage = Stage::Asking { number: 1 };
+        let stage = Stage::Asking {
+            number: 1,
+            first: now,
+        };
         let pull = Pull {
             patience,
             rules,
@@ -207,7 +217,7 @@ impl Pull {
     pub fn happened(&mut self, now: Duration, event: Event) -> Vec<Action> {
         let stage = std::mem::replace(&mut self.stage, Stage::Ended);
         match (stage, event) {
-            (Stage::Asking { number }, Event::Granted(to, grant)) if to == number => {
+            (Stage::Asking { number, .. }, Event::Granted(to, grant)) if to == number => {
                 (self.renewed, self.busy) = (now, None);
                 self.go(
                     now,
@@ -215,10 +225,10 @@ impl Pull {
                     vec![Action::Create(grant)],
                 )
             }
-            (Stage::Asking { number }, Event::Declined(to, why, again)) if to == number => {
+            (Stage::Asking { number, .. }, Event::Declined(to, why, again)) if to == number => {
                 self.again(now, why, again, Vec::new())
             }
-            (Stage::Asking { number }, Event::Busy(to, why, pause)) if to == number => {
+            (Stage::Asking { number, .. }, Event::Busy(to, why, pause)) if to == number => {
                 let since = *self.busy.get_or_insert(now);
                 if now.saturating_sub(since) >= self.patience.busy {
                     let why = format!("{why}; waited {} s", self.patience.busy.as_secs());
@@ -232,6 +242,14 @@ impl Pull {
                     },
                     Vec::new(),
                 )
+            }
+            (stage @ Stage::Asking { number, first }, Event::Registering(to)) if to == number => {
+                if now.saturating_sub(first) < self.patience.busy {
+                    return self.go(now, stage, vec![Action::Repeat(number)]);
+                }
+                let seconds = self.patience.busy.as_secs();
+                let why = format!("its gateway has been registering it for {seconds} s");
+                self.again(now, why, Again::Later, Vec::new())
             }
             (Stage::Asking { .. }, Event::Tick) if self.is_over(now, self.patience.answer) => {
                 self.again(now, "no gateway answered".into(), Again::Later, Vec::new())
@@ -397,7 +415,8 @@ impl Pull {
                 self.attempt += u32::from(counts);
                 self.number += 1;
                 let number = self.number;
-                self.go(now, Stage::Asking { number }, vec![Action::Ask(number)])
+                let stage = Stage::Asking { number, first: now };
+                self.go(now, stage, vec![Action::Ask(number)])
             }
             (stage, _) => {
                 self.stage = stage;
@@ -551,6 +570,47 @@ mod tests {
             ended,
             [Action::End(Outcome::Failed("gone".into()))],
             "the second attempt was the last"
+        );
+    }
+
+    #[test]
+    fn a_gateway_that_registers_is_told_from_one_that_is_silent() {
+        let answer = Patience::default().answer;
+        let almost = answer - Duration::from_millis(1);
+        let mut pull = begun(1);
+        let mut now = Duration::ZERO;
+        while now + almost < SECOND * 60 {
+            now += almost;
+            assert_eq!(pull.happened(now, Event::Tick), []);
+            assert_eq!(
+                pull.happened(now, Event::Registering(2)),
+                [],
+                "of a question that was not asked"
+            );
+            assert_eq!(
+                pull.happened(now, Event::Registering(1)),
+                [Action::Repeat(1)]
+            );
+        }
+        let mut silent = pull.clone();
+        assert_eq!(
+            silent.happened(now + answer, Event::Tick),
+            [Action::End(Outcome::Failed("no gateway answered".into()))]
+        );
+        let mut endless = pull.clone();
+        let why = "its gateway has been registering it for 60 s".into();
+        assert_eq!(
+            endless.happened(now + almost, Event::Registering(1)),
+            [Action::End(Outcome::Failed(why))]
+        );
+        assert_eq!(
+            pull.happened(now + almost, Event::Granted(1, grant(30_000))),
+            [Action::Create(grant(30_000))]
+        );
+        assert_eq!(
+            pull.happened(now + almost, Event::Registering(1)),
+            [],
+            "it came late"
         );
     }
 

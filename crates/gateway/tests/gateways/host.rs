@@ -314,7 +314,7 @@ impl Host {
         let mut command = Command::new(GATEWAY);
         command.arg(name).arg("--broker").arg(self.dir.path());
         if name == "run" || name == "pull" {
-            command.args(["--device", "host:0", "--host", &self.name, "--caged"]);
+            command.args(["--device", "host:0", "--host", &self.name]);
         }
         command
     }

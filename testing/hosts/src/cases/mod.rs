@@ -73,13 +73,6 @@ pub const ALL: &[(&str, Case)] = &[
     ("control: what nobody confirmed is committed", stop::control),
 ];
 
-/// Those that want a caged carrier, which `--carrier nixl` has.
-pub const CAGED: &[&str] = &[
-    "a carrier is stopped beyond its lease, and reads on",
-    "a rogue edits metadata",
-    "a rogue edits metadata beside rings",
-];
-
 /// Those that `--carrier nixl` runs unless some are named. Others need what plain TCP can be told,
 /// or take long.
 pub const BY_NIXL: &[&str] = &[

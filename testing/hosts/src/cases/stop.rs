@@ -196,6 +196,7 @@ fn create(means: &Means) -> Result<(World, Relay), String> {
         3,
         &Serving {
             lease_ms: Some(LEASE_MS),
+            uncaged: true,
             ..Serving::default()
         },
     )?;
@@ -219,9 +220,10 @@ fn reuse_while_stopped(world: &mut World, round: usize, confirms: bool) -> Resul
         REPLICA,
         &old,
         HALF,
+        // The control says so itself.
         &Pulling {
             confirms,
-            ..Pulling::default()
+            ..Pulling::default().and(if confirms { &["--uncaged"][..] } else { &[] })
         },
     )?;
     let stopped = SystemTime::now();
