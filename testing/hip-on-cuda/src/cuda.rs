@@ -1,12 +1,13 @@
 //! NVIDIA's driver as the device below.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::c_void;
 use std::ptr;
 
 use driver::calls::{
     ACCESS_READ, ACCESS_READ_WRITE, AccessDescription, AllocationProperties, Handle, HostFunction,
     LOCATION_DEVICE, Location,
 };
+use driver::device::text;
 use driver::pool::{self, PoolProperties};
 use gpu_api::PoolUsage;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
@@ -47,14 +48,6 @@ macro_rules! calls {
             made(|place| self.functions.$function(place, $($passed),*))
         }
     };
-}
-
-/// Reads a text that the driver wrote.
-fn text(bytes: &[c_char]) -> String {
-    // SAFETY: `from_ptr` asks for a zero within: the last byte was not offered to the driver.
-    unsafe { CStr::from_ptr(bytes.as_ptr()) }
-        .to_string_lossy()
-        .into_owned()
 }
 
 impl Cuda {

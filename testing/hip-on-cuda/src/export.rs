@@ -1,18 +1,12 @@
 //! How a function comes to be one of C's: its result by a code, what it makes through a pointer.
 
 use std::cell::Cell;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::machine::{INVALID_VALUE, Outcome};
 
 thread_local! {
     /// What `hipGetLastError` gives.
     pub(crate) static LAST: Cell<u32> = const { Cell::new(0) };
-}
-
-/// Locks a table. Nothing between lock and unlock panics half-way through a change.
-pub(crate) fn lock<T>(table: &Mutex<T>) -> MutexGuard<'_, T> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns a code, and keeps it for `hipGetLastError` where it is an error.

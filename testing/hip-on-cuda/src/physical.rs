@@ -8,8 +8,10 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use gpu_api::lock::Acquire;
+
 use crate::device::{entered, started};
-use crate::export::{finish, hip, lock};
+use crate::export::{finish, hip};
 use crate::machine::{INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
 use crate::memory_files::OUT_OF_MEMORY;
 use crate::settings::{Fault, Settings};
@@ -88,7 +90,7 @@ static MADE: Mutex<(BTreeMap<u64, usize>, usize)> = Mutex::new((BTreeMap::new(),
 
 /// Notes memory of `hipMalloc` that was exported and is freed.
 pub(crate) fn freed_after_export(len: usize) {
-    lock(&MADE).1 += len;
+    MADE.acquire().1 += len;
 }
 
 /// Whether plain memory was exported as a dma-buf.
@@ -103,13 +105,13 @@ pub(crate) fn kept_for_ever() -> usize {
     let version = Settings::get().version;
     let keeps =
         (60_400_000..60_443_484).contains(&version) || Settings::get().has(Fault::ExportLeaks);
-    if keeps { lock(&MADE).1 } else { 0 }
+    if keeps { MADE.acquire().1 } else { 0 }
 }
 
 /// Gives one of the times back that external memory is held; the last unmaps it. Says whether the
 /// address was of such.
 pub(crate) fn release_external(machine: &dyn Machine, base: u64) -> Outcome<bool> {
-    let mut all = lock(&EXTERNAL);
+    let mut all = EXTERNAL.acquire();
     let Some(found) = all.get_mut(&base) else {
         return Ok(false);
     };
@@ -169,15 +171,15 @@ hip! {
             return Err(INVALID_VALUE);
         }
         let handle = entered()?.0.create(device, len)?;
-        lock(&MADE).0.insert(handle, len);
+        MADE.acquire().0.insert(handle, len);
         Ok(handle)
     }
     hipMemRelease(; handle: u64) {
         entered()?.0.release(handle)?;
-        let mut made = lock(&MADE);
+        let mut made = MADE.acquire();
         let len = made.0.remove(&handle).unwrap_or(0);
         made.1 += len;
-        lock(&LATE).0.remove(&handle);
+        LATE.acquire().0.remove(&handle);
         Ok(())
     }
     hipMemAddressReserve(base: u64; len: usize, alignment: usize, hint: u64, flags: u64) {
@@ -197,14 +199,14 @@ hip! {
             Err(_) if Settings::get().within((6, 2), (6, 3)) => Ok(()),
             Err(code) => Err(code),
             Ok(()) => {
-                lock(&LATE).1.insert(base, handle);
+                LATE.acquire().1.insert(base, handle);
                 Ok(())
             }
         }
     }
     hipMemUnmap(; base: u64, len: usize) {
         let machine = entered()?.0;
-        let known = lock(&LATE).1.remove(&base).is_some();
+        let known = LATE.acquire().1.remove(&base).is_some();
         if !known && Settings::get().within((6, 2), (6, 3)) {
             // It follows a null pointer.
             std::process::abort();
@@ -218,7 +220,7 @@ hip! {
             return Err(INVALID_VALUE);
         }
         let kept = {
-            let late = lock(&LATE);
+            let late = LATE.acquire();
             late.1.get(&base).and_then(|handle| late.0.get(handle).copied())
         };
         if let Some((fd, file)) = kept
@@ -262,7 +264,7 @@ hip! {
             let fd = c_int::try_from(fd.addr()).map_err(|_| INVALID_VALUE)?;
             let handle = machine.import(fd)?;
             if settings.at_least(7, 14) {
-                lock(&LATE).0.insert(handle, (fd, inode(fd)?));
+                LATE.acquire().0.insert(handle, (fd, inode(fd)?));
             }
             return Ok(handle);
         }
@@ -319,7 +321,7 @@ pub unsafe extern "C" fn hipImportExternalMemory(
         // Every failure is that (clr f9f995c, `hip_memory.cpp`: 129).
         let base = machine.import_plain(device, fd, described.size as usize);
         let base = base.map_err(|_| OUT_OF_MEMORY)?;
-        lock(&EXTERNAL).insert(base, External { fd, times: 1 });
+        EXTERNAL.acquire().insert(base, External { fd, times: 1 });
         Ok(ptr::with_exposed_provenance_mut(base as usize))
     })();
     // SAFETY: `put`: our caller points to a pointer.
@@ -338,7 +340,7 @@ pub unsafe extern "C" fn hipExternalMemoryGetMappedBuffer(
     piece: *const ExternalBuffer,
 ) -> u32 {
     let memory = memory.expose_provenance() as u64;
-    let mut all = lock(&EXTERNAL);
+    let mut all = EXTERNAL.acquire();
     let known = all.get_mut(&memory);
     let outcome = if known.is_none() || piece.is_null() {
         Err(INVALID_VALUE)

@@ -6,15 +6,17 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, Once};
+use std::sync::{LazyLock, Mutex, Once};
 
 use driver::pool::{
     ALLOCATION_PINNED, LOCATION_DEVICE, PoolProperties, RELEASE_THRESHOLD, RESERVED_MOST,
     RESERVED_NOW, REUSE_ALLOW_INTERNAL_DEPENDENCIES, USED_NOW,
 };
 
+use gpu_api::lock::Acquire;
+
 use crate::device::entered;
-use crate::export::{hip, lock, put};
+use crate::export::{hip, put};
 use crate::machine::{INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
 use crate::memory_files::OUT_OF_MEMORY;
 use crate::settings::{Fault, Settings};
@@ -62,7 +64,7 @@ struct Pools {
     latest: u64,
 }
 
-static POOLS: Mutex<Option<Pools>> = Mutex::new(None);
+static POOLS: LazyLock<Mutex<Pools>> = LazyLock::new(Mutex::default);
 
 /// Some allocation loses its bytes: before that nobody looks.
 static LOSES: AtomicBool = AtomicBool::new(false);
@@ -110,11 +112,10 @@ pub(crate) fn written(machine: &dyn Machine, stream: u64, to: u64, len: usize) -
     if !LOSES.load(Ordering::Relaxed) {
         return Ok(());
     }
-    let found = lock(&POOLS).as_ref().and_then(|pools| {
-        let (base, out) = pools.out.range(..=to).next_back()?;
-        Some(out.loses && to - base < out.len as u64)
-    });
-    if found == Some(true) {
+    let pools = POOLS.acquire();
+    let found = pools.out.range(..=to).next_back();
+    if found.is_some_and(|(base, out)| out.loses && to - base < out.len as u64) {
+        drop(pools);
         machine.fill(stream, to, 0, len)
     } else {
         Ok(())
@@ -231,23 +232,22 @@ hip! {
     hipMemPoolCreate(pool: u64; properties: *const PoolProperties) {
         // SAFETY: `device_of`: HIP's caller points to properties.
         let device = unsafe { device_of(properties) }?;
-        let mut pools = lock(&POOLS);
-        let pools = pools.get_or_insert_default();
+        let mut pools = POOLS.acquire();
         pools.last += 16;
+        let last = pools.last;
         let made = Pool { device, keep: 0, below: None, destroyed: false, out: 0, given: 0 };
-        pools.all.insert(pools.last, made);
-        Ok(pools.last)
+        pools.all.insert(last, made);
+        Ok(last)
     }
     hipMemPoolDestroy(; pool: u64) {
         let machine = entered()?.0;
-        let mut pools = lock(&POOLS);
-        let pools = pools.get_or_insert_default();
+        let mut pools = POOLS.acquire();
         pools.live(pool)?.destroyed = true;
         pools.settle(machine, pool)
     }
     hipMemPoolSetAttribute(; pool: u64, attribute: u32, value: *mut c_void) {
-        let mut pools = lock(&POOLS);
-        let pool = pools.get_or_insert_default().live(pool)?;
+        let mut pools = POOLS.acquire();
+        let pool = pools.live(pool)?;
         match attribute {
             // SAFETY: reading: HIP's caller points to a value as long as the attribute's.
             RELEASE_THRESHOLD if pool.below.is_none() => pool.keep = unsafe { value.cast::<u64>().read() },
@@ -260,8 +260,8 @@ hip! {
     }
     hipMemPoolGetAttribute(; pool: u64, attribute: u32, value: *mut c_void) {
         let machine = entered()?.0;
-        let mut pools = lock(&POOLS);
-        let pool = pools.get_or_insert_default().live(pool)?;
+        let mut pools = POOLS.acquire();
+        let pool = pools.live(pool)?;
         let usage = match pool.below {
             Some(below) => machine.pool_usage(pool.device, below)?,
             None => Default::default(),
@@ -279,8 +279,8 @@ hip! {
     }
     hipMemPoolTrimTo(; pool: u64, keep: usize) {
         let machine = entered()?.0;
-        let mut pools = lock(&POOLS);
-        let pool = pools.get_or_insert_default().live(pool)?;
+        let mut pools = POOLS.acquire();
+        let pool = pools.live(pool)?;
         match pool.below {
             Some(below) if !Settings::get().has(Fault::PoolKeeps) => machine.pool_trim(pool.device, below, keep),
             _ => Ok(()),
@@ -292,13 +292,13 @@ hip! {
             return Ok(0);
         }
         if settings.has(Fault::PoolWaits) {
-            let latest = lock(&POOLS).as_ref().map_or(0, |pools| pools.latest);
+            let latest = POOLS.acquire().latest;
             machine.stream_synchronize(latest)?;
         }
         if settings.has(Fault::PoolFails) || has_kept_the_rest() {
             return Err(OUT_OF_MEMORY);
         }
-        match lock(&POOLS).get_or_insert_default().alloc(machine, pool, stream, len) {
+        match POOLS.acquire().alloc(machine, pool, stream, len) {
             Err(OUT_OF_MEMORY) if settings.has(Fault::PoolGivesNull) => Ok(0),
             Err(OUT_OF_MEMORY) => {
                 failed();
@@ -312,6 +312,6 @@ hip! {
         if Settings::get().has(Fault::PoolFreeFails) {
             return Err(LAUNCH_FAILURE);
         }
-        lock(&POOLS).get_or_insert_default().free(machine, base, stream)
+        POOLS.acquire().free(machine, base, stream)
     }
 }

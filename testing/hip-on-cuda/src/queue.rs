@@ -1,12 +1,14 @@
 //! HIP's functions about streams, events, words and copies.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use gpu_api::lock::Acquire;
+
 use crate::device::entered;
-use crate::export::{hip, lock, put};
+use crate::export::{hip, put};
 use crate::machine::{DEVICE, INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
 use crate::pool;
 use crate::settings::{Fault, Settings};
@@ -28,7 +30,7 @@ static WAITS: AtomicU32 = AtomicU32::new(0);
 static FORGOTTEN: AtomicBool = AtomicBool::new(false);
 
 /// Events that were opened from another process.
-static OPENED: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
+static OPENED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 /// Streams that are alive.
 static MADE: Mutex<Vec<u64>> = Mutex::new(Vec::new());
@@ -76,7 +78,7 @@ hip! {
     hipIpcOpenEventHandle(event: u64; handle: Handle) {
         let (machine, device) = entered()?;
         let event = machine.event_open(device, handle.bytes())?;
-        lock(&OPENED).get_or_insert_default().insert(event);
+        OPENED.acquire().insert(event);
         Ok(event)
     }
     hipEventRecord(; event: u64, stream: u64) {
@@ -87,11 +89,11 @@ hip! {
     }
     hipEventDestroy(; event: u64) {
         let machine = entered()?.0;
-        if lock(&OPENED).as_mut().is_some_and(|opened| opened.remove(&event)) {
+        if OPENED.acquire().remove(&event) {
             FORGOTTEN.store(true, Ordering::Relaxed);
         }
         if Settings::get().has(Fault::DestroyEventWaits) {
-            let all = lock(&MADE).clone();
+            let all = MADE.acquire().clone();
             all.into_iter().try_for_each(|stream| machine.stream_synchronize(stream))?;
         }
         machine.event_destroy(event)
@@ -99,14 +101,14 @@ hip! {
     hipStreamCreateWithFlags(stream: u64; flags: u32) {
         let (machine, device) = entered()?;
         let stream = machine.stream(device, flags)?;
-        lock(&MADE).push(stream);
+        MADE.acquire().push(stream);
         Ok(stream)
     }
     hipStreamDestroy(; stream: u64) {
         let machine = entered()?.0;
         // AMD's waits for all that is queued, its header says; an error of that work ends the wait.
         let _ = machine.stream_synchronize(stream);
-        lock(&MADE).retain(|made| *made != stream);
+        MADE.acquire().retain(|made| *made != stream);
         machine.stream_destroy(stream)
     }
     hipStreamQuery(; stream: u64) {
@@ -120,7 +122,7 @@ hip! {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        let foreign = lock(&OPENED).as_ref().is_some_and(|opened| opened.contains(&event));
+        let foreign = OPENED.acquire().contains(&event);
         let lapsed = foreign && WAITS.fetch_add(1, Ordering::Relaxed) >= LAPSE;
         let lies = settings.has(Fault::EventLies)
             || settings.has(Fault::EventLapses) && lapsed

@@ -14,7 +14,7 @@
 //! | an export finds that the server has ended | it waits for the old one, then begins a new one, which knows of that memory alone |
 //! | another process has the socket's name | the export fails with 1 |
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -23,7 +23,8 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::export::lock;
+use gpu_api::lock::Acquire;
+
 use crate::machine::{INVALID_VALUE, Outcome, UNKNOWN};
 use crate::settings::{Fault, Settings};
 use crate::sharing::INVALID_DEVICE_POINTER;
@@ -44,12 +45,12 @@ enum Life {
 
 struct Server {
     life: Life,
-    memory: Option<HashMap<Token, Below>>,
+    memory: BTreeMap<Token, Below>,
 }
 
 static SERVER: Mutex<Server> = Mutex::new(Server {
     life: Life::Unborn,
-    memory: None,
+    memory: BTreeMap::new(),
 });
 
 fn address(process: u32) -> io::Result<SocketAddr> {
@@ -59,12 +60,12 @@ fn address(process: u32) -> io::Result<SocketAddr> {
 /// Has the server hand out memory, and starts it where there is none.
 pub(crate) fn register(token: Token, below: Below) -> Outcome {
     let settings = Settings::get();
-    let mut server = lock(&SERVER);
+    let mut server = SERVER.acquire();
     if server.life == Life::Ended {
         // The old one is asked to give its memory back first.
         thread::sleep(settings.patience);
     }
-    server.memory.get_or_insert_default().insert(token, below);
+    server.memory.insert(token, below);
     if server.life == Life::Serving {
         return Ok(());
     }
@@ -82,9 +83,7 @@ pub(crate) fn register(token: Token, below: Below) -> Outcome {
 
 /// Has the server hand it out no more.
 pub(crate) fn forget(token: &Token) {
-    if let Some(memory) = &mut lock(&SERVER).memory {
-        memory.remove(token);
-    }
+    SERVER.acquire().memory.remove(token);
 }
 
 fn serve(listener: UnixListener) {
@@ -93,8 +92,8 @@ fn serve(listener: UnixListener) {
         served = listener.accept().and_then(|(it, _)| hand_out(it)).is_ok()
             && !Settings::get().has(Fault::ServerDies);
     }
-    let mut server = lock(&SERVER);
-    server.memory = None;
+    let mut server = SERVER.acquire();
+    server.memory.clear();
     drop(listener);
     server.life = Life::Ended;
 }
@@ -102,11 +101,11 @@ fn serve(listener: UnixListener) {
 /// Serves one client.
 fn hand_out(mut client: UnixStream) -> io::Result<()> {
     let mut token = [0; 32];
-    let server = lock(&SERVER);
+    let server = SERVER.acquire();
     if client.read(&mut token)? < token.len() {
         return Ok(());
     }
-    let Some(below) = server.memory.as_ref().and_then(|all| all.get(&token)) else {
+    let Some(below) = server.memory.get(&token) else {
         return Ok(());
     };
     while Settings::get().has(Fault::ServerStalls) {

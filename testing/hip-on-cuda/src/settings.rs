@@ -1,6 +1,7 @@
 //! What the environment asks for.
 
 use std::env;
+use std::num::NonZero;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -112,6 +113,12 @@ faults! {
     OpensOthers = "opens-others",
 }
 
+/// Finds a fault. A test that asks for one that is not there must not pass.
+fn named(name: &str) -> Fault {
+    let found = NAMES.iter().find(|(known, _)| *known == name);
+    found.unwrap_or_else(|| panic!("no such fault: {name}")).1
+}
+
 /// What the environment asked for when it was first looked at.
 pub(crate) struct Settings {
     pub(crate) host: bool,
@@ -134,32 +141,17 @@ impl Settings {
         SETTINGS.get_or_init(|| {
             let text = |name| env::var(name).unwrap_or_default();
             let faults = text("GPU_IPC_SHIM_INJECT");
-            let faults = faults
-                .split(',')
-                .map(str::trim)
-                .filter(|name| !name.is_empty())
-                .map(|name| {
-                    // A test that asks for what there is not must not pass.
-                    NAMES
-                        .iter()
-                        .find(|(known, _)| *known == name)
-                        .unwrap_or_else(|| panic!("no such fault: {name}"))
-                        .1
-                });
+            let faults = faults.split(',').map(str::trim);
             Settings {
                 host: text("GPU_IPC_SHIM") == "host",
                 version: text("GPU_IPC_SHIM_VERSION").parse().unwrap_or(70_253_211),
-                queues: text("GPU_MAX_HW_QUEUES")
-                    .parse()
-                    .ok()
-                    .filter(|queues| *queues > 0)
-                    .unwrap_or(4),
+                queues: text("GPU_MAX_HW_QUEUES").parse().map_or(4, NonZero::get),
                 numa_node: text("GPU_IPC_SHIM_NUMA_NODE").parse().unwrap_or(-1),
                 patience: Duration::from_millis(
                     text("GPU_IPC_SHIM_PATIENCE_MS").parse().unwrap_or(10_000),
                 ),
                 legacy: text("HSA_ENABLE_IPC_MODE_LEGACY"),
-                faults: faults.collect(),
+                faults: faults.filter(|name| !name.is_empty()).map(named).collect(),
             }
         })
     }

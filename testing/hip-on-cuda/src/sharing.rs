@@ -5,15 +5,17 @@
 //! the exporting process. One of the driver below is 64 bytes, which it cannot hold: a
 //! [`server`] has them, or, where KFD's calls would, a file of shared memory.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process;
 use std::sync::{Mutex, Once};
 
+use gpu_api::lock::Acquire;
+
 use crate::device::entered;
-use crate::export::{hip, lock};
+use crate::export::hip;
 use crate::machine::{INVALID_VALUE, Kind, Outcome};
 use crate::server::{self, Below, Token};
 use crate::settings::{Fault, Settings};
@@ -36,7 +38,7 @@ impl Handle {
 }
 
 /// Names of exported allocations, by the allocation's base.
-static TOKENS: Mutex<Option<HashMap<u64, Token>>> = Mutex::new(None);
+static TOKENS: Mutex<BTreeMap<u64, Token>> = Mutex::new(BTreeMap::new());
 
 fn path(name: &Token) -> PathBuf {
     let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -54,9 +56,7 @@ fn process_number() -> u32 {
 
 /// Forgets what was exported of an allocation that is freed; says whether anything was.
 pub(crate) fn forget(base: u64) -> bool {
-    let exported = lock(&TOKENS)
-        .as_mut()
-        .and_then(|tokens| tokens.remove(&base));
+    let exported = TOKENS.acquire().remove(&base);
     if let Some(token) = &exported {
         server::forget(token);
         // There is none of a server's, and somebody else may have cleared the directory.
@@ -77,12 +77,8 @@ fn sweep() {
         // What cannot be read or removed stays: it is a few bytes.
         for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let Some(hex) = name
-                .strip_prefix("gpu-ipc-shim-")
-                .and_then(|rest| rest.get(..16))
-            else {
-                continue;
-            };
+            let hex = name.strip_prefix("gpu-ipc-shim-");
+            let hex = hex.and_then(|rest| rest.get(..16)).unwrap_or_default();
             let Ok(numbers) = u64::from_str_radix(hex, 16) else {
                 continue;
             };
@@ -110,9 +106,7 @@ fn name(base: u64) -> Token {
 
 fn export(device: i32, base: u64, len: usize, below: Below) -> Outcome<Handle> {
     // One that was exported keeps its name ("Reuse token already stored on the BO").
-    let known = lock(&TOKENS)
-        .as_ref()
-        .and_then(|tokens| tokens.get(&base).copied());
+    let known = TOKENS.acquire().get(&base).copied();
     let token = known.unwrap_or_else(|| name(base));
     if Settings::get().has_server() {
         server::register(token, below)?;
@@ -120,7 +114,7 @@ fn export(device: i32, base: u64, len: usize, below: Below) -> Outcome<Handle> {
         sweep();
         fs::write(path(&token), below).map_err(|_| crate::machine::UNKNOWN)?;
     }
-    lock(&TOKENS).get_or_insert_default().insert(base, token);
+    TOKENS.acquire().insert(base, token);
     let mut bytes = [0; 64];
     bytes[..32].copy_from_slice(&token);
     bytes[32..40].copy_from_slice(&(len as u64).to_le_bytes());
