@@ -128,6 +128,8 @@ pub struct Serving {
     /// Its bytes are carried by itself, as those of a device are: memory under a lease that has ended
     /// then has other bytes for whoever reads it late. By a carrier it has zeroes.
     pub uncaged: bool,
+    /// It has a certificate, of an authority that all hosts of a world have; else every host is let in.
+    pub has_certificate: bool,
 }
 
 impl Serving {
@@ -151,6 +153,8 @@ pub struct Host {
     dir: PathBuf,
     /// Addresses of other gateways.
     peers: Vec<String>,
+    /// Where the certificates of this world lie, if there are any.
+    certificates: Option<PathBuf>,
     keeper: Option<Process>,
     /// Its gateway.
     pub gateway: Option<Process>,
@@ -180,12 +184,42 @@ impl Host {
             programs,
             dir,
             peers,
+            certificates: None,
             keeper: None,
             gateway: None,
         };
+        if serving.has_certificate {
+            host.certify()?;
+        }
         host.keep()?;
         host.serve(serving)?;
         Ok(host)
+    }
+
+    /// Has a certificate made, beside those of the other hosts.
+    fn certify(&mut self) -> Result<(), String> {
+        let certificates = self.dir.with_file_name("certificates");
+        let named = format!("{}={}", self.name, self.network.address());
+        let mut command = self.command(&self.programs.gateway)?;
+        command
+            .args(["certs", "--dir"])
+            .arg(&certificates)
+            .arg(named);
+        let out = try_output(&mut command).map_err(|e| e.to_string())?;
+        self.certificates = Some(certificates);
+        let log = self.log();
+        out.status.success().then_some(()).ok_or(log)
+    }
+
+    /// The arguments that say which hosts are let in.
+    fn trust(&self) -> Vec<String> {
+        let Some(dir) = &self.certificates else {
+            return vec!["--insecure".into()];
+        };
+        let file = |name: String| dir.join(name).display().to_string();
+        let own = [format!("{}.pem", self.name), format!("{}.key", self.name)];
+        let files = own.into_iter().chain(["authority.pem".into()]).map(file);
+        std::iter::once("--tls".into()).chain(files).collect()
     }
 
     /// Where its gateway listens.
@@ -298,9 +332,9 @@ impl Host {
         let mut command = self.command(&self.programs.gateway)?;
         let out = File::create(&said).map_err(|e| e.to_string())?;
         command
-            .args(["run", "--insecure", "--no-pulls", "--listen"])
+            .args(["run", "--no-pulls", "--listen"])
             .arg(self.at_port(port));
-        command.args(self.place()).stdout(out);
+        command.args(self.trust()).args(self.place()).stdout(out);
         for peer in &self.peers {
             command.args(["--peer", peer]);
         }
@@ -348,7 +382,7 @@ impl Host {
             command.args(["pull-without-confirm", "--uncaged"]);
             command
         };
-        command.arg(name).arg("--insecure").args(self.place());
+        command.arg(name).args(self.trust()).args(self.place());
         command.args([
             "--attempts",
             &pulling.attempts.to_string(),
@@ -367,6 +401,10 @@ impl Host {
     }
 
     fn place(&self) -> Vec<String> {
+        self.place_as(&self.name)
+    }
+
+    fn place_as(&self, name: &str) -> Vec<String> {
         let dir = self.dir.display().to_string();
         let carrier = &self.programs.carrier;
         let given = [
@@ -375,7 +413,7 @@ impl Host {
             "--device",
             "host:0",
             "--host",
-            &self.name,
+            name,
             "--transport",
             carrier,
         ];
@@ -536,6 +574,47 @@ impl Host {
             .ok_or_else(|| format!("the rogue did nothing: {out:?}\n{}", from.log()))
     }
 
+    /// Starts a gateway of this host by another name, which it does not survive. Returns what it said.
+    ///
+    /// # Errors
+    ///
+    /// It serves.
+    pub fn serves_as(&self, name: &str) -> Result<String, String> {
+        let mut command = self.command(&self.programs.gateway)?;
+        command
+            .args(["run", "--no-pulls", "--listen"])
+            .arg(self.at_port(PORT + 1))
+            .args(self.trust())
+            .args(self.place_as(name));
+        let gateway = spawn(&mut command)?;
+        let ended = gateway.end("the gateway of another name")?;
+        let said = self.log();
+        (!ended.success())
+            .then_some(said)
+            .ok_or_else(|| format!("it ended with {ended}"))
+    }
+
+    /// Answers in another host's name, with this host's certificate or with that of the other.
+    ///
+    /// # Errors
+    ///
+    /// No process can be started.
+    pub fn impersonates(&self, other: &Host, is_thief: bool) -> Result<Process, String> {
+        let trust = if is_thief {
+            other.trust()
+        } else {
+            self.trust()
+        };
+        let mut command = self.command(&self.programs.control)?;
+        command
+            .args(["impostor", "--listen"])
+            .arg(self.at_port(PORT + 1))
+            .args(["--peer", &other.at()])
+            .args(trust)
+            .args(["--", &other.name]);
+        spawn(&mut command)
+    }
+
     /// Sums a figure of its gateways that run; of a pair of figures one.
     pub fn figure(&self, name: &str, of_pair: usize) -> u64 {
         let status = self.status().unwrap_or_default();
@@ -609,10 +688,13 @@ impl Host {
 
     /// Says how often a step was passed at which a process was told to die or stop.
     pub fn steps(&self, step: &str) -> usize {
+        self.logged(&format!("step {step}"))
+    }
+
+    /// Counts the lines of its processes that end with a text.
+    pub fn logged(&self, end: &str) -> usize {
         let text = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
-        text.lines()
-            .filter(|line| line.ends_with(&format!("step {step}")))
-            .count()
+        text.lines().filter(|line| line.ends_with(end)).count()
     }
 
     fn command(&self, program: &Path) -> Result<Command, String> {

@@ -6,7 +6,7 @@
 //!
 //! 1. `cage`: a run leaves nothing behind, however it ends. `network`: hosts' networks. `relay`:
 //!    between them.
-//! 2. `rogue`: a peer that wants more than it was lent.
+//! 2. `rogue`: a peer that wants more than it was lent. `impostor`: one that takes another's name.
 //!    `content`: bytes that say where they belong. `host`: processes of a host. `world`: hosts, and
 //!    the ledger.
 //! 3. `cases`: what is done to them. `random`: all of it at random.
@@ -15,6 +15,7 @@ mod cage;
 mod cases;
 mod content;
 mod host;
+mod impostor;
 mod network;
 mod random;
 mod relay;
@@ -84,6 +85,9 @@ enum Command {
     /// Lease an object, and read or write what was not lent
     #[command(hide = true)]
     Rogue(rogue::Rogue),
+    /// Answer in another host's name
+    #[command(hide = true)]
+    Impostor(impostor::Impostor),
     /// Carry the bytes of the control
     #[command(hide = true)]
     Carrier(Box<CarrierOptions>),
@@ -176,6 +180,7 @@ fn main() -> ExitCode {
             .map(|()| ExitCode::SUCCESS)
             .map_err(|e| e.to_string()),
         Command::Rogue(rogue) => rogue.run(),
+        Command::Impostor(impostor) => impostor.run(),
         Command::Ask(replay) => replay.run(),
         Command::Cases {
             only,

@@ -7,9 +7,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zenoh::Wait;
+use zenoh::bytes::ZBytes;
 use zenoh::handlers::FifoChannelHandler;
+use zenoh::query::Query;
 
 use super::key::Gateway;
+use super::seal;
+use super::session::Session;
 use crate::error::{Error, Result};
 use crate::message::{
     Again, Ask, Confirm, Fill, Find, Grant, Has, Home, List, Listed, MANIFEST_PIECE, MOST_ANSWER,
@@ -244,11 +248,19 @@ pub fn read_question(bytes: &[u8]) -> Result<Question> {
 }
 
 /// A question that was asked.
-pub struct Asked(FifoChannelHandler<zenoh::query::Reply>);
+pub struct Asked {
+    replies: FifoChannelHandler<zenoh::query::Reply>,
+    session: Session,
+    gateway: Gateway,
+    number: [u8; 16],
+    question: Vec<u8>,
+}
 
 impl std::fmt::Debug for Asked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Asked").finish_non_exhaustive()
+        f.debug_struct("Asked")
+            .field("gateway", &self.gateway)
+            .finish_non_exhaustive()
     }
 }
 
@@ -269,29 +281,63 @@ pub enum Heard {
 ///
 /// [`Error::Unavailable`] when the session has ended.
 pub fn ask(
-    session: &zenoh::Session,
+    session: &Session,
     gateway: &Gateway,
     question: &Question,
     patience: Duration,
 ) -> Result<Asked> {
-    let payload = serde_json::to_vec(question).expect("texts, numbers and lists have a JSON");
+    let question = serde_json::to_vec(question).expect("texts, numbers and lists have a JSON");
+    let number = seal::Asked::number()?;
     let query = session
         .get(format!("{}/ask", gateway.key()))
-        .payload(payload)
+        .payload(&question[..])
+        .attachment(&number[..])
         .timeout(patience);
-    let handler = query.wait().map_err(|e| Error::Unavailable {
+    let replies = query.wait().map_err(|e| Error::Unavailable {
         what: format!("the gateway of {}", gateway.host),
         why: e.to_string(),
         remedy: "see that it runs, and that `--peer` leads to it",
     })?;
-    Ok(Asked(handler))
+    Ok(Asked {
+        replies,
+        session: session.clone(),
+        gateway: gateway.clone(),
+        number,
+        question,
+    })
+}
+
+/// Answers a question; in a session with certificates the answer is signed.
+pub fn reply(session: &Session, query: &Query, answered: &Answered) {
+    let answer = answered.encode();
+    let key = query.key_expr().clone();
+    let bytes = |of: Option<&ZBytes>| of.map(|bytes| bytes.to_bytes().into_owned());
+    let sealed = session.seal().map(|seal| {
+        let number = bytes(query.attachment()).and_then(|bytes| bytes.try_into().ok());
+        let asked = seal::Asked {
+            number: number.ok_or("the question has no number")?,
+            key: key.as_str(),
+            question: &bytes(query.payload()).unwrap_or_default(),
+        };
+        seal.sign(&asked, &answer)
+    });
+    let sent = match sealed.transpose() {
+        Ok(sealed) => {
+            let reply = query.reply(key.clone(), answer).attachment(sealed);
+            reply.wait().map_err(|error| error.to_string())
+        }
+        Err(why) => Err(why),
+    };
+    if let Err(error) = sent {
+        tracing::warn!(%error, "an answer could not be sent");
+    }
 }
 
 impl Asked {
     /// Looks for the answer, without waiting.
     pub fn hear(&self) -> Heard {
-        match self.0.try_recv() {
-            Ok(Some(reply)) => Asked::read(&reply),
+        match self.replies.try_recv() {
+            Ok(Some(reply)) => self.read(&reply),
             Ok(None) => Heard::NotYet,
             Err(_) => Heard::Nothing,
         }
@@ -300,18 +346,36 @@ impl Asked {
     /// Waits for the answer; the question's patience ends it.
     pub fn wait(&self) -> Option<Answered> {
         loop {
-            match Asked::read(&self.0.recv().ok()?) {
+            match self.read(&self.replies.recv().ok()?) {
                 Heard::Answer(answer) => return Some(answer),
                 Heard::NotYet | Heard::Nothing => {}
             }
         }
     }
 
-    fn read(reply: &zenoh::query::Reply) -> Heard {
+    fn read(&self, reply: &zenoh::query::Reply) -> Heard {
         let Ok(sample) = reply.result() else {
             return Heard::NotYet;
         };
-        match Answered::decode(&sample.payload().to_bytes()) {
+        let answer = sample.payload().to_bytes();
+        if let Some(seal) = self.session.seal() {
+            let asked = seal::Asked {
+                number: self.number,
+                key: &format!("{}/ask", self.gateway.key()),
+                question: &self.question,
+            };
+            let sealed = sample.attachment().map(ZBytes::to_bytes);
+            if let Err(why) =
+                seal.check(&self.gateway, &asked, &answer, &sealed.unwrap_or_default())
+            {
+                let host = &self.gateway.host;
+                let why = format!("what answers for host {host} is not believed: {why}");
+                tracing::warn!("{why}");
+                let again = Again::Never;
+                return Heard::Answer(Answered::plain(Answer::Declined { why, again }));
+            }
+        }
+        match Answered::decode(&answer) {
             Ok(answered) => Heard::Answer(answered),
             Err(error) => {
                 tracing::warn!(%error, "an answer was thrown away");

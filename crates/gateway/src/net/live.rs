@@ -9,6 +9,7 @@ use zenoh::sample::SampleKind;
 
 use crate::error::{Error, Result};
 use crate::net::key::{Gateway, ROOT};
+use crate::net::session::Session;
 
 /// The gateways that are suspected to live, as this process has heard it.
 pub struct Live {
@@ -28,7 +29,7 @@ impl Live {
     /// # Errors
     ///
     /// [`Error::Unavailable`] when the session has ended.
-    pub fn listen(session: &zenoh::Session) -> Result<Live> {
+    pub fn listen(session: &Session) -> Result<Live> {
         let known = Arc::<Mutex<BTreeSet<Gateway>>>::default();
         let told = Arc::clone(&known);
         let hear = move |sample: zenoh::sample::Sample| {

@@ -1,7 +1,7 @@
 //! Gateways find each other and ask each other, by Zenoh.
 //!
 //! 1. `session`: addresses and certificates. `key`: names of gateways, as keys.
-//! 2. `live`: which gateways are there. `call`: a question and its answer.
+//! 2. `live`: which gateways are there. `call`: a question and its answer. `seal`: whose an answer is.
 //!
 //! A gateway announces itself, and nothing of its objects: a host of 20,000 objects costs the
 //! others one token. Who wants a name asks every gateway that is there, and each says yes, with its
@@ -13,4 +13,5 @@
 pub mod call;
 pub mod key;
 pub mod live;
+pub mod seal;
 pub mod session;

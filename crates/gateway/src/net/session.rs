@@ -2,11 +2,14 @@
 //! user's word. No multicast.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use zenoh::Wait;
 
+use super::seal::{MOST_SEAL, Seal};
 use crate::error::{Error, Result};
 use crate::message::MOST_ANSWER;
 
@@ -23,7 +26,7 @@ const ACCEPT_MS: u64 = 2_000;
 const OPEN_MS: u64 = 5_000;
 /// The most bytes that Zenoh puts together of one message: an answer and its envelope. By itself it
 /// takes 1 GiB.
-const MOST_MESSAGE: usize = MOST_ANSWER + (64 << 10);
+const MOST_MESSAGE: usize = MOST_ANSWER + MOST_SEAL + (32 << 10);
 
 /// Where a gateway listens or connects: `tcp/IP:PORT`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -61,6 +64,37 @@ pub enum Trust {
     Everybody,
 }
 
+/// A session, and what answers are signed with and compared with where there are certificates.
+#[derive(Clone, Debug)]
+pub struct Session {
+    zenoh: zenoh::Session,
+    seal: Option<Arc<Seal>>,
+}
+
+impl Session {
+    /// Returns what signs and compares answers; none where every host is let in.
+    pub fn seal(&self) -> Option<&Seal> {
+        self.seal.as_deref()
+    }
+
+    /// Says whether other hosts will believe that answers here are those of a host.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a certificate that has another name.
+    pub fn speaks_for(&self, host: &str) -> Result<()> {
+        self.seal.as_ref().map_or(Ok(()), |seal| seal.is_of(host))
+    }
+}
+
+impl Deref for Session {
+    type Target = zenoh::Session;
+
+    fn deref(&self) -> &zenoh::Session {
+        &self.zenoh
+    }
+}
+
 /// How a gateway reaches the others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Network {
@@ -95,7 +129,7 @@ impl Network {
     ///
     /// [`Error::Unavailable`] for an address that cannot be listened on, and certificates that
     /// cannot be read.
-    pub fn open(&self) -> Result<zenoh::Session> {
+    pub fn open(&self) -> Result<Session> {
         let unavailable = |e: zenoh::Error| Error::Unavailable {
             what: "the network between gateways".into(),
             why: e.to_string(),
@@ -142,12 +176,14 @@ impl Network {
                 json(MOST_MESSAGE.into()),
             ),
         ];
+        let mut seal = None;
         if let Trust::Certificates {
             certificate,
             key,
             authority,
         } = &self.trust
         {
+            seal = Some(Arc::new(Seal::read(certificate, key, authority)?));
             let path = |path: &PathBuf| json(path.to_string_lossy().into());
             settings.extend([
                 ("transport/link/tls/enable_mtls", json(true.into())),
@@ -162,6 +198,7 @@ impl Network {
         for (name, value) in settings {
             config.insert_json5(name, &value).map_err(unavailable)?;
         }
-        zenoh::open(config).wait().map_err(unavailable)
+        let zenoh = zenoh::open(config).wait().map_err(unavailable)?;
+        Ok(Session { zenoh, seal })
     }
 }

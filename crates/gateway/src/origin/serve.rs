@@ -26,9 +26,10 @@ use crate::message::{
     Again, Ask, Confirm, Fill, Find, Grant, Has, Home, Incarnation, LeaseNumber, List, Listed,
     MANIFEST_PIECE, MOST_BYTES, Manifest,
 };
-use crate::net::call::{Answer, Answered, Granted, Question, read_question};
+use crate::net::call::{Answer, Answered, Granted, Question, read_question, reply};
 use crate::net::key::Gateway;
 use crate::net::live::Live;
+use crate::net::session::Session;
 use crate::origin::admit::Service;
 use crate::origin::digests::Digests;
 use crate::origin::index::Index;
@@ -84,7 +85,7 @@ pub struct Server {
     gateway: Gateway,
     local: Local,
     transport: Arc<dyn Transport>,
-    session: zenoh::Session,
+    session: Session,
     live: Live,
     table: Table<Held>,
     started: Instant,
@@ -129,7 +130,7 @@ impl Server {
         gateway: Gateway,
         local: Local,
         transport: Arc<dyn Transport>,
-        session: zenoh::Session,
+        session: Session,
         limits: Limits,
         pace: Pace,
         slots: Slots,
@@ -169,7 +170,7 @@ impl Server {
             self.hear(&events, &sender);
             for query in self.registering.take_impatient() {
                 self.figures.told += 1;
-                reply(&query, &Answered::plain(Answer::Registering));
+                reply(&self.session, &query, &Answered::plain(Answer::Registering));
             }
             self.registering
                 .forget()
@@ -195,12 +196,13 @@ impl Server {
     }
 
     fn listen(&self, sender: SyncSender<Event>) -> Result<Queryable<()>> {
+        let session = self.session.clone();
         let queue = move |query: Query| {
             let bytes = query.payload().map_or(0, |payload| payload.len());
             if bytes > MOST_BYTES {
                 // Not kept while others wait.
                 let why = format!("a question has {bytes} bytes, and may have {MOST_BYTES}");
-                return reply(&query, &declined(why, Again::Never));
+                return reply(&session, &query, &declined(why, Again::Never));
             }
             if sender.try_send(Event::Asked(query)).is_err() {
                 tracing::warn!("{MOST_WAITING} questions wait already; one more was dropped");
@@ -253,7 +255,7 @@ impl Server {
             let Some((query, answered)) = answered else {
                 continue;
             };
-            reply(&query, &answered);
+            reply(&self.session, &query, &answered);
             if matches!(answered.answer, Answer::Granted(_)) {
                 pass("lease.granted");
             }
@@ -265,7 +267,7 @@ impl Server {
         let now = self.started.elapsed();
         for (query, sought, came) in std::mem::take(&mut self.seeking) {
             match self.sought(&sought, came) {
-                Some(answer) => reply(&query, &Answered::plain(answer)),
+                Some(answer) => reply(&self.session, &query, &Answered::plain(answer)),
                 None if now.saturating_sub(came) < SOUGHT => {
                     self.seeking.push((query, sought, came));
                 }
@@ -443,11 +445,11 @@ impl Server {
         let now = self.started.elapsed();
         for (query, confirm, came) in std::mem::take(&mut self.confirming) {
             match self.confirm(&confirm, sender) {
-                Some(answer) => reply(&query, &Answered::plain(answer)),
+                Some(answer) => reply(&self.session, &query, &Answered::plain(answer)),
                 None if now.saturating_sub(came) < TELL => {
                     self.confirming.push((query, confirm, came));
                 }
-                None => reply(&query, &Answered::plain(Answer::Registering)),
+                None => reply(&self.session, &query, &Answered::plain(Answer::Registering)),
             }
         }
     }
@@ -734,15 +736,6 @@ pub struct Lease {
     pub host: String,
     /// How long it lives yet.
     pub lives_ms: u64,
-}
-
-fn reply(query: &Query, answered: &Answered) {
-    if let Err(error) = query
-        .reply(query.key_expr().clone(), answered.encode())
-        .wait()
-    {
-        tracing::warn!(%error, "an answer could not be sent");
-    }
 }
 
 fn declined(why: String, again: Again) -> Answered {

@@ -14,6 +14,7 @@ use crate::message::{List, Listed};
 use crate::net::call::{Answer, Question, ask};
 use crate::net::key::Gateway;
 use crate::net::live::Live;
+use crate::net::session::Session;
 
 /// How long the first gateway may take to be reached, and those that it knows of.
 const REACHED: Duration = Duration::from_secs(10);
@@ -74,7 +75,7 @@ pub fn run(options: &ObjectsOptions) -> Result<()> {
 /// Gives each object of each host, or of one, page by page. Returns the hosts that did not give
 /// their whole list; nothing where no gateway was reached.
 pub fn each(
-    session: &zenoh::Session,
+    session: &Session,
     live: &Live,
     host: Option<&str>,
     mut give: impl FnMut(&Gateway, &Listed),
@@ -97,7 +98,7 @@ pub fn each(
 
 /// Finds all gateways: those that are heard, and those that they know of. Returns those that were
 /// reached, and the hosts of the others.
-fn all(session: &zenoh::Session, live: &Live) -> (Vec<Gateway>, BTreeSet<String>) {
+fn all(session: &Session, live: &Live) -> (Vec<Gateway>, BTreeSet<String>) {
     let until = Instant::now() + REACHED;
     let mut known: BTreeSet<Gateway> = BTreeSet::new();
     let mut asked: BTreeSet<Gateway> = BTreeSet::new();
@@ -125,11 +126,7 @@ fn all(session: &zenoh::Session, live: &Live) -> (Vec<Gateway>, BTreeSet<String>
 }
 
 /// Gives all objects of a gateway, and says whether it gave them all.
-fn list(
-    session: &zenoh::Session,
-    gateway: &Gateway,
-    give: &mut impl FnMut(&Gateway, &Listed),
-) -> bool {
+fn list(session: &Session, gateway: &Gateway, give: &mut impl FnMut(&Gateway, &Listed)) -> bool {
     let (mut after, mut pages) = (None, 0);
     loop {
         let question = Question::List(List {

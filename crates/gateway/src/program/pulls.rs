@@ -38,6 +38,7 @@ use crate::local::Local;
 use crate::message::Listed;
 use crate::net::key::Gateway;
 use crate::net::live::Live;
+use crate::net::session::Session;
 use crate::replica::driver::Fetch;
 use crate::replica::report::{Failure, Kind, Report};
 use crate::replica::sources::Order;
@@ -179,7 +180,7 @@ fn end_with_the_gateway() {
 /// What all pulls of the child have.
 struct Means {
     local: Local,
-    session: zenoh::Session,
+    session: Session,
     live: Arc<Live>,
     transport: Arc<dyn Transport>,
     options: RunOptions,

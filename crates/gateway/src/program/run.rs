@@ -45,6 +45,7 @@ pub fn run(options: &RunOptions) -> Result<()> {
         .net
         .carrier(network.own_address(), false, local.place())?;
     let session = network.open()?;
+    session.speaks_for(&host)?;
     let gateway = Gateway {
         host: host.clone(),
         incarnation: Incarnation::random()?,

@@ -17,6 +17,7 @@ use crate::local::Local;
 use crate::message::{self, Again, Incarnation, MANIFEST_PIECE, MOST_MANIFEST, Wanted};
 use crate::net::call::{Answer, Answered, Granted, Question, ask};
 use crate::net::key::Gateway;
+use crate::net::session::Session;
 use crate::replica::report::Kind;
 use crate::transport::{Peer, Registration, Transport};
 
@@ -62,7 +63,7 @@ pub struct Means {
     /// This host.
     pub local: Local,
     /// The network.
-    pub session: zenoh::Session,
+    pub session: Session,
     /// What carries the bytes.
     pub transport: Arc<dyn Transport>,
     /// How long an answer is waited for.
@@ -144,7 +145,7 @@ impl Leased {
     }
 
     /// Fetches what the answer did not hold of the manifest.
-    fn manifest(&self, session: &zenoh::Session, patience: Duration) -> Result<Manifest, String> {
+    fn manifest(&self, session: &Session, patience: Duration) -> Result<Manifest, String> {
         let first = self.granted.manifest.min(MANIFEST_PIECE);
         let mut bytes = self.attached.get(..first).unwrap_or_default().to_vec();
         while bytes.len() < self.granted.manifest {

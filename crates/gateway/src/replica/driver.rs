@@ -24,6 +24,7 @@ use crate::message::{Again, Ask, Confirm, Has, LeaseId, Release};
 use crate::net::call::{Answer, Answered, Asked, Heard, Question, ask};
 use crate::net::key::Gateway;
 use crate::net::live::Live;
+use crate::net::session::Session;
 use crate::replica::create::{Created, Leased, Made, Means, begin};
 use crate::replica::report::{Failure, Kind, Report, Steps};
 use crate::replica::sources::{Next, Order, Sources, puller};
@@ -53,7 +54,7 @@ pub struct Fetch<'a> {
     /// This host.
     pub local: &'a Local,
     /// The network.
-    pub session: &'a zenoh::Session,
+    pub session: &'a Session,
     /// The gateways that are there.
     pub live: Arc<Live>,
     /// What carries the bytes.

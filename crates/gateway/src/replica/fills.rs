@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use zenoh::Session;
-
 use crate::error::{Error, Result};
 use crate::message::{Fill, LeaseId};
 use crate::net::call::{Answer, Asked, Heard, Lent, Question, ask};
 use crate::net::key::Gateway;
+use crate::net::session::Session;
 use crate::step::pass;
 use crate::transport::choice::Way;
 use crate::transport::ring::{Source, Times};

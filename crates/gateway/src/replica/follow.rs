@@ -14,6 +14,7 @@ use crate::local::Local;
 use crate::message::{Home, Removed};
 use crate::net::call::{Answer, Question, ask};
 use crate::net::live::Live;
+use crate::net::session::Session;
 
 /// How long a home may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -25,7 +26,7 @@ const MOST_BYTES: usize = 600;
 /// # Errors
 ///
 /// What the broker gives.
-pub fn look(local: &Local, session: &zenoh::Session, live: &Live) -> Result<u64> {
+pub fn look(local: &Local, session: &Session, live: &Live) -> Result<u64> {
     let mut replicas: BTreeMap<String, BTreeMap<String, Vec<u64>>> = BTreeMap::new();
     for row in local.list()?.objects {
         if let (Some(home), "visible") = (row.home, row.state.as_str()) {

@@ -12,6 +12,7 @@ use crate::message::{Find, Has, Incarnation, Wanted};
 use crate::net::call::{Answer, Asked, Heard, Question, ask};
 use crate::net::key::Gateway;
 use crate::net::live::Live;
+use crate::net::session::Session;
 use crate::replica::search::{Offer, Search, Verdict};
 use gpu_ipc_gateway_plan::Pace;
 
@@ -64,7 +65,7 @@ pub enum Next {
 /// The sources of one pull.
 #[derive(Debug)]
 pub struct Sources {
-    session: zenoh::Session,
+    session: Session,
     live: Arc<Live>,
     order: Order,
     me: Gateway,
@@ -81,7 +82,7 @@ pub struct Sources {
 impl Sources {
     /// Has asked nobody yet.
     pub fn new(
-        (session, live): (&zenoh::Session, &Arc<Live>),
+        (session, live): (&Session, &Arc<Live>),
         order: &Order,
         me: Gateway,
         pace: Pace,
@@ -350,7 +351,7 @@ struct Rounds {
 impl Rounds {
     fn ask(
         &mut self,
-        session: &zenoh::Session,
+        session: &Session,
         gateway: &Gateway,
         question: Question,
         patience: Duration,
@@ -386,12 +387,7 @@ impl Rounds {
     }
 
     /// Asks some which gateways there are, once.
-    fn ask_who_is_there(
-        &mut self,
-        session: &zenoh::Session,
-        there: &[Gateway],
-        patience: Duration,
-    ) {
+    fn ask_who_is_there(&mut self, session: &Session, there: &[Gateway], patience: Duration) {
         if std::mem::replace(&mut self.asked, true) {
             return;
         }

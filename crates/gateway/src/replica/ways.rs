@@ -10,6 +10,7 @@ use gpu_ipc::Gpu;
 use crate::error::{Error, Result};
 use crate::net::call::{Granted, Lent};
 use crate::net::key::Gateway;
+use crate::net::session::Session;
 use crate::replica::fills::Fills;
 use crate::transport::choice::{Land, Way};
 use crate::transport::ring::{Landing, Ring, Times};
@@ -24,7 +25,7 @@ const PIECE: u64 = 64 << 20;
 
 /// What reads go by, and staging memory for them.
 pub struct Ways<'a> {
-    session: &'a zenoh::Session,
+    session: &'a Session,
     transport: Arc<dyn Transport>,
     gpu: &'a Gpu,
     /// How long an answer is waited for.
@@ -51,7 +52,7 @@ struct Target<'a> {
 impl<'a> Ways<'a> {
     /// Knows the means, and has no staging memory yet.
     pub fn new(
-        session: &'a zenoh::Session,
+        session: &'a Session,
         transport: Arc<dyn Transport>,
         gpu: &'a Gpu,
         answer: Duration,

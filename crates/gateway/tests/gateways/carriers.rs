@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use gateway::message::{Ask, Confirm, Incarnation, Release, Wanted};
 use gateway::net::call::{Answer, Granted, Question};
 use gateway::net::key::Gateway;
+use gateway::net::session::Session;
 use harness::program::{Running, run_to_end};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -23,7 +24,7 @@ fn serve(host: &Host, peer: &Host) -> Service {
     host.gateway(&host.address, &peer.address, &[INSECURE.into()])
 }
 
-fn lease(session: &zenoh::Session, gateway: &Gateway, number: u64) -> Granted {
+fn lease(session: &Session, gateway: &Gateway, number: u64) -> Granted {
     let ask = Question::Ask(Ask {
         asker: Incarnation([5; 16]),
         host: "reader".into(),

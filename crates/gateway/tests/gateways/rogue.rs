@@ -9,7 +9,7 @@ use gateway::message::{
 };
 use gateway::net::call::{Answer, Answered, Granted, Question, ask, read_question};
 use gateway::net::key::Gateway;
-use gateway::net::session::{Network, Trust};
+use gateway::net::session::{Network, Session, Trust};
 use gateway::transport::choice::Way;
 use gpu_ipc::broker::{Epoch, Selector};
 use harness::program::{Running, run_to_end};
@@ -19,7 +19,7 @@ use crate::host::{Host, WATCHDOG, contents, is_stopped, json, watch};
 
 const INSECURE: &str = "--insecure";
 
-pub fn session_to(host: &Host) -> zenoh::Session {
+pub fn session_to(host: &Host) -> Session {
     let network = Network {
         listen: None,
         peers: vec![host.address.parse().expect("an address")],
@@ -28,13 +28,13 @@ pub fn session_to(host: &Host) -> zenoh::Session {
     network.open().expect("a session")
 }
 
-fn answer(session: &zenoh::Session, gateway: &Gateway, question: &Question) -> Option<Answer> {
+fn answer(session: &Session, gateway: &Gateway, question: &Question) -> Option<Answer> {
     let asked = ask(session, gateway, question, WATCHDOG).expect("a question");
     asked.wait().map(|answered| answered.answer)
 }
 
 /// Asks until there is an answer: nobody answers before the connection stands.
-pub fn answered(session: &zenoh::Session, gateway: &Gateway, question: &Question) -> Answer {
+pub fn answered(session: &Session, gateway: &Gateway, question: &Question) -> Answer {
     let mut said = None;
     watch("an answer", || {
         said = answer(session, gateway, question);
@@ -130,7 +130,7 @@ pub fn a_lease_that_is_anothers_is_not_renewed_filled_confirmed_or_ended() {
 
 /// A gateway that says that it has `model`, and grants what it has of another name.
 struct Liar {
-    _session: zenoh::Session,
+    _session: Session,
 }
 
 impl Liar {

@@ -8,9 +8,10 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair,
 
 use crate::host::{Host, address, contents, watch};
 
-/// An authority, and the certificate that it gave to an address: the arguments of `--tls`.
-fn certificates(folder: &Path, name: &str, address: &str) -> Vec<String> {
-    let ip = address
+/// An authority, and the certificate that it gave to a host: the arguments of `--tls`.
+fn certificates(folder: &Path, name: &str, host: &Host) -> Vec<String> {
+    let ip = host
+        .address
         .trim_start_matches("tcp/")
         .split(':')
         .next()
@@ -20,8 +21,8 @@ fn certificates(folder: &Path, name: &str, address: &str) -> Vec<String> {
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().expect("a key"))
         .expect("an authority");
-    let mut own = CertificateParams::new(Vec::new()).expect("no names");
-    own.subject_alt_names = vec![SanType::IpAddress(ip)];
+    let mut own = CertificateParams::new(vec![host.name.clone()]).expect("a name");
+    own.subject_alt_names.push(SanType::IpAddress(ip));
     let key = KeyPair::generate().expect("a key");
     let own = own.signed_by(&key, &authority).expect("a certificate");
     let file = |kind: &str, text: String| {
@@ -43,8 +44,8 @@ pub fn a_certificate_of_another_authority_and_none_are_not_let_in() {
     let host = &hosts[0];
     host.put("model", &contents(4096, 1));
     let folder = tempfile::tempdir().expect("a folder");
-    let ours = certificates(folder.path(), "ours", &host.address);
-    let others = certificates(folder.path(), "others", &host.address);
+    let ours = certificates(folder.path(), "ours", host);
+    let others = certificates(folder.path(), "others", host);
     let _gateway = host.gateway(&host.address, &address(), &ours);
     host.hears_of("model");
     let seen_with = |trust: &[String]| {

@@ -4,6 +4,7 @@
 mod garbage;
 mod gateways;
 mod link;
+mod names;
 mod relay;
 mod replay;
 mod rogue;
@@ -68,6 +69,7 @@ pub const ALL: &[(&str, Case)] = &[
         "a rogue edits metadata beside rings",
         rogue::edits_metadata_beside_rings,
     ),
+    ("a certificate of another host", names::of_another),
     ("garbage on every port", garbage::on_every_port),
     ("an old confirmation is asked again", replay::confirmation),
     ("control: what nobody confirmed is committed", stop::control),
