@@ -1,5 +1,7 @@
 """Pools of a broker: held by one process, killed and adopted, sealed in stream order, read beside their holder."""
 
+import contextlib
+import ctypes
 import os
 import pathlib
 import random
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator, Mapping
 
 import numpy
@@ -376,6 +379,7 @@ closed.close()
 stream = gpu_ipc.Stream("host:0")
 pool.invalidate(1)
 pool.seal(1, bytes(16), stream)
+stream.synchronize()
 """
 
 
@@ -431,6 +435,102 @@ def test_a_hold_outlives_its_broker(broker: gpu_ipc.Broker, directory: pathlib.P
     pool.close()
     with gpu_ipc.connect_broker(directory, DEVICE) as other:
         assert adopted(other).previous == "closed"
+
+
+class Segments:
+    """PyTorch's part: it finds two functions by name, and knows the device and the stream."""
+
+    def __init__(self, stream: gpu_ipc.Stream) -> None:
+        from gpu_ipc import _gpu_ipc
+
+        library = ctypes.CDLL(str(_gpu_ipc.__file__))
+        self._alloc, self._free = library.gpu_ipc_torch_pool_alloc, library.gpu_ipc_torch_pool_free
+        self._alloc.restype, self._free.restype = ctypes.c_void_p, None
+        self._alloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        self._free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        self._stream = stream
+
+    def alloc(self, size: int, device: int = 0) -> int | None:
+        found = self._alloc(size, device, self._stream.handle)
+        assert found is None or isinstance(found, int)
+        return found
+
+    def free(self, start: int | None) -> None:
+        self._free(start, 0, 0, self._stream.handle)
+
+
+def test_segments_of_pytorch_lie_in_a_part_where_the_last_holder_had_them(
+    broker: gpu_ipc.Broker, stream: gpu_ipc.Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    from gpu_ipc._gpu_ipc import _take_segments
+
+    segments, size = Segments(stream), 1 << 16
+    pool = broker.create_pool("kv", {"kv": ("uint8", (size,)), "state": ("uint8", (5,))}, 8192)
+    with pytest.raises(gpu_ipc.Unsupported, match="kv is on a host device"):
+        pool.torch_pool("kv")
+    for part, text in ((None, "of a pool of 2 parts"), ("no", "no, which kv does not have")):
+        with pytest.raises(gpu_ipc.Invalid, match=text):
+            _take_segments(pool, part)
+    _take_segments(pool, "kv")
+    _take_segments(pool, "kv")
+    with pytest.raises(gpu_ipc.Invalid, match="one pool and part for each device"):
+        _take_segments(pool, "state")
+    other = create(broker, "other")
+    with pytest.raises(gpu_ipc.Invalid, match="one pool and part for each device"):
+        _take_segments(other, "kv")
+    other.close()
+
+    def allocated(pool: gpu_ipc.Pool) -> list[int]:
+        at = pool["kv"].data_ptr
+        found = [segments.alloc(size // 4) for _ in range(3)]
+        segments.free(found[1])
+        found += [segments.alloc(size // 8), segments.alloc(3 * size // 8), segments.alloc(size // 4)]
+        assert None not in found[:4] and found[4] is None and found[5] is not None
+        return [start - at for start in found if start is not None]
+
+    places = allocated(pool)
+    assert places == [0, size // 4, size // 2, size // 4, 3 * size // 4]
+    until(lambda: f"no gap of {3 * size // 8} bytes in kv of kv" in caplog.text, "the refusal is logged")
+    assert segments.alloc(0) is None and segments.alloc(-1) is None and segments.alloc(1, device=7) is None
+    segments.free(None)
+    base = pool["kv"].data_ptr
+    ctypes.memset(base + places[2], 77, size // 4)
+    # The segments keep the hold, and so their addresses.
+    with pytest.raises(gpu_ipc.Invalid, match="kept by 4 arrays, parts or tensors"):
+        pool.close()
+    for place in {*places}:
+        segments.free(base + place)
+    pool.close()
+    assert segments.alloc(1) is None
+    until(lambda: "the pool of device 0 was closed" in caplog.text, "the refusal is logged")
+
+    pool = broker.adopt("kv")
+    _take_segments(pool, "kv")
+    assert allocated(pool) == places
+    assert ctypes.string_at(pool["kv"].data_ptr + places[2], size // 4) == bytes([77]) * (size // 4)
+
+
+def test_a_pool_of_pytorchs_is_made_of_functions_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this library tells PyTorch, without PyTorch."""
+    from gpu_ipc import _torch
+
+    made: list[tuple[str, str, str]] = []
+
+    class Allocator:
+        def __init__(self, path: str, alloc: str, free: str) -> None:
+            made.append((path, alloc, free))
+
+        def allocator(self) -> "Allocator":
+            return self
+
+    memory, device = types.SimpleNamespace(CUDAPluggableAllocator=Allocator), contextlib.nullcontext
+    cuda = types.SimpleNamespace(memory=memory, device=device, MemPool=lambda allocator: ["a pool", allocator])
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(_torch, "_allocators", {})
+    pools = [_torch.pool(0, f"gpu_ipc_torch{of}_alloc", f"gpu_ipc_torch{of}_free") for of in ("", "_pool", "_pool")]
+    assert len(made) == 2 and pools[1] is not pools[2] and pools[1][1] is pools[2][1] is not pools[0][1]
+    for path, *names in made:
+        assert all(hasattr(ctypes.CDLL(path), name) for name in names)
 
 
 def test_tensors_of_a_pool_are_its_memory(broker: gpu_ipc.Broker) -> None:

@@ -1,20 +1,21 @@
-"""What needs PyTorch: its pool over this library's two functions. Imported when it is asked for."""
+"""What needs PyTorch: its pools over this library's functions. Imported when it is asked for."""
 
 from typing import Any
 
 from gpu_ipc import _gpu_ipc
 
-# PyTorch's pools borrow their allocators.
-_allocators: list[Any] = []
+# By the names of both functions. PyTorch's pools borrow their allocators.
+_allocators: dict[tuple[str, str], Any] = {}
 
 
-def pool(device: int) -> Any:
-    """Make a `torch.cuda.MemPool` that takes its segments from the session of a device."""
+def pool(device: int, *functions: str) -> Any:
+    """Make a `torch.cuda.MemPool` that takes its segments from two functions of this library, and frees them so."""
     import torch
 
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(
-        str(_gpu_ipc.__file__), "gpu_ipc_torch_alloc", "gpu_ipc_torch_free"
-    )
-    _allocators.append(allocator)
+    alloc, free = functions
+    allocator = _allocators.get((alloc, free))
+    if allocator is None:
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(str(_gpu_ipc.__file__), alloc, free)
+        _allocators[alloc, free] = allocator
     with torch.cuda.device(device):
         return torch.cuda.MemPool(allocator.allocator())

@@ -11,6 +11,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use super::mapping::{Parts, parts_methods};
 use super::part::{Addresses, Part, place_of};
+use super::torch_pool;
 use crate::data::number::Whole;
 use crate::data::sealed::{self, Sealed};
 use crate::data::stream;
@@ -30,6 +31,8 @@ use crate::interpreter::waiting::aside;
 #[pyclass(frozen, weakref, mapping, module = "gpu_ipc")]
 pub(crate) struct Pool {
     hold: Mutex<Option<Arc<Hold>>>,
+    /// PyTorch's own object, the same for every call.
+    torch: Mutex<Option<Py<PyAny>>>,
     gpu: Gpu,
 }
 
@@ -37,6 +40,7 @@ impl Pool {
     pub fn new(hold: Hold, gpu: &Gpu) -> Pool {
         Pool {
             hold: Mutex::new(Some(Arc::new(hold))),
+            torch: Mutex::new(None),
             gpu: gpu.clone(),
         }
     }
@@ -46,6 +50,16 @@ impl Pool {
         let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
         hold.clone()
             .ok_or_else(|| invalid("a pool", "closed", "held: adopt it again"))
+    }
+
+    fn take_torch(&self) -> Option<Py<PyAny>> {
+        let mut torch = self.torch.lock().unwrap_or_else(PoisonError::into_inner);
+        torch.take()
+    }
+
+    #[cfg(feature = "faults")]
+    pub fn use_part(&self, part: Option<&str>) -> PyResult<()> {
+        torch_pool::use_part(&self.gpu, &self.hold()?, part)
     }
 }
 
@@ -113,6 +127,38 @@ impl Pool {
         slf.py()
             .import("gpu_ipc._objects")?
             .call_method1("tensors", (slf,))
+    }
+
+    /// A ``torch.cuda.MemPool`` whose segments lie in a part of this pool, the same at every call::
+    ///
+    ///     with torch.cuda.use_mem_pool(pool.torch_pool()):
+    ///         kv = torch.empty(shape, dtype=torch.bfloat16, device="cuda:0")
+    ///
+    /// A segment lies in the lowest gap. So a process that adopts the pool, and allocates what the
+    /// holder before it allocated in the same order, has that one's bytes in its tensors. A process
+    /// has one such pool and part for each device, until the pool is closed.
+    ///
+    /// Args:
+    ///     part: the name of the part; None is the only one.
+    ///
+    /// Raises:
+    ///     Unsupported: the pool is not on a CUDA device.
+    ///     Invalid: there is no such part, or another pool or part has the device.
+    #[pyo3(signature = (part=None))]
+    fn torch_pool<'py>(&self, py: Python<'py>, part: Option<&str>) -> PyResult<Bound<'py, PyAny>> {
+        let hold = self.hold()?;
+        torch_pool::check(&self.gpu, &hold)?;
+        torch_pool::use_part(&self.gpu, &hold, part)?;
+        let known = || self.torch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(made) = &*known() {
+            return Ok(made.bind(py).clone());
+        }
+        let made = torch_pool::make(py, &self.gpu)?;
+        // Another thread may have been faster; nothing of the one made here was allocated yet.
+        let first = known()
+            .get_or_insert_with(|| made.clone().unbind())
+            .clone_ref(py);
+        Ok(first.into_bound(py))
     }
 
     /// Name a stream whose work touches the pool: the end of the hold waits for that. The stream of
@@ -184,7 +230,8 @@ impl Pool {
     ///     stream: one more stream whose work touches the pool.
     ///
     /// Raises:
-    ///     Invalid: parts, arrays or tensors of the pool are still alive: drop them first. Nothing changed.
+    ///     Invalid: parts, arrays or tensors of the pool are still alive: drop them first, and what
+    ///         ``torch_pool`` returned. Nothing changed.
     ///     Timeout: the broker is away; it is told when it is back.
     #[pyo3(signature = (stream=None))]
     fn close(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
@@ -192,6 +239,8 @@ impl Pool {
         let stream = stream
             .map(|stream| stream::given(&self.gpu, stream))
             .transpose()?;
+        // Its end gives back the segments that PyTorch keeps for later.
+        drop(self.take_torch());
         let hold = {
             let mut held = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
             match held.take().map(Arc::try_unwrap) {
@@ -223,6 +272,7 @@ impl Pool {
         if raised.get_item(0).is_ok_and(|kind| kind.is_none()) {
             return self.close(py, None);
         }
+        drop(self.take_torch());
         let hold = self
             .hold
             .lock()

@@ -52,9 +52,10 @@ pub(crate) fn open<'py>(py: Python<'py>, session: &Arc<Shared>) -> PyResult<Boun
     if let Some(pool) = known(&pools()) {
         return pool.map(|made| made.into_bound(py));
     }
-    let made = py
-        .import("gpu_ipc._torch")?
-        .call_method1("pool", (device,))?;
+    let made = py.import("gpu_ipc._torch")?.call_method1(
+        "pool",
+        (device, "gpu_ipc_torch_alloc", "gpu_ipc_torch_free"),
+    )?;
     let mut pools = pools();
     if let Some(pool) = known(&pools) {
         // Another thread was faster. Nothing of the one made here was allocated yet.
