@@ -8,11 +8,8 @@ be that of the epoch that is mapped, computed from a copy of it.
 
 import argparse
 import contextlib
-import pathlib
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 
 import running
@@ -22,7 +19,6 @@ import gpu_ipc
 
 options: argparse.Namespace
 
-PATIENCE = 60.0
 EPOCHS = 5
 WIDTH = 1024
 
@@ -50,19 +46,9 @@ def weights_of(seed: int) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def broker_of_its_own() -> Iterator[gpu_ipc.Broker]:
-    with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen([options.program, "broker", "--dir", folder, "--device", options.device])
-        try:
-            end = time.monotonic() + PATIENCE
-            while not pathlib.Path(folder, "broker").exists():
-                assert process.poll() is None, "the broker ended"
-                assert time.monotonic() < end, "the broker does not listen"
-                time.sleep(0.01)
-            with gpu_ipc.connect_broker(folder, options.device) as broker:
-                yield broker
-        finally:
-            process.kill()
-            process.wait()
+    with tempfile.TemporaryDirectory() as folder, running.broker(options.program, folder, options.device):
+        with gpu_ipc.connect_broker(folder, options.device) as broker:
+            yield broker
 
 
 def under_an_advance(make: Callable[[Layers, torch.Tensor], Callable[[], torch.Tensor]]) -> None:

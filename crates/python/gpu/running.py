@@ -1,12 +1,34 @@
 """Chooses checks by their names, runs them, and says how each ended; the last line counts."""
 
 import argparse
+import contextlib
+import pathlib
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 Check = Callable[[], object]
+
+# What takes longer hangs.
+PATIENCE = 60.0
+
+
+@contextlib.contextmanager
+def broker(program: str, folder: str, device: str) -> Iterator[None]:
+    """Have a broker serve a folder."""
+    process = subprocess.Popen([program, "broker", "--dir", folder, "--device", device])
+    try:
+        end = time.monotonic() + PATIENCE
+        while not pathlib.Path(folder, "broker").exists():
+            assert process.poll() is None, "the broker ended"
+            assert time.monotonic() < end, "the broker does not listen"
+            time.sleep(0.01)
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def choose(

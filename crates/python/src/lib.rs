@@ -11,7 +11,7 @@
 //! | `producer` | `adopted`, `shared`, `block`, `sharing`, `loan`, `torch_pool`, `session` | sessions, from any array to a grant |
 //! | `consumer` | `received`, `participant` | participants, from a grant to any array |
 //! | `objects` | `part`, `mapping`, `scratch`, `writer`, `object`, `torch_pool`, `pool`, `pool_reader`, `broker` | objects of a broker, and the arrays in them |
-//! | `testing` | `memory`, `panic`, `segments`, `server`, `stall`, `timing` | for comparison and tests: somebody else's memory, failures, a broker, the same calls without Python |
+//! | `testing` | `memory`, `panic`, `seals`, `segments`, `server`, `stall`, `timing` | for comparison and tests: somebody else's memory, failures, a broker, the same calls without Python |
 //!
 //! Three rules hold everywhere:
 //!
@@ -95,6 +95,9 @@ mod _gpu_ipc {
     #[cfg(feature = "faults")]
     #[pymodule_export]
     use crate::testing::panic::panic_on_sessions_thread;
+    #[cfg(feature = "faults")]
+    #[pymodule_export]
+    use crate::testing::seals::time_seals;
     #[cfg(feature = "faults")]
     #[pymodule_export]
     use crate::testing::segments::take_segments;

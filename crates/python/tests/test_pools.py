@@ -510,6 +510,15 @@ def test_segments_of_pytorch_lie_in_a_part_where_the_last_holder_had_them(
     assert ctypes.string_at(pool["kv"].data_ptr + places[2], size // 4) == bytes([77]) * (size // 4)
 
 
+def test_seals_are_timed_beside_raw_words(broker: gpu_ipc.Broker, stream: gpu_ipc.Stream) -> None:
+    from gpu_ipc._gpu_ipc import _time_seals
+
+    pool = create(broker)
+    seals, raw = _time_seals(pool, stream, BLOCKS, 5)
+    assert len(seals) == len(raw) == 5 and min(seals + raw) > 0
+    assert [(of.block, of.generation) for of in pool.sealed()] == [(block, 5) for block in range(BLOCKS)]
+
+
 def test_a_pool_of_pytorchs_is_made_of_functions_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this library tells PyTorch, without PyTorch."""
     from gpu_ipc import _torch

@@ -45,7 +45,7 @@ impl Pool {
         }
     }
 
-    fn hold(&self) -> PyResult<Arc<Hold>> {
+    pub fn hold(&self) -> PyResult<Arc<Hold>> {
         self.gpu.check_fork().or_raise()?;
         let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
         hold.clone()

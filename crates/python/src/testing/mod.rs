@@ -5,6 +5,7 @@
 
 pub(crate) mod memory;
 pub(crate) mod panic;
+pub(crate) mod seals;
 pub(crate) mod segments;
 pub(crate) mod server;
 pub(crate) mod stall;
