@@ -10,7 +10,7 @@
 //! | `arrays` | `abi`, `view`, `dlpack`, `export`, `exchange`, `interface`, `buffer`, `read`, `class` | the four protocols that arrays speak, in and out |
 //! | `producer` | `adopted`, `shared`, `block`, `sharing`, `loan`, `torch_pool`, `session` | sessions, from any array to a grant |
 //! | `consumer` | `received`, `participant` | participants, from a grant to any array |
-//! | `objects` | `part`, `mapping`, `scratch`, `writer`, `object`, `torch_pool`, `pool`, `pool_reader`, `broker` | objects of a broker, and the arrays in them |
+//! | `objects` | `specs`, `part`, `mapping`, `scratch`, `writer`, `object`, `torch_pool`, `pool`, `pool_reader`, `broker` | objects of a broker, and the arrays in them |
 //! | `testing` | `memory`, `panic`, `seals`, `segments`, `server`, `stall`, `timing` | for comparison and tests: somebody else's memory, failures, a broker, the same calls without Python |
 //!
 //! Three rules hold everywhere:

@@ -9,5 +9,6 @@ pub(crate) mod part;
 pub(crate) mod pool;
 pub(crate) mod pool_reader;
 pub(crate) mod scratch;
+pub(crate) mod specs;
 pub(crate) mod torch_pool;
 pub(crate) mod writer;
