@@ -23,12 +23,6 @@ use crate::sys::Symbols;
 use crate::version::Version;
 use crate::{call, error, library, pointer, start};
 
-/// The quarantine where the kernel does not show when a dead process' queues are gone. Kernels from
-/// 6.0 to 6.18 remove queues on a work queue some time after the process' end, within no bound
-/// (amdkfd; guessed from the dates of both patches): long beside any delay of a work queue that is
-/// not stuck.
-const UNSEEN: Duration = Duration::from_secs(5);
-
 /// What a runtime says of itself, which needs no device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -322,7 +316,7 @@ impl Vendor for Hip {
         if is_shown {
             gpu_api::QUARANTINE
         } else {
-            UNSEEN
+            BackendKind::Hip.quarantine_unseen()
         }
     }
 

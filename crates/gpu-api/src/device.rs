@@ -1,6 +1,7 @@
 //! Names a vendor, a device and what the device can do.
 
 use std::fmt;
+use std::time::Duration;
 
 /// Names the vendor whose driver a backend speaks to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -33,6 +34,7 @@ impl BackendKind {
                 in_host_memory: true,
                 may_share_context: false,
                 needs_proof: false,
+                unseen_ms: 100,
                 arrays: Arrays {
                     dlpack_device: 1,
                     default_stream: None,
@@ -53,6 +55,7 @@ impl BackendKind {
                 in_host_memory: false,
                 may_share_context: true,
                 needs_proof: false,
+                unseen_ms: 100,
                 arrays: Arrays {
                     dlpack_device: 2,
                     default_stream: Some(1),
@@ -73,6 +76,7 @@ impl BackendKind {
                 in_host_memory: false,
                 may_share_context: false,
                 needs_proof: true,
+                unseen_ms: 5_000,
                 arrays: Arrays {
                     dlpack_device: 10,
                     default_stream: Some(0),
@@ -143,6 +147,11 @@ impl BackendKind {
         self.facts().needs_proof
     }
 
+    /// Returns for how long GPU work of a dead process may go on where the driver shows no sign of it.
+    pub const fn quarantine_unseen(self) -> Duration {
+        Duration::from_millis(self.facts().unseen_ms)
+    }
+
     /// Returns what array libraries know the devices as.
     pub const fn arrays(self) -> &'static Arrays {
         &self.facts().arrays
@@ -161,6 +170,10 @@ struct Facts {
     in_host_memory: bool,
     may_share_context: bool,
     needs_proof: bool,
+    /// Where AMD's kernel does not show when a dead process' queues are gone: versions from 6.0 to 6.18
+    /// remove them on a work queue some time after the process' end, within no bound (amdkfd; guessed
+    /// from the dates of both patches). Long beside any delay of a work queue that is not stuck.
+    unseen_ms: u64,
     arrays: Arrays,
 }
 

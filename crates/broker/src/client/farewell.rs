@@ -1,5 +1,7 @@
 //! What is told when a hold of a pool ends.
 
+use std::io::PipeWriter;
+
 use super::journal::Journal;
 use crate::object::identity::Identity;
 use crate::wire::ToBroker;
@@ -11,6 +13,8 @@ pub(super) struct Farewell {
     pub journal: Option<Journal>,
     pub token: Identity,
     pub name: String,
+    /// Forked children have it too: it hangs up with the last of them.
+    pub _line: PipeWriter,
 }
 
 impl Farewell {

@@ -49,17 +49,13 @@ impl Journal {
 
     /// Queues the seals behind the work on a stream, in batches.
     pub(super) fn seal(&self, blocks: &[(u32, Key)], stream: &Stream) -> Result<()> {
+        let Some(words) = self.registered else {
+            stream.synchronize()?;
+            return self.seal_here(blocks);
+        };
         let entries = self.file.entries();
         let mut table = self.table.acquire();
         table.check(blocks)?;
-        let Some(words) = self.registered else {
-            stream.synchronize()?;
-            for &(block, key) in blocks {
-                let value = table.key(entries, block, key);
-                entries[block as usize].seal_here(value);
-            }
-            return Ok(());
-        };
         for batch in blocks.chunks(MAX_BATCH) {
             let seal = |&(block, key): &(u32, Key)| StreamOp::Write {
                 word: words.word(seal_word(block)),
@@ -70,6 +66,18 @@ impl Journal {
             // registration that outlives the operation: the pool keeps the stream among those that
             // it waits for before this journal goes.
             unsafe { self.gpu.backend().stream_batch(stream.raw(), &ops) }?;
+        }
+        Ok(())
+    }
+
+    /// Stores the seals by the CPU, for fillings that have ended.
+    pub(super) fn seal_here(&self, blocks: &[(u32, Key)]) -> Result<()> {
+        let entries = self.file.entries();
+        let mut table = self.table.acquire();
+        table.check(blocks)?;
+        for &(block, key) in blocks {
+            let value = table.key(entries, block, key);
+            entries[block as usize].seal_here(value);
         }
         Ok(())
     }

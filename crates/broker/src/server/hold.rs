@@ -6,6 +6,9 @@
 //!                              └─────────────┴─────────┴── proof of death
 //! ```
 //!
+//! `Free` by a death is not free at once: the pool may be held when the quarantine is over, in which
+//! the last GPU work of a dead process ends.
+//!
 //! In `First`, `Taking` and `Closing` the keeper is given a [record](crate::server::record). A broker that
 //! dies must not let a successor give a pool to a second holder while the first one lives: so a hold
 //! begins when the keeper has its record, and a pool without one is given to no process.

@@ -1,7 +1,8 @@
 //! The record of a hold: what a broker leaves to its successor of who may write to a pool.
 //!
 //! The keeper has it as it has an object: `mSEQ` is the record, `rSEQ.i` are the pidfds of the
-//! holder and of its descendants. A broker that knows no pools takes it for a manifest of another
+//! holder and of its descendants, and the end of a pipe that hangs up with the holder's last forked
+//! child: those that it forks later have no pidfd there. A broker that knows no pools takes it for a manifest of another
 //! version, and leaves it there.
 //!
 //! | at | bytes | field of a record |
@@ -10,7 +11,7 @@
 //! | 8 | 4 | crc32c of all that follows |
 //! | 12 | 1 | the hold: 0 there was none, 1 it was begun, 2 it was closed in order |
 //! | 13 | 1 | how the hold before it ended: 0 there was none, 1 in order, 2 by a death |
-//! | 14 | 2 | pidfds, at most 16 |
+//! | 14 | 2 | pidfds and pipe, at most 16 together |
 //! | 16 | 16 | identity of the pool |
 //! | 32 | 8 | generation |
 //! | 40 | 16 | the holder's token |
@@ -23,7 +24,8 @@ use crate::pool::Previous;
 
 /// The bytes of a record.
 pub const RECORD_BYTES: u64 = 56;
-/// The most processes of a holder: itself, and descendants that keep the device's files.
+/// The most descriptors of a hold: the holder's pidfd, those of descendants that keep the device's
+/// files, and the pipe's.
 pub const MOST_PROCESSES: usize = MOST_REGIONS;
 
 const MAGIC: [u8; 8] = *b"GIPCobjH";
@@ -52,7 +54,8 @@ pub struct Record {
     pub previous: Previous,
     /// What the holder shows to end it.
     pub token: Identity,
-    /// Processes whose pidfds are with it.
+    /// Descriptors that are with it; each becomes readable, or hangs up, when what it stands for has
+    /// ended.
     pub processes: usize,
 }
 
@@ -123,7 +126,7 @@ pub struct Kept<F> {
     pub record: Record,
     /// The file.
     pub file: F,
-    /// The pidfds of the holder's processes.
+    /// What tells of the ends of the holder's processes.
     pub processes: Vec<F>,
 }
 

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use gpu_api::Result;
+use gpu_api::{Error, Result};
+use rustix::fs::{FileType, fstat};
 use rustix::process::{Resource, getrlimit};
 use transport::os::closer::Foreign;
 use transport::os::socket::{self, Listener, has_hung_up};
 use transport::os::waker::Waker;
-use transport::server::{Allowed, Door, Proof, Server, Watch, failed};
+use transport::server::{Allowed, Door, Proof, Refused, Seat, Server, Watch, failed};
 use transport::shared::sealed_file;
 use transport::trace_point;
 use transport::wire::table;
@@ -595,9 +596,9 @@ impl Service {
                     command: peer.command.clone(),
                     name: peer.name.clone(),
                 };
-                let processes = peer.seat.processes().map_err(|error| failed(&error));
-                let processes = processes.map(|all| all.into_iter().map(Arc::new).collect());
-                catalogue.adopt(asker, request, (&name, token), processes, who)
+                let processes = tells_of_death(&peer.seat, &fds);
+                let now = Instant::now();
+                catalogue.adopt(asker, request, (&name, token), processes, who, now)
             }
             ToBroker::Release {
                 request,
@@ -846,6 +847,22 @@ impl Service {
             self.door.forget(participant, &peer.seat);
         }
     }
+}
+
+/// Returns what tells of a holder's death: pidfds, and the end of a pipe that came with its question.
+fn tells_of_death(seat: &Seat, fds: &[Foreign]) -> Result<Vec<File>, Refused> {
+    let is_pipe = |fd: &&Foreign| {
+        fstat(fd.as_fd()).is_ok_and(|is| FileType::from_raw_mode(is.st_mode) == FileType::Fifo)
+    };
+    let Some(line) = fds.first().filter(is_pipe) else {
+        let why = "the descriptor of an adoption is not a pipe's".into();
+        return Err((RefusalCode::Protocol, why));
+    };
+    let line = line.as_fd().try_clone_to_owned();
+    let line = line.map_err(|e| failed(&Error::without_descriptors("dup of a pipe", e)))?;
+    let mut all = seat.processes().map_err(|error| failed(&error))?;
+    all.push(line);
+    Ok(all.into_iter().map(Arc::new).collect())
 }
 
 fn expires_at(limits: &Limits) -> Option<Instant> {

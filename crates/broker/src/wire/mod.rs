@@ -29,7 +29,7 @@
 //! | 9 | `Remove` | epoch u64, 0 for the whole name, 2^64 - 1 for what is not committed; name text | |
 //! | 10 | `List` | | |
 //! | 11 | `Sum` (from version 3 on, as are 12 to 14 and 140) | | |
-//! | 12 | `Adopt` | token 16, name text | |
+//! | 12 | `Adopt` | token 16, name text | the end of a pipe, whose other end the holder keeps |
 //! | 13 | `Release` | token 16, name text | |
 //! | 14 | `ReadPool` | name text | |
 //! | 129 | `Welcome` | lineage of the epochs 16 (of no meaning before version 2), participant u64, pid u32, slots u32 | broker's pidfd, counter file |

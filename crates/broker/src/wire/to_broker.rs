@@ -177,8 +177,9 @@ messages! {
         /// Asks for the sums of a listing, with the objects of so many names alone that the answer
         /// costs the same however many there are; from version 3 on.
         11 Sum(request) {}
-        /// Make this participant the holder of a pool.
-        12 Adopt(request) {
+        /// Make this participant the holder of a pool. The end of a pipe comes with it, whose other end
+        /// the holder keeps: it hangs up when no forked child of it is left.
+        12 Adopt(request) [1] {
             /// Drawn by the asker: what it shows to end the hold.
             token: Identity,
             /// Which pool.

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use broker::pool::{Key, bytes_for};
 use broker::{Client, Layout, ObjectError, PartSpec, Pool};
+use gpu_api::Error;
 use ipc_rc::Stream;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,8 @@ pub enum Told {
     /// Fills half of a block, and queues the rest and the seal behind what never ends.
     Half(u32, u8),
     Close,
+    /// Forks a child that lives on; says its pid.
+    Fork,
 }
 
 thread_local! {
@@ -58,6 +61,20 @@ pub fn carry_out(client: &Client, told: Told) -> broker::Result<Option<u64>> {
             pool.fill("kv", at + BLOCK / 2, BLOCK / 2, byte, &stream)?;
             pool.seal(block, key(byte), &stream)?;
             Ok(None)
+        }
+        Told::Fork => {
+            // SAFETY: `fork` asks for a child that does only what is safe in a signal handler: it
+            // sleeps.
+            let child = unsafe {
+                harness::fork(|| {
+                    std::thread::sleep(std::time::Duration::from_secs(600));
+                    0
+                })
+            };
+            let child = child.map_err(|e| Error::system("fork", "raise RLIMIT_NPROC", e))?;
+            let pid = child.pid();
+            child.leave();
+            Ok(Some(u64::from(pid)))
         }
         Told::Close => {
             let (pool, stream) = held.take().expect("taken first");

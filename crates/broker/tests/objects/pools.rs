@@ -1,13 +1,14 @@
 //! Pools: one holder at a time, its death at every step, and what the next one finds.
 
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use broker::pool::{Key, Previous, Sealed, bytes_for};
 use broker::wire::ToBroker;
 use broker::{Client, Epoch, Identity, Layout, Limits, ObjectError, PartSpec, Pool};
+use gpu_api::BackendKind;
 use ipc_rc::Stream;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use transport::os::process::own_pidfd;
 
 use crate::agent::{Agent, Command, Dir, Said, client, layout, put, seed_of, serving, started};
@@ -17,6 +18,18 @@ use crate::step::tombstone;
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
+    (
+        "pools::a_child_forked_later_keeps_the_hold_past_a_broker",
+        a_child_forked_later_keeps_the_hold_past_a_broker,
+    ),
+    (
+        "pools::a_dead_holders_pool_waits_for_its_last_gpu_work",
+        a_dead_holders_pool_waits_for_its_last_gpu_work,
+    ),
+    (
+        "pools::a_descriptor_that_is_no_pipe_begins_no_hold",
+        a_descriptor_that_is_no_pipe_begins_no_hold,
+    ),
     (
         "pools::a_successor_finds_what_was_sealed_and_nothing_else",
         a_successor_finds_what_was_sealed_and_nothing_else,
@@ -345,6 +358,66 @@ fn a_hold_outlives_keeper_then_broker() {
     assert_eq!((sealed(&pool), pool.generation()), (vec![1], 2));
 }
 
+fn a_dead_holders_pool_waits_for_its_last_gpu_work() {
+    let quarantine = BackendKind::Host.quarantine_unseen();
+    for loses_broker in [false, true] {
+        let (dir, _keeper, client) = serving();
+        let mut holder = taker(&dir);
+        if loses_broker {
+            kill_broker(&dir, &client);
+        }
+        let start = Instant::now();
+        holder.kill();
+        let mut said = Vec::new();
+        until("the pool can be adopted", || {
+            let adopted = client.adopt("kv", false);
+            said.extend(adopted.as_ref().err().map(ToString::to_string));
+            adopted.is_ok()
+        });
+        assert!(start.elapsed() >= quarantine, "{loses_broker}: {said:?}");
+    }
+}
+
+/// Its child has the device's memory mapped, and no pidfd in the keeper: it was forked later.
+fn a_child_forked_later_keeps_the_hold_past_a_broker() {
+    let (dir, _keeper, client) = serving();
+    let mut holder = taker(&dir);
+    let Said::Epoch(child) = holder.ask(&Command::Pool(Told::Fork)) else {
+        panic!("no child");
+    };
+    kill_broker(&dir, &client);
+    holder.kill();
+    // What has exited by now the broker knows before it answers the second question.
+    client.list().expect("it serves");
+    assert!(refusal(&client).contains("is held by"));
+    let child = Pid::from_raw(i32::try_from(child).expect("a pid")).expect("a pid");
+    kill_process(child, Signal::KILL).expect("it lives");
+    let pool = adopted(&client);
+    assert_eq!((pool.generation(), pool.previous()), (2, Previous::Died));
+}
+
+fn a_descriptor_that_is_no_pipe_begins_no_hold() {
+    let (dir, _keeper, client) = serving();
+    let pool = create(&client).expect("a pool");
+    pool.close(&[]).expect("a hold that ends");
+    let raw = Raw::connect(&dir);
+    let own = own_pidfd().expect("a pidfd");
+    raw.say(&hello(3, 3), &[own.as_fd()]);
+    raw.hear().expect("a welcome");
+    let adopt = |request, name: &str| ToBroker::Adopt {
+        request,
+        token: Identity([7; 16]),
+        name: name.into(),
+    };
+    raw.say(&adopt(1, "kv"), &[own.as_fd()]);
+    let (answer, _) = raw.hear().expect("an answer");
+    assert!(
+        format!("{answer:?}").contains("is not a pipe's"),
+        "{answer:?}"
+    );
+    assert_eq!(adopted(&client).generation(), 2);
+}
+
 fn a_broker_at_every_step() {
     for step in BROKER_STEPS {
         let dir = Dir::new();
@@ -592,7 +665,7 @@ fn a_free_pool_goes_when_its_time_is_over() {
 
 fn a_full_keeper_gives_no_hold() {
     let dir = Dir::new();
-    // A region, the journal, the manifest, the first record and one more: none is left for a pidfd.
+    // A region, the journal, the manifest, the first record and one more: none is left for what tells of a death.
     let _keeper = Agent::small_keeper(&dir, 5);
     until("the broker listens", || dir.join("broker").exists());
     let client = client(&dir);
@@ -609,7 +682,7 @@ fn a_full_keeper_gives_no_hold() {
 /// of it: a record on its way there must not be.
 fn room_comes_while_a_hold_begins() {
     let (dir, mut keeper, client) = serving();
-    for seed in 1..=2 {
+    for seed in 1..=3 {
         put(&client, &format!("model{seed}"), seed, &Default::default()).expect("a commit");
     }
     create(&client)
@@ -617,34 +690,35 @@ fn room_comes_while_a_hold_begins() {
         .close(&[])
         .expect("a hold that ends");
     keeper.kill();
-    // The record, the pool's three, the two of model2, and half of model1.
-    let _small = Agent::small_keeper(&dir, 7);
+    // The record, the pool's three, the two of model2 and of model3, and half of model1.
+    let _small = Agent::small_keeper(&dir, 9);
     until("the keeper is full", || {
         client.list().is_ok_and(|list| list.keeper == "full")
     });
     let raw = Raw::connect(&dir);
     raw.say(&hello(3, 3), &[own_pidfd().expect("a pidfd").as_fd()]);
     raw.hear().expect("a welcome");
-    raw.say(
-        &ToBroker::Remove {
-            request: 1,
+    for (request, name) in [(1, "model3"), (2, "model2")] {
+        let remove = ToBroker::Remove {
+            request,
             epoch: Epoch(0),
-            name: "model2".into(),
-        },
-        &[],
-    );
+            name: name.into(),
+        };
+        raw.say(&remove, &[]);
+    }
     let row = || {
         let list = client.list().expect("a listing");
         let row = list.objects.into_iter().find(|row| row.name == "kv");
         row.and_then(|row| row.pool).expect("a pool")
     };
+    let (end, _line) = std::io::pipe().expect("a pipe");
     until("the pool is held", || {
         let adopt = ToBroker::Adopt {
-            request: 2,
+            request: 3,
             token: Identity([7; 16]),
             name: "kv".into(),
         };
-        raw.say(&adopt, &[]);
+        raw.say(&adopt, &[end.as_fd()]);
         row().holder.is_some()
     });
     until("the keeper has everything", || {

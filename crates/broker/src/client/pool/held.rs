@@ -1,5 +1,6 @@
 //! A pool that this process holds.
 
+use std::io::pipe;
 use std::sync::{Arc, Mutex};
 
 use gpu_api::lock::Acquire;
@@ -124,6 +125,7 @@ impl Pool {
         link.check_fork()?;
         check_version(link)?;
         let token = Identity::random()?;
+        let (end, line) = pipe().map_err(|e| Error::without_descriptors("pipe", e))?;
         // Told to the broker on every way out but the last: a hold that came late is no one's.
         let mut farewell = Leaving {
             link,
@@ -131,6 +133,7 @@ impl Pool {
                 journal: None,
                 token,
                 name: name.into(),
+                _line: line,
             }),
         };
         let question = |request| ToBroker::Adopt {
@@ -138,7 +141,7 @@ impl Pool {
             token,
             name: name.into(),
         };
-        let (answer, files) = link.ask(question, Vec::new())?;
+        let (answer, files) = link.ask(question, vec![end.into()])?;
         trace_point!("adopted");
         let gpu = link.gpu();
         let Opened {
@@ -283,6 +286,17 @@ impl Pool {
         // Before the seals: a call that fails may have queued some all the same.
         note(self.link.gpu(), &self.streams, stream)?;
         Ok(self.journal()?.seal(blocks, stream)?)
+    }
+
+    /// Seals a block by the CPU, while the work that fills it may be under way, as a holder could that
+    /// lies: what is listed is not whole then. For tests.
+    ///
+    /// # Errors
+    ///
+    /// As [`seal_all`](Pool::seal_all).
+    #[doc(hidden)]
+    pub fn seal_before_the_work_has_ended(&self, block: u32, key: Key) -> Result<()> {
+        Ok(self.journal()?.seal_here(&[(block, key)])?)
     }
 
     /// Lists the blocks that are whole at this moment, in the order of their numbers.

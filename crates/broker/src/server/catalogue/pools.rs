@@ -1,6 +1,6 @@
 //! Pools: the first record, the hold, its end.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Catalogue;
 use super::reading::why_not_admitted;
@@ -22,6 +22,7 @@ struct Found<F> {
     manifest: F,
     regions: Vec<F>,
     owner: u32,
+    quarantine: Duration,
 }
 
 impl<F: Clone> Catalogue<F> {
@@ -117,11 +118,14 @@ impl<F: Clone> Catalogue<F> {
             manifest: file.clone(),
             regions: object.map(Object::files).unwrap_or_default(),
             owner: manifest.owner,
+            quarantine: manifest.backend.quarantine_unseen(),
         })
     }
 
     /// Makes a participant the holder of a pool. No answer means: not yet. The asker repeats.
-    /// `processes` are its pidfd and those of its descendants.
+    /// `processes` tell of its death and of its children's.
+    ///
+    /// A pool whose holder died is free when its GPU work can have ended, too: after the quarantine.
     pub fn adopt(
         &mut self,
         asker: Asker,
@@ -129,6 +133,7 @@ impl<F: Clone> Catalogue<F> {
         (name, token): (&str, Identity),
         processes: Result<Vec<F>, Refused>,
         who: Process,
+        now: Instant,
     ) -> Vec<Action<F>> {
         let decline = |(refusal, why)| {
             let answer = Answer::Declined(refusal, why);
@@ -179,14 +184,25 @@ impl<F: Clone> Catalogue<F> {
                 );
                 return decline((RefusalCode::Held, why));
             }
-            Hold::Free { .. } => {}
+            Hold::Free { since } => {
+                let (ago, quarantine) = (now.saturating_duration_since(*since), found.quarantine);
+                if row.previous == Previous::Died && ago < quarantine {
+                    let why = format!(
+                        "the holder of {name} died {} ms ago, and its GPU work may go on for {}",
+                        ago.as_millis(),
+                        quarantine.as_millis()
+                    );
+                    return decline((RefusalCode::Held, why));
+                }
+            }
         }
         let processes = match processes {
             Ok(processes) if processes.len() <= MOST_PROCESSES => processes,
             Ok(processes) => {
                 let why = format!(
-                    "{} processes have the device's files open for this participant, and a pool's holder may have {MOST_PROCESSES}",
-                    processes.len()
+                    "{} processes have the device's files open for this participant, and a pool's holder may have {}",
+                    processes.len() - 1,
+                    MOST_PROCESSES - 1
                 );
                 return decline((RefusalCode::Limit, why));
             }
