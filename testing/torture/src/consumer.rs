@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::borrower::Leases;
 use super::control::Loans;
-use super::fork;
+use super::fork::{self, die};
 use super::message::{Inbox, Message, Outbox};
 use super::options::Control;
 use super::seat::Seat;
@@ -22,8 +22,6 @@ const MOST_HELD: usize = 16;
 const HOLD_MS: u64 = 30;
 /// How long after a death its writes come, at most: well within the quarantine.
 const LATEST_MS: u64 = 40;
-/// The exit status of a process that could not kill itself: what a shell gives for one that was.
-pub const KILLED: i32 = 128 + libc::SIGKILL;
 
 /// Counts the regions that this process maps of the host's devices. On a GPU mappings are the
 /// driver's to count.
@@ -264,12 +262,4 @@ impl<B: Borrower> Consumer<'_, B> {
         }
         Ok(())
     }
-}
-
-/// Ends this process as the kernel would, without another instruction of its own.
-fn die() -> ! {
-    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    // The first process of a pid namespace cannot kill itself.
-    // SAFETY: `_exit` has no conditions.
-    unsafe { libc::_exit(KILLED) }
 }

@@ -84,7 +84,8 @@ impl Arena {
             Control::BlindTimeout
             | Control::UnpinnedPiece
             | Control::BlindBroker
-            | Control::LossyUpgrade => since.elapsed() >= BLIND,
+            | Control::LossyUpgrade
+            | Control::EarlySeal => since.elapsed() >= BLIND,
         }
     }
 }

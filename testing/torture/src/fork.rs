@@ -1,7 +1,10 @@
-//! Children that are forked and live on for a while, as a framework's worker processes do.
+//! Children that are forked and live on for a while, as a framework's worker processes do, and the
+//! death of this process.
 
 use std::time::Duration;
 
+/// The exit status of a process that could not kill itself: what a shell gives for one that was.
+pub const KILLED: i32 = 128 + libc::SIGKILL;
 /// What a child writes into memory that its dead parent held.
 const SCRIBBLE: u8 = 0xa5;
 
@@ -19,6 +22,14 @@ pub fn child(lives: Duration, memory: &[(*mut u8, usize)]) -> Result<bool, Strin
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
         Err(error) => Err(format!("fork: {error}")),
     }
+}
+
+/// Ends this process as the kernel would, without another instruction of its own.
+pub fn die() -> ! {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    // The first process of a pid namespace cannot kill itself.
+    // SAFETY: `_exit` has no conditions.
+    unsafe { libc::_exit(KILLED) }
 }
 
 /// Writes and waits for a millisecond, for this many rounds, then ends.

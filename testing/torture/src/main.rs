@@ -10,7 +10,8 @@
 //!    between them; `audit`: which bytes a session takes and gives back; `fork`: children that live
 //!    on.
 //!
-//! `objects` is the same for a broker: writers, readers, brokers and keepers.
+//! `objects` is the same for a broker: writers and readers of objects, or holders and readers of
+//! pools, with brokers and keepers.
 //!
 //! Every block is filled with its generation. A holder compares all bytes before and after;
 //! returned bytes are overwritten at once where the CPU can reach them. docs/TESTING.md lists what
@@ -45,7 +46,7 @@ use objects::ObjectMemberOptions;
 
 use gpu_ipc_cli::choice::Vendor;
 use gpu_ipc_cli::{Outcome, child, device, output};
-use options::{Control, TortureOptions};
+use options::TortureOptions;
 use seat::{MemberOptions, Seat};
 
 /// Kills, stops and forks producers and consumers at random, and checks that nothing is lost or
@@ -63,6 +64,7 @@ Examples:
   gpu-ipc-torture --seed 7 --json                  one JSON object on standard output, for programs
   gpu-ipc-torture --seconds 10 --control counter   a method known to be wrong: exit status 1 means that it was found
   gpu-ipc-torture --broker                         writers and readers of objects, their broker and its keeper
+  gpu-ipc-torture --pools                          holders and readers of pools, their broker and its keeper
 
 The seed fixes the actions, not their timing: reproducing a finding may take several runs.
 docs/TESTING.md lists the actions and explains the fields of --json.
@@ -86,7 +88,7 @@ enum Process {
     /// A producer, a consumer or a visitor
     #[command(hide = true)]
     Member(MemberOptions),
-    /// A writer or a reader of objects
+    /// A process that works with a broker's objects or pools
     #[command(hide = true)]
     Object(ObjectMemberOptions),
     /// A broker's keeper
@@ -113,16 +115,24 @@ fn main() -> ExitCode {
 
 /// Runs a torture.
 fn run(options: &TortureOptions) -> Outcome {
-    let of_brokers = options.control.map(Control::is_of_brokers);
-    if of_brokers.is_some_and(|of_brokers| of_brokers != options.broker) {
-        let why = "--control blind-broker and lossy-upgrade go with --broker, and the other controls without it";
+    let asked = match (options.broker, options.pools) {
+        (true, _) => Some("--broker"),
+        (false, true) => Some("--pools"),
+        (false, false) => None,
+    };
+    if options
+        .control
+        .is_some_and(|control| control.goes_with() != asked)
+    {
+        let why = "--control blind-broker and lossy-upgrade go with --broker, early-seal with --pools, and the other \
+                   controls with neither";
         return output::fail(why, options.json, Outcome::Finding);
     }
     let gpu = match device::choose(options.backend) {
         Ok(gpu) => gpu,
         Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
-    if options.broker {
+    if asked.is_some() {
         return objects::run(options, &gpu);
     }
     let backend = Vendor(gpu.kind());

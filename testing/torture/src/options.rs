@@ -40,6 +40,9 @@ pub struct TortureOptions {
     /// Torment writers and readers of objects, their broker and its keeper, instead of sessions
     #[arg(long)]
     pub broker: bool,
+    /// Torment holders and readers of pools, their broker and its keeper, instead of sessions
+    #[arg(long, conflicts_with = "broker")]
+    pub pools: bool,
     /// Lend memory by a method known to be wrong instead of by the library; the run must find the
     /// defect
     #[arg(long, value_enum)]
@@ -64,12 +67,19 @@ pub enum Control {
     BlindBroker,
     /// With --broker: a keeper is replaced by ending it and its broker, and nothing is taken over.
     LossyUpgrade,
+    /// With --pools: the CPU writes the seal of a block at the call, and not the stream behind the
+    /// work that fills it.
+    EarlySeal,
 }
 
 impl Control {
-    /// Says whether it is about objects.
-    pub fn is_of_brokers(self) -> bool {
-        matches!(self, Control::BlindBroker | Control::LossyUpgrade)
+    /// Returns the option of the torture that it is for; `None` for the one among sessions.
+    pub fn goes_with(self) -> Option<&'static str> {
+        match self {
+            Control::BlindBroker | Control::LossyUpgrade => Some("--broker"),
+            Control::EarlySeal => Some("--pools"),
+            Control::Counter | Control::BlindTimeout | Control::UnpinnedPiece => None,
+        }
     }
 
     /// Says whether it lends by something else than the library.

@@ -80,9 +80,16 @@ impl Seat {
 
     /// Opens its device.
     pub fn gpu(&self) -> Result<Device, String> {
-        if !self.backend.in_host_memory() {
+        Device::open(self.backend, &self.device)
+    }
+}
+
+impl Device {
+    /// Opens the device with an identity.
+    pub fn open(backend: BackendKind, uuid: &str) -> Result<Device, String> {
+        if !backend.in_host_memory() {
             return Ok(Device {
-                gpu: device::find(self.backend, &self.device)?,
+                gpu: device::find(backend, uuid)?,
                 host: None,
             });
         }

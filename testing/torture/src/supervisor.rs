@@ -11,8 +11,8 @@ use rustix::process::{Signal, WaitOptions, WaitStatus, getpid, set_child_subreap
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use super::consumer::KILLED;
 use super::directory::Dir;
+use super::fork::KILLED;
 use super::options::{Control, PATIENCE, TortureOptions};
 use super::process::{Process, Role, can_be_contained, command, free_slot};
 use super::report::Report;

@@ -34,8 +34,16 @@ const OF_SESSIONS: [&str; 7] = [
     "out_of_memory",
     "hung",
 ];
-/// What no run among objects may find.
-const OF_OBJECTS: [&str; 6] = ["mixed", "lost", "backwards", "leaked", "hung", "crashes"];
+/// What no run among objects or pools may find.
+const OF_OBJECTS: [&str; 7] = [
+    "mixed",
+    "lost",
+    "backwards",
+    "doubled",
+    "leaked",
+    "hung",
+    "crashes",
+];
 /// The longest run that a test asks for, in seconds.
 const LONGEST: u64 = 240;
 
@@ -297,10 +305,55 @@ fn an_upgrade_that_takes_nothing_over_is_found_to_lose_objects() {
 }
 
 #[test]
+fn no_half_block_is_served_and_no_sealed_one_lost() {
+    // It proves nothing where nothing happens.
+    let happened = [
+        "adoptions",
+        "heirs",
+        "seals",
+        "compared",
+        "looks",
+        "torn",
+        "children",
+        "deaths",
+        "holder_kills",
+        "reader_kills",
+        "broker_kills",
+        "keeper_kills",
+        "upgrades",
+    ];
+    let (status, value, complaints) = torture_until(&happened, 15, &["--pools", "--seed", "5"]);
+    assert_eq!(status, Some(0), "{value} {complaints}");
+    for key in OF_OBJECTS {
+        assert_eq!(number(&value, key), 0.0, "{key}: {complaints}");
+    }
+    for key in happened {
+        assert!(number(&value, key) > 0.0, "{key}: {value}");
+    }
+}
+
+#[test]
+fn a_seal_at_the_call_is_found_to_show_half_blocks() {
+    let control = ["--pools", "--seed", "3", "--control", "early-seal"];
+    let (status, value, complaints) = torture_until(&["mixed"], 60, &control);
+    assert_eq!(status, Some(1), "{value} {complaints}");
+    assert!(number(&value, "mixed") > 0.0, "{value}");
+    for key in ["doubled", "backwards", "hung"] {
+        assert_eq!(number(&value, key), 0.0, "found something else: {value}");
+    }
+    assert_eq!(
+        (&value["control"], &value["ok"]),
+        (&true.into(), &false.into())
+    );
+}
+
+#[test]
 fn a_control_of_the_other_torture_is_refused() {
     for args in [
         &["--control", "blind-broker"][..],
         &["--broker", "--control", "counter"],
+        &["--broker", "--control", "early-seal"],
+        &["--pools", "--control", "blind-broker"],
     ] {
         let (status, value, _) = torture(args);
         let why = value["error"].as_str().expect("a reason");

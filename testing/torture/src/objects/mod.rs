@@ -1,9 +1,12 @@
-//! Torture of objects: writers, readers, their broker and its keeper, killed and stopped at random.
+//! Torture of objects and of pools: who writes and reads them, their broker and its keeper, killed
+//! and stopped at random.
 //!
 //! 1. `supervisor` starts them, torments them, and counts what they found (`report`).
 //! 2. `writer` puts object after object; some ask for the commit before they have written, which a
 //!    broker must not hear. `reader` opens, advances, sleeps and wakes, and compares every byte.
-//! 3. `seat`: which process one is; `contents`: what an object contains; `tally`: what they count
+//! 3. Of pools: `holder` adopts, compares, fills and seals; `onlooker` reads beside it; `ledger`
+//!    has what their blocks contain, and which of them are known to be whole.
+//! 4. `seat`: which process one is; `contents`: what an object contains; `tally`: what they count
 //!    in memory that outlives each of them; `journal`: what happened, line by line.
 //!
 //! An object's parts have contents that follow from its stamp, which travels beside them: a reader
@@ -11,7 +14,10 @@
 //! newer.
 
 mod contents;
+mod holder;
 mod journal;
+mod ledger;
+mod onlooker;
 mod reader;
 mod report;
 mod seat;
@@ -61,6 +67,8 @@ pub fn run_member(options: &ObjectMemberOptions) -> Outcome {
     let lived = Seat::take(options).and_then(|seat| match options.role {
         Role::Writer => writer::run(&seat),
         Role::Reader => reader::run(&seat),
+        Role::Holder => holder::run(&seat),
+        Role::Onlooker => onlooker::run(&seat),
     });
     match lived {
         Ok(()) => Outcome::Good,

@@ -23,6 +23,26 @@ pub struct Report {
     pub advances: u64,
     /// Sleeps that woke, compared byte by byte.
     pub wakes: u64,
+    /// Pools adopted.
+    pub adoptions: u64,
+    /// Of these, after a death.
+    pub heirs: u64,
+    /// Blocks that were sealed and waited for.
+    pub seals: u64,
+    /// Listed blocks that a holder compared byte by byte.
+    pub compared: u64,
+    /// Blocks that a reader of a pool compared byte by byte, whole all along.
+    pub looks: u64,
+    /// Blocks that were given up while a reader copied them.
+    pub torn: u64,
+    /// Children forked of holders.
+    pub children: u64,
+    /// Holders that killed themselves, with a child or work left.
+    pub deaths: u64,
+    /// Holders killed.
+    pub holder_kills: u64,
+    /// Pools that a process adopted while another one that lives held it.
+    pub doubled: u64,
     /// Writers killed.
     pub writer_kills: u64,
     /// Readers killed.
@@ -38,7 +58,7 @@ pub struct Report {
     pub silences: u64,
     /// Keepers without room for every object that were said to be full.
     pub fills: u64,
-    /// Processes of each kind stopped for a while: writers, readers, brokers, keepers.
+    /// Processes of each kind stopped for a while: writers or holders, readers, brokers, keepers.
     pub stops: [u64; 4],
     /// Objects with other contents than their stamp's: halves.
     pub mixed: u64,
@@ -59,6 +79,8 @@ pub struct Report {
     pub crashes: u64,
     /// What ran is known to be wrong, which must be found.
     pub control: bool,
+    /// It was about pools.
+    pub pools: bool,
 }
 
 impl Report {
@@ -71,7 +93,14 @@ impl Report {
     /// Says whether something was found that may never be.
     pub fn has_finding(&self) -> bool {
         let of_brokers = self.stale + self.piled;
-        self.mixed + self.lost + self.backwards + self.leaked + self.hung + of_brokers > 0
+        self.mixed
+            + self.lost
+            + self.backwards
+            + self.doubled
+            + self.leaked
+            + self.hung
+            + of_brokers
+            > 0
     }
 
     /// Lists what was done less often than its floor: a tenth or less of what a machine with two
@@ -81,7 +110,44 @@ impl Report {
             return Vec::new();
         }
         let seconds = self.seconds;
-        let floors = [
+        let floors = if self.pools {
+            self.floors_of_pools()
+        } else {
+            self.floors_of_objects()
+        };
+        let owners = [
+            ("brokers killed", self.broker_kills, seconds / 10),
+            ("keepers killed", self.keeper_kills, seconds / 20),
+            ("keepers replaced", self.upgrades, seconds / 30),
+            ("keepers found silent", self.silences, seconds / 60),
+            ("keepers found full", self.fills, seconds / 60),
+            ("writers or holders stopped", self.stops[0], seconds / 20),
+            ("readers killed", self.reader_kills, seconds / 10),
+            ("readers stopped", self.stops[1], seconds / 20),
+            ("brokers stopped", self.stops[2], seconds / 20),
+            ("keepers stopped", self.stops[3], seconds / 20),
+        ];
+        output::below(floors.into_iter().chain(owners))
+    }
+
+    fn floors_of_pools(&self) -> Vec<(&'static str, u64, u64)> {
+        let seconds = self.seconds;
+        vec![
+            ("pools adopted", self.adoptions, seconds / 2),
+            ("pools adopted after a death", self.heirs, seconds / 10),
+            ("blocks sealed", self.seals, 2 * seconds),
+            ("blocks compared by a holder", self.compared, 4 * seconds),
+            ("blocks compared by a reader", self.looks, 4 * seconds),
+            ("blocks given up under a reader", self.torn, seconds / 60),
+            ("holders killed", self.holder_kills, seconds / 10),
+            ("holders that left work", self.deaths, seconds / 20),
+            ("children of holders", self.children, seconds / 20),
+        ]
+    }
+
+    fn floors_of_objects(&self) -> Vec<(&'static str, u64, u64)> {
+        let seconds = self.seconds;
+        vec![
             ("commits", self.commits, seconds),
             ("commits that came too early", self.hasty, seconds / 4),
             ("parts taken over", self.taken, seconds / 4),
@@ -89,18 +155,7 @@ impl Report {
             ("advances", self.advances, seconds / 4),
             ("wakes", self.wakes, seconds / 4),
             ("writers killed", self.writer_kills, seconds / 10),
-            ("readers killed", self.reader_kills, seconds / 10),
-            ("brokers killed", self.broker_kills, seconds / 10),
-            ("keepers killed", self.keeper_kills, seconds / 20),
-            ("keepers replaced", self.upgrades, seconds / 30),
-            ("keepers found silent", self.silences, seconds / 60),
-            ("keepers found full", self.fills, seconds / 60),
-            ("writers stopped", self.stops[0], seconds / 20),
-            ("readers stopped", self.stops[1], seconds / 20),
-            ("brokers stopped", self.stops[2], seconds / 20),
-            ("keepers stopped", self.stops[3], seconds / 20),
-        ];
-        output::below(floors)
+        ]
     }
 
     /// Makes one JSON object: the fields, and `ok`.
@@ -119,6 +174,19 @@ impl Report {
             opens,
             advances,
             wakes,
+            ..
+        } = self;
+        let Report {
+            adoptions,
+            heirs,
+            seals,
+            compared,
+            looks,
+            torn,
+            children,
+            deaths,
+            holder_kills,
+            doubled,
             ..
         } = self;
         let Report {
@@ -152,16 +220,35 @@ impl Report {
             (false, false) if !short.is_empty() => {
                 format!("Too little was done to say anything: {short}.")
             }
+            (false, false) if self.pools => {
+                "No half block was served, and no sealed one was lost.".to_owned()
+            }
             (false, false) => "Every object was whole, and none was lost.".to_owned(),
         };
+        let (done, killed) = if self.pools {
+            (
+                format!(
+                    "{adoptions} adoptions, {heirs} after a death; {seals} blocks sealed; {compared} compared by \
+                     holders, {looks} by readers, {torn} given up meanwhile"
+                ),
+                format!("{holder_kills} holders ({deaths} more left work, {children} children)"),
+            )
+        } else {
+            (
+                format!(
+                    "{commits} commits, {hasty} asked for too early, {taken} with a part taken over; {opens} opens, \
+                     {advances} advances and {wakes} wakes compared"
+                ),
+                format!("{writer_kills} writers"),
+            )
+        };
         format!(
-            "{seconds} s with seed {seed}: {commits} commits, {hasty} asked for too early, {taken} with a part taken \
-             over; {opens} opens, {advances} advances and {wakes} wakes compared\n\
-             killed: {writer_kills} writers, {reader_kills} readers, {broker_kills} brokers, {keeper_kills} keepers; \
-             stopped: {} writers, {} readers, {} brokers, {} keepers; keepers: {upgrades} replaced, {silences} silent, \
+            "{seconds} s with seed {seed}: {done}\n\
+             killed: {killed}, {reader_kills} readers, {broker_kills} brokers, {keeper_kills} keepers; stopped: {} \
+             writers or holders, {} readers, {} brokers, {} keepers; keepers: {upgrades} replaced, {silences} silent, \
              {fills} full\n\
-             halves: {mixed}, lost: {lost}, backwards: {backwards}, leaked: {leaked}, hung: {hung}, \
-             stale: {stale}, piled: {piled}, crashed: {crashes}\n{last}",
+             halves: {mixed}, lost: {lost}, backwards: {backwards}, doubled: {doubled}, leaked: {leaked}, hung: \
+             {hung}, stale: {stale}, piled: {piled}, crashed: {crashes}\n{last}",
             stops[0], stops[1], stops[2], stops[3],
         )
     }
@@ -212,6 +299,10 @@ mod tests {
             },
             Report {
                 leaked: 1,
+                ..good()
+            },
+            Report {
+                doubled: 1,
                 ..good()
             },
             Report { hung: 1, ..good() },

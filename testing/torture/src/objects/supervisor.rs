@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::contents::NAMES;
 use super::journal::{self, Journal};
+use super::ledger::POOLS;
 use super::report::Report;
 use super::seat::Role;
 use super::tally::{Count, Tally};
@@ -22,8 +23,9 @@ use gpu_ipc_cli::owner::Owner;
 use harness::program::start_unwatched;
 use harness::rng::{Dice, chosen_seed};
 
-const WRITERS: usize = 2;
-const READERS: usize = 4;
+/// How many processes of each role there are at a time, writing ones first.
+const OF_OBJECTS: [(Role, usize); 2] = [(Role::Writer, 2), (Role::Reader, 4)];
+const OF_POOLS: [(Role, usize); 2] = [(Role::Holder, 4), (Role::Onlooker, 2)];
 /// Epochs of a name that the broker keeps.
 const EPOCHS: usize = 2;
 /// The bytes that the first broker is told as its limit.
@@ -75,9 +77,11 @@ pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>),
             seconds: options.seconds,
             seed,
             control: control.is_some(),
+            pools: options.pools,
             ..Report::default()
         },
         control,
+        roles: if options.pools { OF_POOLS } else { OF_OBJECTS },
         limit: FIRST_LIMIT,
         fresh: false,
         is_small: false,
@@ -116,7 +120,7 @@ fn words(control: Option<Control>, limit: u64) -> Vec<String> {
     words
 }
 
-/// A writer or a reader.
+/// A process that writes or reads.
 struct Member {
     child: std::process::Child,
     role: Role,
@@ -155,6 +159,7 @@ struct Torment<'a> {
     crashes: Vec<String>,
     report: Report,
     control: Option<Control>,
+    roles: [(Role, usize); 2],
     /// The limit that the brokers of the last keeper are told.
     limit: u64,
     /// The broker that serves next is the last keeper's.
@@ -171,7 +176,7 @@ struct Torment<'a> {
 
 impl Torment<'_> {
     fn refill(&mut self) -> Result<(), String> {
-        for (role, count) in [(Role::Writer, WRITERS), (Role::Reader, READERS)] {
+        for (role, count) in self.roles {
             for _ in self
                 .members
                 .iter()
@@ -193,16 +198,12 @@ impl Torment<'_> {
         let program =
             std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
         let mut command = Command::new(program);
-        let role_name = if role == Role::Writer {
-            "writer"
-        } else {
-            "reader"
-        };
+        let role_name = format!("{role:?}").to_lowercase();
         let device = self.gpu.uuid().to_string();
         command.args([
             "object",
             "--role",
-            role_name,
+            &role_name,
             "--backend",
             self.gpu.kind().name(),
             "--device",
@@ -220,6 +221,9 @@ impl Torment<'_> {
             .arg::<&OsStr>(self.dir.as_ref())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
+        if self.control == Some(Control::EarlySeal) {
+            command.args(["--control", "early-seal"]);
+        }
         let child = start_unwatched(&mut command)?;
         let seen = (self.tally.beats(slot), Instant::now());
         self.members.push(Member {
@@ -240,11 +244,7 @@ impl Torment<'_> {
         self.look_whether_whole();
         self.look_for_crowd();
         if self.dice.in_thousand(10) {
-            let role = if self.dice.in_thousand(500) {
-                Role::Writer
-            } else {
-                Role::Reader
-            };
+            let role = self.roles[self.dice.below(2) as usize].0;
             // One that has not begun teaches nothing.
             let working: Vec<usize> = (0..self.members.len())
                 .filter(|&at| {
@@ -351,11 +351,7 @@ impl Torment<'_> {
             2 if self.owners[0].is_none() => self.stop_owner(0, self.owner.broker(), until),
             3 if self.owners[1].is_none() => self.stop_owner(1, self.owner.keeper(), until),
             which @ (0 | 1) => {
-                let role = if which == 0 {
-                    Role::Writer
-                } else {
-                    Role::Reader
-                };
+                let role = self.roles[which as usize].0;
                 let running: Vec<usize> = (0..self.members.len())
                     .filter(|&at| {
                         self.members[at].role == role && self.members[at].stopped.is_none()
@@ -482,8 +478,12 @@ impl Torment<'_> {
                 let member = self.members.swap_remove(at);
                 match member.role {
                     Role::Writer if member.killed => self.report.writer_kills += 1,
-                    Role::Reader if member.killed => self.report.reader_kills += 1,
+                    Role::Holder if member.killed => self.report.holder_kills += 1,
+                    Role::Reader | Role::Onlooker if member.killed => {
+                        self.report.reader_kills += 1;
+                    }
                     _ if status.success() => {}
+                    Role::Holder if self.tally.is_dead(member.slot, member.serial) => {}
                     role => self.crashes.push(format!(
                         "process {} ({role:?}) ended with {status}",
                         member.serial
@@ -536,9 +536,12 @@ impl Torment<'_> {
                 let (whole, unfinished): (Vec<_>, Vec<_>) = listing
                     .objects
                     .into_iter()
-                    .partition(|row| row.state == "visible");
-                let beyond = whole.len().saturating_sub(NAMES * EPOCHS);
-                let read = whole.into_iter().filter(|row| !row.readers.is_empty());
+                    .partition(|row| row.state == "visible" || row.state == "pool");
+                let beyond = whole.len().saturating_sub(self.most_left());
+                let read = whole.into_iter().filter(|row| {
+                    let held = row.pool.as_ref().is_some_and(|pool| pool.holder.is_some());
+                    held || !row.readers.is_empty()
+                });
                 let left: Vec<Row> = unfinished.into_iter().chain(read).collect();
                 ((beyond + left.len()) as u64, left)
             });
@@ -558,6 +561,15 @@ impl Torment<'_> {
         }
     }
 
+    /// Returns how many objects, or pools, are there at the end, at most.
+    fn most_left(&self) -> usize {
+        if self.roles == OF_POOLS {
+            POOLS
+        } else {
+            NAMES * EPOCHS
+        }
+    }
+
     fn finished(&mut self) -> Report {
         let counted = |what| self.tally.counted(what);
         let report = &self.report;
@@ -571,6 +583,15 @@ impl Torment<'_> {
             mixed: counted(Count::Mixed),
             lost: counted(Count::Lost),
             backwards: counted(Count::Backwards),
+            adoptions: counted(Count::Adoptions),
+            heirs: counted(Count::Heirs),
+            seals: counted(Count::Seals),
+            compared: counted(Count::Compared),
+            looks: counted(Count::Looks),
+            torn: counted(Count::Torn),
+            children: counted(Count::Children),
+            deaths: counted(Count::Deaths),
+            doubled: counted(Count::Doubled),
             crashes: self.crashes.len() as u64,
             ..report.clone()
         }

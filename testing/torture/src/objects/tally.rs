@@ -33,8 +33,26 @@ pub enum Count {
     Lost,
     /// Readers that advanced to an older epoch, or whose addresses moved.
     Backwards,
+    /// Pools adopted.
+    Adoptions,
+    /// Of these, after a death.
+    Heirs,
+    /// Blocks that were sealed and waited for.
+    Seals,
+    /// Listed blocks that a holder compared.
+    Compared,
+    /// Blocks that a reader compared, whole all along.
+    Looks,
+    /// Blocks that were given up while a reader copied them.
+    Torn,
+    /// Children forked of holders.
+    Children,
+    /// Holders that killed themselves, with a child or work left.
+    Deaths,
+    /// Pools that a process adopted while another one that lives held it.
+    Doubled,
 }
-const COUNTS: usize = 9;
+const COUNTS: usize = Count::Doubled as usize + 1;
 
 /// What all processes see. All zeroes is a run in which nothing has happened.
 #[derive(Debug)]
@@ -45,6 +63,8 @@ pub struct Tally {
     counts: [AtomicU64; COUNTS],
     highest: [AtomicU64; NAMES],
     beats: [AtomicU64; MOST_MEMBERS],
+    /// The serial of the last process of a slot that killed itself.
+    dead: [AtomicU64; MOST_MEMBERS],
 }
 
 // SAFETY: its fields are atomic integers and arrays of them, and it is `repr(C)`.
@@ -96,6 +116,16 @@ impl Tally {
     /// Returns how often a process has shown that it works.
     pub fn beats(&self, slot: usize) -> u64 {
         self.beats[slot].load(Ordering::Relaxed)
+    }
+
+    /// Notes that a process kills itself.
+    pub fn dies(&self, slot: usize, serial: u64) {
+        self.dead[slot].store(serial, Ordering::Release);
+    }
+
+    /// Says whether a process killed itself.
+    pub fn is_dead(&self, slot: usize, serial: u64) -> bool {
+        self.dead[slot].load(Ordering::Acquire) == serial
     }
 
     /// Tells everybody to end.
