@@ -92,8 +92,31 @@ fn a_shadow_takes_no_memory_for_the_weights() {
 }
 
 #[test]
+fn sealed_blocks_outlive_engines_that_are_killed() {
+    let rounds = 6.0;
+    let args = [
+        "--bytes", "4MiB", "--parts", "64", "--rounds", "6", "--every", "300",
+    ];
+    let text = report("kv_survives", &args);
+    assert!(
+        text.starts_with("kv_survives: 6 engines with 4 MiB in 64 blocks were killed; "),
+        "{text}"
+    );
+    let (kept, again) = (
+        number_before(&text, " sealed blocks"),
+        number_before(&text, " again\n"),
+    );
+    assert!(kept > 0.0 && kept + again == rounds * 64.0, "{text}");
+    // A pool rests for 100 ms after a death.
+    assert!(
+        number_before(&text, " ms after the death") >= 100.0,
+        "{text}"
+    );
+}
+
+#[test]
 fn what_is_not_understood_is_refused() {
-    for name in ["crash_and_return", "hot_swap", "shadow"] {
+    for name in ["crash_and_return", "hot_swap", "kv_survives", "shadow"] {
         let usage = format!("{name}: usage: {name} [--backend host|cuda|hip] [--bytes 40GiB]");
         let cases = [
             (["--byte", "1"], usage),
@@ -131,5 +154,8 @@ fn the_examples_that_are_run_here_are_all_there_are() {
         .map(|file| file.file_stem().expect("a name").to_string_lossy().into())
         .collect();
     there.sort();
-    assert_eq!(there, ["crash_and_return", "hot_swap", "shadow"]);
+    assert_eq!(
+        there,
+        ["crash_and_return", "hot_swap", "kv_survives", "shadow"]
+    );
 }
