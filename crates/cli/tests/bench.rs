@@ -87,6 +87,8 @@ fn every_row_has_its_figures_its_floor_and_their_ratio() {
         "object-restart/5",
         "object-commit-many/200",
         "object-remove-many/200",
+        "pool-seal/64",
+        "pool-successor/128MiB",
     ] {
         assert!(found.contains(name), "{name} is missing: {found:?}");
     }
@@ -159,7 +161,7 @@ fn jobs_are_done_beside_what_people_use_today() {
         };
         let beside = if row["row"]
             .as_str()
-            .is_some_and(|name| name.starts_with("object-"))
+            .is_some_and(|name| name.starts_with("object-") || name.starts_with("pool-"))
         {
             "floor"
         } else {

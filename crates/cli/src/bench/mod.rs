@@ -7,7 +7,7 @@
 //! 3. `fixture`, `consumer`: sessions, and consumers in processes of their own.
 //! 4. `jobs`: what people do, beside what they do it with today.
 //! 5. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`,
-//!    `objects`, `many_objects`: the rows; `baseline`: another way of counting.
+//!    `objects`, `many_objects`, `pools`: the rows; `baseline`: another way of counting.
 
 // Tests: `crates/cli/tests/bench.rs`.
 
@@ -24,6 +24,7 @@ mod mapping;
 mod memory;
 mod objects;
 pub mod options;
+mod pools;
 mod protocol;
 mod raw_calls;
 mod report;
@@ -76,6 +77,7 @@ impl Group {
             Group::AllocScript => script::pairs,
             Group::Objects => objects::rows,
             Group::ManyObjects => many_objects::rows,
+            Group::Pools => pools::rows,
             Group::Camera => jobs::camera,
             Group::Weights => jobs::weights,
             Group::Kv => jobs::kv,
@@ -138,6 +140,7 @@ pub fn run_process(process: &BenchProcess) -> Outcome {
         BenchProcess::Worker(options) => jobs::worker::run(options),
         BenchProcess::Memory(options) => memory::run(options),
         BenchProcess::Object(options) => objects::run_reader(options),
+        BenchProcess::Pool(options) => pools::run_holder(options),
     }
 }
 

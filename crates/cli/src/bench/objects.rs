@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use gpu_ipc::backend::{Access, DevicePtr, HostMemory, RawMemory, Sharing};
+use gpu_ipc::backend::{Access, DevicePtr, HostMemory, HostPtr, RawMemory, Sharing};
 use gpu_ipc::broker::{Client, Epoch, Layout, PartSpec, Reader, Selector};
 use gpu_ipc::{Gpu, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -60,13 +60,13 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>> {
 }
 
 /// Returns the bytes that are taken of the device, by everybody.
-fn taken(gpu: &Gpu) -> Result<u64> {
+pub(super) fn taken(gpu: &Gpu) -> Result<u64> {
     let memory = gpu.backend().memory_info(gpu.device())?;
     Ok(memory.total_bytes - memory.free_bytes)
 }
 
 /// Chooses the largest object that fits with room for contexts and a copy's target.
-fn largest(stage: &Stage, before: u64) -> Result<u64> {
+pub(super) fn largest(stage: &Stage, before: u64) -> Result<u64> {
     if stage.gpu.kind().in_host_memory() {
         return Ok(128 << 20);
     }
@@ -298,54 +298,96 @@ fn advance(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>> {
     ])
 }
 
+/// What memory is filled from without a broker: pinned host memory, copied a piece at a time.
+pub(super) struct Pinned {
+    gpu: Gpu,
+    stream: Stream,
+    piece: u64,
+    from: HostPtr,
+    to: DevicePtr,
+}
+
+impl Pinned {
+    /// Makes it, for so many bytes at most.
+    pub(super) fn new(gpu: &Gpu, bytes: u64) -> Result<Pinned> {
+        let piece = bytes.min(GIB);
+        let pinned = HostMemory {
+            pinned: true,
+            numa_node: None,
+        };
+        let (stream, backend) = (Stream::create(gpu)?, gpu.backend());
+        let to = backend.alloc(gpu.device(), piece, Sharing::Fd)?.base;
+        let pinned = Pinned {
+            from: backend.host_alloc(gpu.device(), piece as usize, pinned)?,
+            to,
+            piece,
+            stream,
+            gpu: gpu.clone(),
+        };
+        // The first copy warms the way.
+        pinned.copy(piece)?;
+        Ok(pinned)
+    }
+
+    /// Copies so many bytes, and waits.
+    pub(super) fn copy(&self, bytes: u64) -> Result<()> {
+        for _ in 0..bytes.div_ceil(self.piece) {
+            let from = std::ptr::with_exposed_provenance(self.from.0);
+            let (stream, piece) = (self.stream.raw(), self.piece as usize);
+            // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until
+            // the copy is done: both have `piece` bytes, and it is waited for below.
+            unsafe {
+                self.gpu
+                    .backend()
+                    .copy_to_device(stream, self.to, from, piece)
+            }?;
+        }
+        self.stream.synchronize().map_err(Failure::from)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: `free` asks for memory that came from `alloc`, once, and that nothing uses: every
+        // copy was waited for.
+        let _ = unsafe { self.gpu.backend().free(self.to) };
+        // SAFETY: `host_free` asks the same of what `host_alloc` gave.
+        let _ = unsafe { self.gpu.backend().host_free(self.from) };
+    }
+}
+
+/// Makes the arguments of a process of the benchmark that works with a broker.
+pub(super) fn process_args(stage: &Stage, owner: &Owner, process: &str, name: &str) -> Vec<String> {
+    let (device, dir) = (stage.gpu.uuid().to_string(), owner.dir().to_string_lossy());
+    let words = [
+        "bench-process",
+        process,
+        "--backend",
+        stage.gpu.kind().name(),
+        "--device",
+        &device,
+        "--dir",
+        &dir,
+        "--name",
+        name,
+    ];
+    words.map(str::to_owned).to_vec()
+}
+
 /// The open of a process that has just been started, beside the copy that it would need without a
 /// broker.
 fn successor(stage: &Stage, owner: &Owner, bytes: u64) -> Result<Row> {
-    let stream = Stream::create(&stage.gpu)?;
-    let piece = bytes.min(GIB);
-    let pinned = HostMemory {
-        pinned: true,
-        numa_node: None,
-    };
-    let backend = stage.gpu.backend();
-    let from = backend.host_alloc(stage.gpu.device(), piece as usize, pinned)?;
-    let to = backend.alloc(stage.gpu.device(), piece, Sharing::Fd)?.base;
+    let pinned = Pinned::new(&stage.gpu, bytes)?;
     let mut pairs = Pairs::new(1);
-    let copied = |bytes: u64| {
-        for _ in 0..bytes.div_ceil(piece) {
-            let from = std::ptr::with_exposed_provenance(from.0);
-            // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until
-            // the copy is done: both have `piece` bytes, and it is waited for below.
-            unsafe { backend.copy_to_device(stream.raw(), to, from, piece as usize) }?;
-        }
-        stream.synchronize().map_err(Failure::from)
-    };
-    copied(piece)?;
     for _ in 0..stage.choose(3, 1) {
-        let device = stage.gpu.uuid().to_string();
-        let dir = owner.dir().to_string_lossy().into_owned();
-        let args = [
-            "bench-process",
-            "object",
-            "--backend",
-            stage.gpu.kind().name(),
-            "--device",
-            &device,
-            "--dir",
-            &dir,
-        ];
-        let mut child = Child::<()>::start(args.into_iter().chain(["--name", "large"]), PATIENCE)?;
+        let args = process_args(stage, owner, "object", "large");
+        let mut child = Child::<()>::start(args.iter().map(String::as_str), PATIENCE)?;
         let opened = child.answer()?;
         child.kill()?;
         let start = Instant::now();
-        copied(bytes)?;
+        pinned.copy(bytes)?;
         pairs.add(&[opened, start.elapsed().as_nanos() as u64]);
     }
-    // SAFETY: `free` asks for memory that came from `alloc`, once, and that nothing uses: every
-    // copy was waited for.
-    unsafe { backend.free(to) }?;
-    // SAFETY: `host_free` asks the same of what `host_alloc` gave.
-    unsafe { backend.host_free(from) }?;
     let what = "the first open of a process that replaces a killed one";
     let row = Row::new(
         "object-successor",
@@ -511,6 +553,6 @@ fn restart(stage: &Stage, owner: &Owner, client: &Client) -> Result<Row> {
         .goal(Goal::AtMost(RESTART)))
 }
 
-fn shown(bytes: u64) -> String {
+pub(super) fn shown(bytes: u64) -> String {
     size::show(bytes).replace(' ', "")
 }

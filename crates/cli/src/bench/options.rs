@@ -47,6 +47,8 @@ pub enum Group {
     Objects,
     /// A commit and a removal beside as many objects as there are descriptors for, 100,000 at most
     ManyObjects,
+    /// Seals of a pool's blocks, and a dead holder's successor
+    Pools,
     /// Frames at 1 kHz to several processes
     Camera,
     /// A trainer's tensors to four processes
@@ -63,7 +65,7 @@ impl Group {
 
     /// Says whether it is of a broker's objects.
     pub fn is_of_objects(self) -> bool {
-        matches!(self, Group::Objects | Group::ManyObjects)
+        matches!(self, Group::Objects | Group::ManyObjects | Group::Pools)
     }
 
     /// Returns its name on the command line.
@@ -161,6 +163,17 @@ pub struct BenchObjectOptions {
     pub name: String,
 }
 
+/// What a holder of a pool is told.
+#[derive(Arguments, Debug)]
+pub struct BenchPoolOptions {
+    /// Where the pool is.
+    #[command(flatten)]
+    pub place: BenchObjectOptions,
+    /// The pool's bytes
+    #[arg(long)]
+    pub bytes: u64,
+}
+
 /// A process of the benchmark.
 #[derive(Subcommand, Debug)]
 pub enum BenchProcess {
@@ -172,4 +185,6 @@ pub enum BenchProcess {
     Memory(BenchMemoryOptions),
     /// A reader of an object
     Object(BenchObjectOptions),
+    /// A holder of a pool
+    Pool(BenchPoolOptions),
 }
