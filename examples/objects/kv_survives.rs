@@ -12,7 +12,6 @@
 
 mod shared;
 
-use std::collections::BTreeSet;
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -26,152 +25,123 @@ use serde::{Deserialize, Serialize};
 use shared::options::{Options, shown};
 use shared::process::{Owner, Place, run, start};
 
+type Done<T = ()> = Result<T, Box<dyn Error>>;
+
 /// Pieces of a block, each filled with another byte of its key.
 const PIECES: u64 = 16;
 /// Blocks that are queued at a time.
-const QUEUED: u64 = 8;
+const QUEUED: usize = 8;
 
+/// An engine for so many blocks of so many bytes. It says 0 when it has device and broker, and is
+/// told to begin; 0 again when it has the pool and one sealed block, if there is one, is right; then
+/// how many blocks were sealed, when every byte of them was.
 #[derive(Serialize, Deserialize)]
-enum Role {
-    /// Waits until it is told to, adopts the pool of so many blocks of so many bytes, and computes
-    /// until it is killed.
-    Engine(Place, u64, u64),
-}
-
-#[derive(Serialize, Deserialize)]
-enum Said {
-    Warm,
-    /// It has the pool, and one sealed block, if there is one, is right.
-    Answered,
-    /// So many blocks were sealed, and every byte of them is right.
-    Kept(u64),
-}
+struct Engine(Place, u64, u64);
 
 fn main() -> ExitCode {
-    run("kv_survives", demonstrate, |role| match role {
-        Role::Engine(place, blocks, bytes) => serve(&place, blocks, bytes),
-    })
+    run(
+        "kv_survives",
+        demonstrate,
+        |Engine(place, blocks, bytes)| serve(&place, blocks, bytes),
+    )
 }
 
-fn demonstrate(options: &Options) -> Result<(), Box<dyn Error>> {
+fn demonstrate(options: &Options) -> Done {
     let (blocks, bytes) = (
         options.parts,
         options.bytes / options.parts / PIECES * PIECES,
     );
     let owner = Owner::start(&options.backend)?;
-    let warm = || -> Result<Child<(), Said>, Box<dyn Error>> {
-        let mut engine = start(Role::Engine(owner.place(), blocks, bytes));
-        match engine.answer() {
-            Some(Said::Warm) => Ok(engine),
-            _ => Err("an engine does not start".into()),
-        }
+    let warm = || -> Done<Child<(), u64>> {
+        let mut engine = start(Engine(owner.place(), blocks, bytes));
+        engine.answer().ok_or("an engine does not start")?;
+        Ok(engine)
     };
-    let mut dice = Dice::new(chosen_seed(), 0);
-    let (mut kept, mut times) = (0, Vec::new());
+    let (mut dice, mut kept, mut times) = (Dice::new(chosen_seed(), 0), 0, Vec::new());
     let mut engine = warm()?;
-    for round in 0..=options.rounds {
+    engine.ask(&());
+    engine.answer().ok_or("the first engine does not answer")?;
+    for _ in 0..options.rounds {
+        let mut successor = warm()?;
+        std::thread::sleep(Duration::from_millis(dice.below(options.every)));
         let death = Instant::now();
-        let (Said::Answered, answered, Some(Said::Kept(whole))) =
-            (engine.ask(&()), death.elapsed(), engine.answer())
-        else {
-            return Err("an engine does not answer".into());
-        };
-        if round > 0 {
-            kept += whole;
-            times.push(answered);
-        }
-        if round < options.rounds {
-            let successor = warm()?;
-            std::thread::sleep(Duration::from_millis(dice.below(options.every)));
-            engine.kill();
-            engine = successor;
-        }
+        engine.kill();
+        successor.ask(&());
+        times.push(death.elapsed());
+        kept += successor.answer().ok_or("a sealed block is not right")?;
+        engine = successor;
     }
     times.sort_unstable();
-    let median = times.get(times.len() / 2).copied().unwrap_or_default();
     println!(
         "kv_survives: {} engines with {} in {blocks} blocks were killed; their successors answered right {:.1} ms \
          after the death (median), found {kept} sealed blocks, every byte of them right, and computed {} again",
         options.rounds,
         shown(blocks * bytes),
-        median.as_secs_f64() * 1e3,
+        times
+            .get(times.len() / 2)
+            .map_or(0.0, Duration::as_secs_f64)
+            * 1e3,
         options.rounds * blocks - kept,
     );
     Ok(())
 }
 
-fn serve(place: &Place, blocks: u64, bytes: u64) -> Result<(), Box<dyn Error>> {
+fn serve(place: &Place, blocks: u64, bytes: u64) -> Done {
     let client = place.connect("engine")?;
     let stream = Stream::create(client.gpu())?;
-    say(&Said::Warm);
+    say(&0);
     next::<()>().ok_or("not told to begin")?;
     let pool = take(&client, blocks, bytes)?;
     let sealed = pool.sealed()?;
-    sealed
-        .first()
-        .map_or(Ok(()), |found| check(&pool, found, bytes))?;
-    say(&Said::Answered);
-    for found in &sealed {
-        check(&pool, found, bytes)?;
-    }
-    say(&Said::Kept(sealed.len() as u64));
+    let mut found = sealed.iter();
+    found
+        .next()
+        .map_or(Ok(()), |first| check(&pool, first, bytes))?;
+    say(&0);
+    found.try_for_each(|found| check(&pool, found, bytes))?;
+    say(&sealed.len());
     let mut dice = Dice::new(chosen_seed(), 0);
-    let whole: BTreeSet<u32> = sealed.iter().map(|found| found.block).collect();
-    for block in (0..blocks as u32).filter(|block| !whole.contains(block)) {
-        compute(&pool, block, bytes, &stream, &mut dice)?;
+    let is_lost = |block: &u32| sealed.iter().all(|found| found.block != *block);
+    let lost: Vec<u32> = (0..blocks as u32).filter(is_lost).collect();
+    // What was lost, and then other contents in random blocks, until it is killed.
+    for queued in lost.chunks(QUEUED) {
+        compute(&pool, queued, bytes, &stream, &mut dice)?;
     }
-    // It lives on: other contents in random blocks, until it is killed.
     loop {
-        stream.synchronize()?;
-        for _ in 0..QUEUED {
-            let block = dice.below(blocks) as u32;
-            compute(&pool, block, bytes, &stream, &mut dice)?;
-        }
+        let block = dice.below(blocks) as u32;
+        compute(&pool, &[block], bytes, &stream, &mut dice)?;
     }
 }
 
-/// Adopts the pool as soon as the last holder's death is proven; the first engine makes it.
-fn take(client: &Client, blocks: u64, bytes: u64) -> Result<Pool, Box<dyn Error>> {
-    let mut pool = None;
+/// Makes the pool, or adopts it as soon as the last holder's death is proven.
+fn take(client: &Client, blocks: u64, bytes: u64) -> Done<Pool> {
+    let layout = Layout::pack([PartSpec::bytes("kv", blocks * bytes)?], b"")?;
+    let mut pool = client.create_pool("kv", layout, bytes_for(blocks as u32));
     wait_until("the pool is free", || {
-        pool = match client.adopt("kv", false) {
-            Err(ObjectError::Refused { .. }) => None,
-            adopted => Some(adopted),
-        };
-        pool.is_some()
-    });
-    match pool.ok_or("no answer")? {
-        Err(ObjectError::NotFound { .. }) => {
-            let layout = Layout::pack([PartSpec::bytes("kv", blocks * bytes)?], b"")?;
-            Ok(client.create_pool("kv", layout, bytes_for(blocks as u32))?)
+        if let Err(ObjectError::Refused { .. }) = pool {
+            pool = client.adopt("kv", false);
         }
-        adopted => Ok(adopted?),
-    }
+        !matches!(pool, Err(ObjectError::Refused { .. }))
+    });
+    Ok(pool?)
 }
 
-/// Queues a block's filling, and its seal behind that.
-fn compute(
-    pool: &Pool,
-    block: u32,
-    bytes: u64,
-    stream: &Stream,
-    dice: &mut Dice,
-) -> Result<(), ObjectError> {
-    let mut key = [0; PIECES as usize];
-    key.fill_with(|| dice.throw() as u8);
-    pool.invalidate(block)?;
-    let piece = bytes / PIECES;
-    for (at, byte) in (u64::from(block) * bytes..)
-        .step_by(piece as usize)
-        .zip(key)
-    {
-        pool.fill("kv", at, piece, byte, stream)?;
+/// Fills blocks and seals each behind its last piece.
+fn compute(pool: &Pool, blocks: &[u32], bytes: u64, stream: &Stream, dice: &mut Dice) -> Done {
+    for &block in blocks {
+        let key = std::array::from_fn(|_| dice.throw() as u8);
+        pool.invalidate(block)?;
+        let places = (u64::from(block) * bytes..).step_by((bytes / PIECES) as usize);
+        for (at, byte) in places.zip(key) {
+            pool.fill("kv", at, bytes / PIECES, byte, stream)?;
+        }
+        pool.seal(block, Key(key), stream)?;
     }
-    pool.seal(block, Key(key), stream)
+    Ok(stream.synchronize()?)
 }
 
 /// Compares every byte of a sealed block with its key.
-fn check(pool: &Pool, found: &Sealed, bytes: u64) -> Result<(), Box<dyn Error>> {
+fn check(pool: &Pool, found: &Sealed, bytes: u64) -> Done {
     let mut contents = vec![0; bytes as usize];
     pool.read_part("kv", u64::from(found.block) * bytes, &mut contents)?;
     let mut pieces = contents.chunks((bytes / PIECES) as usize).zip(found.key.0);

@@ -34,6 +34,8 @@ mod objects;
 mod outcomes;
 mod peer;
 pub mod place;
+#[cfg(test)]
+mod pools_tests;
 pub(crate) mod record;
 mod service;
 mod takeover;

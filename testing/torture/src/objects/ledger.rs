@@ -191,6 +191,9 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use harness::program::Running;
+    use harness::wait_until;
+
     use super::*;
 
     #[test]
@@ -219,22 +222,16 @@ mod tests {
         assert_eq!(pool.held_by(6), None, "this process has no serial 5");
         pool.closes();
         let mut other = std::process::Command::new("sh");
-        other
-            .args(["-c", "read line", "--serial", "9"])
-            .stdin(std::process::Stdio::piped());
-        let mut other = other.spawn().expect("a shell");
-        let is_up = || {
-            std::fs::read(format!("/proc/{}/cmdline", other.id()))
-                .is_ok_and(|words| words.starts_with(b"sh\0"))
-        };
-        harness::wait_until("the shell", is_up);
-        pool.holder
-            .store(9 << 32 | u64::from(other.id()), Ordering::Release);
-        assert_eq!(pool.held_by(7), Some(other.id()));
-        other.kill().expect("it lives");
-        pool.holder
-            .store(9 << 32 | u64::from(other.id()), Ordering::Release);
-        other.wait().expect("it ends");
+        other.args(["-c", "kill -STOP $$", "--serial", "9"]);
+        let mut other = Running::start(&mut other);
+        let word = 9 << 32 | u64::from(other.pid());
+        // Until then it has this program's words.
+        wait_until("the shell to run", || {
+            pool.holder.store(word, Ordering::Release);
+            pool.held_by(7) == Some(other.pid())
+        });
+        pool.holder.store(word, Ordering::Release);
+        other.kill();
         assert_eq!(pool.held_by(7), None);
         assert_eq!(pool.adopted(1), 1);
     }

@@ -355,6 +355,12 @@ mod tests {
                 idle.text()
             );
         }
+        // What is done with objects says nothing of pools.
+        let pools = Report {
+            pools: true,
+            ..good()
+        };
+        assert!(!pools.is_good() && pools.text().contains("0 pools adopted"));
         let control = Report {
             control: true,
             ..Report::default()
