@@ -42,11 +42,11 @@ impl Own {
     /// Makes the error of a driver that could not be started.
     pub(crate) fn unavailable(&self, call: &'static str, code: Code) -> Error {
         let name = self.name(code);
-        Error::Unavailable {
-            backend: BackendKind::Cuda,
-            why: format!("{call} gave {code} ({name})"),
-            remedy: remedy(code),
-        }
+        Error::unavailable(
+            BackendKind::Cuda,
+            format!("{call} gave {code} ({name})"),
+            remedy(code),
+        )
     }
 }
 
@@ -82,20 +82,20 @@ fn remedy(code: Code) -> &'static str {
 
 /// Makes the error of a machine without the driver's library.
 pub(crate) fn no_library() -> Error {
-    Error::Unavailable {
-        backend: BackendKind::Cuda,
-        why: "libcuda.so.1 cannot be loaded".to_owned(),
-        remedy: "install the NVIDIA driver, or in a container pass the GPU in (`--gpus all`)",
-    }
+    Error::unavailable(
+        BackendKind::Cuda,
+        "libcuda.so.1 cannot be loaded",
+        "install the NVIDIA driver, or in a container pass the GPU in (`--gpus all`)",
+    )
 }
 
 /// Makes the error of a driver that lacks a function.
 pub(crate) fn missing(name: &'static str) -> Error {
-    Error::Unsupported {
-        what: name,
-        why: "the installed driver has no such function".to_owned(),
-        remedy: "update the NVIDIA driver",
-    }
+    Error::unsupported(
+        name,
+        "the installed driver has no such function",
+        "update the NVIDIA driver",
+    )
 }
 
 /// Makes the error of what a device does not have.
@@ -114,5 +114,5 @@ pub(crate) fn unsupported(what: &'static str, device: DeviceId) -> Error {
             "choose another device or backend",
         ),
     };
-    Error::Unsupported { what, why, remedy }
+    Error::unsupported(what, why, remedy)
 }

@@ -123,11 +123,7 @@ impl Application {
 
     /// Compiles PTX and finds a kernel in it.
     pub fn kernel(&self, ptx: &str, name: &str) -> Result<Kernel> {
-        let invalid = |_| Error::Invalid {
-            what: "the PTX",
-            got: "a zero byte".to_owned(),
-            must: "text",
-        };
+        let invalid = |_| Error::invalid("the PTX", "a zero byte", "text");
         let (ptx, name) = (
             CString::new(ptx).map_err(invalid)?,
             CString::new(name).map_err(invalid)?,
@@ -151,11 +147,7 @@ impl Application {
 
     /// Finds a variable of a kernel's module, in constant or global memory.
     pub fn variable(&self, kernel: &Kernel, name: &str) -> Result<DevicePtr> {
-        let invalid = |_| Error::Invalid {
-            what: "a variable's name",
-            got: "a zero byte".to_owned(),
-            must: "text",
-        };
+        let invalid = |_| Error::invalid("a variable's name", "a zero byte", "text");
         let name = CString::new(name).map_err(invalid)?;
         let (mut base, mut bytes) = (0, 0);
         self.call(&self.symbols.cuModuleGetGlobal, |function| {

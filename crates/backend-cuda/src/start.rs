@@ -81,9 +81,9 @@ fn start_call<F: Copy>(
 
 /// Refuses a library without a function that every driver has.
 fn no_driver<F>(symbol: &Symbol<F>) -> Error {
-    Error::Unavailable {
-        backend: BackendKind::Cuda,
-        why: format!("the library that was loaded has no {}", symbol.name),
-        remedy: "it is not NVIDIA's: see LD_LIBRARY_PATH, or install the NVIDIA driver",
-    }
+    Error::unavailable(
+        BackendKind::Cuda,
+        format!("the library that was loaded has no {}", symbol.name),
+        "it is not NVIDIA's: see LD_LIBRARY_PATH, or install the NVIDIA driver",
+    )
 }

@@ -23,23 +23,23 @@ impl Cuda {
         let scope = self.on_device(device)?;
         let ours = self.primary(&scope, device)?;
         if theirs != device {
-            return Err(Error::Mismatch {
-                what: "the stream's device",
-                theirs: theirs.to_string(),
-                ours: device.to_string(),
-                remedy: "pass a stream of the device that the session or participant was opened on",
-            });
+            return Err(Error::mismatch(
+                "the stream's device",
+                theirs,
+                device,
+                "pass a stream of the device that the session or participant was opened on",
+            ));
         }
         if context != ours {
             // Our events are of the primary context, and an event can only be recorded on a stream
             // of its own.
-            return Err(Error::Mismatch {
-                what: "the stream's context",
-                theirs: format!("{context:p}"),
-                ours: format!("{ours:p}, the primary context of {device}"),
-                remedy: "make the stream in the device's primary context (cuDevicePrimaryCtxRetain), as the CUDA \
+            return Err(Error::mismatch(
+                "the stream's context",
+                format!("{context:p}"),
+                format!("{ours:p}, the primary context of {device}"),
+                "make the stream in the device's primary context (cuDevicePrimaryCtxRetain), as the CUDA \
                          runtime does",
-            });
+            ));
         }
         let symbol = &self.driver().calls.stream_id;
         let identity = if symbol.function.is_some() {
@@ -55,14 +55,14 @@ impl Cuda {
         } else {
             // A handle would do until its stream is destroyed and another one gets it; then two
             // streams would write one timeline word, and an early value would pass for a later one.
-            return Err(Error::Unsupported {
-                what: "a stream that this library did not make",
-                why: format!(
+            return Err(Error::unsupported(
+                "a stream that this library did not make",
+                format!(
                     "the driver (CUDA {}) cannot tell it from a later one",
                     self.driver_version()
                 ),
-                remedy: "update the driver to CUDA 12.0 or later, or use a stream of this library",
-            });
+                "update the driver to CUDA 12.0 or later, or use a stream of this library",
+            ));
         };
         Ok(StreamInfo {
             identity,

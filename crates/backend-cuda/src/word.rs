@@ -50,11 +50,11 @@ impl Cuda {
         })?;
         match code {
             SUCCESS => Ok(()),
-            NOT_SUPPORTED => Err(Error::Unsupported {
-                what: "a stream's operation on words",
-                why: format!("{} refuses it", scope.device()),
-                remedy: "wait on the host: `Caps::stream_waits` says when",
-            }),
+            NOT_SUPPORTED => Err(Error::unsupported(
+                "a stream's operation on words",
+                format!("{} refuses it", scope.device()),
+                "wait on the host: `Caps::stream_waits` says when",
+            )),
             code => Err(scope.error(symbol.name, code)),
         }
     }

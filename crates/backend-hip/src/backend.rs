@@ -78,12 +78,12 @@ impl Hip {
     pub fn load_with(proof: Option<Proof>) -> Result<Arc<HipBackend>> {
         let hip = Hip::start(|version| proof.clone().filter(|proof| proof.is_of(version)))?;
         match (&proof, hip.proof()) {
-            (Some(given), None) => Err(Error::Mismatch {
-                what: "the proof",
-                theirs: given.to_string(),
-                ours: Proof::new(hip.version(), []).to_string(),
-                remedy: "run the probe again (`gpu-ipc doctor`)",
-            }),
+            (Some(given), None) => Err(Error::mismatch(
+                "the proof",
+                given,
+                Proof::new(hip.version(), []),
+                "run the probe again (`gpu-ipc doctor`)",
+            )),
             _ => Ok(Arc::new(Backend::new(hip))),
         }
     }
@@ -282,11 +282,11 @@ impl Vendor for Hip {
 
     /// Its virtual memory is not known to hold on every runtime.
     fn require_ranges(&self, _: DeviceId) -> Result<()> {
-        Err(Error::Unsupported {
-            what: "memory apart from addresses",
-            why: "this backend has no ranges".into(),
-            remedy: "ask `Caps::ranges` first, or choose another backend",
-        })
+        Err(Error::unsupported(
+            "memory apart from addresses",
+            "this backend has no ranges",
+            "ask `Caps::ranges` first, or choose another backend",
+        ))
     }
 
     fn require_pools(&self, device: DeviceId) -> Result<()> {
@@ -393,10 +393,10 @@ impl Vendor for Hip {
     }
 
     fn alloc_managed(&self, _: DeviceId, _: u64) -> Result<DevicePtr> {
-        Err(Error::Unsupported {
-            what: "managed memory",
-            why: "this backend or device has none".into(),
-            remedy: "ask `Caps::managed` first, or allocate device memory",
-        })
+        Err(Error::unsupported(
+            "managed memory",
+            "this backend or device has none",
+            "ask `Caps::managed` first, or allocate device memory",
+        ))
     }
 }

@@ -99,12 +99,12 @@ impl Hip {
             .count()
             > 1
         {
-            return Err(Error::Unsupported {
-                what: "a device that cannot be told from another",
-                why: format!("the runtime gives {device} and another one the identity {uuid}"),
-                remedy: "update ROCm to 7.0.1 or later, show each process one of them (ROCR_VISIBLE_DEVICES), or do not \
+            return Err(Error::unsupported(
+                "a device that cannot be told from another",
+                format!("the runtime gives {device} and another one the identity {uuid}"),
+                "update ROCm to 7.0.1 or later, show each process one of them (ROCR_VISIBLE_DEVICES), or do not \
                          partition the GPU",
-            });
+            ));
         }
         Ok(uuid)
     }
@@ -171,11 +171,11 @@ impl Hip {
             let seen: Vec<String> = seen.iter().map(ToString::to_string).collect();
             format!("the probe saw here what it does wrong: {}", seen.join("; "))
         };
-        Err(Error::Unsupported {
-            what: "a pool of the driver's",
+        Err(Error::unsupported(
+            "a pool of the driver's",
             why,
-            remedy: bugs::PROVE_POOLS,
-        })
+            bugs::PROVE_POOLS,
+        ))
     }
 
     /// Returns where a device lies on the PCI bus (`0000:03:00.0`).

@@ -49,11 +49,11 @@ impl Symbols {
     /// Makes the error of a runtime that could not be started.
     pub(crate) fn unavailable(&self, call: &'static str, code: Code, version: &str) -> Error {
         let name = self.name(code);
-        Error::Unavailable {
-            backend: BackendKind::Hip,
-            why: format!("{call} of HIP {version} gave {code} ({name})"),
-            remedy: remedy(code),
-        }
+        Error::unavailable(
+            BackendKind::Hip,
+            format!("{call} of HIP {version} gave {code} ({name})"),
+            remedy(code),
+        )
     }
 }
 
@@ -73,30 +73,30 @@ fn remedy(code: Code) -> &'static str {
 
 /// Makes the error of a runtime that lacks a function.
 pub(crate) fn missing(name: &'static str) -> Error {
-    Error::Unsupported {
-        what: name,
-        why: "the installed HIP runtime has no such function".to_owned(),
-        remedy: "update ROCm",
-    }
+    Error::unsupported(
+        name,
+        "the installed HIP runtime has no such function",
+        "update ROCm",
+    )
 }
 
 /// Makes the error of a stream that nothing is known of.
 pub(crate) fn foreign_stream(stream: RawStream) -> Error {
-    Error::Unsupported {
-        what: "a stream that this library did not make",
-        why: format!(
+    Error::unsupported(
+        "a stream that this library did not make",
+        format!(
             "the installed HIP runtime cannot tell {:#x} from a later stream, or not its device",
             stream.handle
         ),
-        remedy: "use a stream of this library, name it with `HipBackend::adopt_stream`, or update ROCm",
-    }
+        "use a stream of this library, name it with `HipBackend::adopt_stream`, or update ROCm",
+    )
 }
 
 /// Makes the error of something that no probe has proved on this machine.
 pub(crate) fn unproved(what: &'static str) -> Error {
-    Error::Unsupported {
+    Error::unsupported(
         what,
-        why: "no probe has proved it with this runtime and driver".to_owned(),
-        remedy: "run the probe (`gpu-ipc doctor`) and pass its result on in GPU_IPC_HIP_PROOF",
-    }
+        "no probe has proved it with this runtime and driver",
+        "run the probe (`gpu-ipc doctor`) and pass its result on in GPU_IPC_HIP_PROOF",
+    )
 }

@@ -32,11 +32,11 @@ impl Hip {
     /// `stream` is alive, and stays so until [`forget_stream`](Hip::forget_stream).
     pub unsafe fn adopt_stream(&self, stream: RawStream) -> Result<()> {
         if stream.is_default() {
-            return Err(Error::Invalid {
-                what: "the stream",
-                got: format!("the default stream {}", stream.handle),
-                must: "one of its own",
-            });
+            return Err(Error::invalid(
+                "the stream",
+                format!("the default stream {}", stream.handle),
+                "one of its own",
+            ));
         }
         self.ordinal(stream.device)?;
         // SAFETY: `device_of` asks for a stream that is alive, and no default one: our caller
@@ -73,11 +73,7 @@ impl Hip {
     /// process: asked for the handle of such, some runtimes bring the kernel down. It is not freed
     /// before [`forget_memory`](Hip::forget_memory).
     pub unsafe fn adopt_memory(&self, ptr: DevicePtr) -> Result<AddressRange> {
-        let refused = |got: String| Error::Invalid {
-            what: "the address",
-            got,
-            must: "one of hipMalloc's, once",
-        };
+        let refused = |got: String| Error::invalid("the address", got, "one of hipMalloc's, once");
         if self.driver().memory.find(ptr).is_some() {
             return Err(refused(format!("{ptr}, which is known already")));
         }

@@ -66,14 +66,16 @@ fn newest(directory: &Path, begin: &str) -> Vec<PathBuf> {
 /// [`Error::Unavailable`] with what the loader said.
 pub(crate) fn load() -> Result<Library> {
     if let Some(path) = named() {
-        return open(&path, RTLD_LAZY | RTLD_LOCAL).map_err(|error| Error::Unavailable {
-            backend: BackendKind::Hip,
-            why: format!(
-                "{LIBRARY} names {}, which cannot be loaded: {}",
-                path.display(),
-                reason(&error)
-            ),
-            remedy: "name a libamdhip64.so, or unset the variable",
+        return open(&path, RTLD_LAZY | RTLD_LOCAL).map_err(|error| {
+            Error::unavailable(
+                BackendKind::Hip,
+                format!(
+                    "{LIBRARY} names {}, which cannot be loaded: {}",
+                    path.display(),
+                    reason(&error)
+                ),
+                "name a libamdhip64.so, or unset the variable",
+            )
         });
     }
     for name in NAMES {
@@ -100,14 +102,14 @@ pub(crate) fn load() -> Result<Library> {
             }
         }
     }
-    Err(Error::Unavailable {
-        backend: BackendKind::Hip,
-        why: broken.map_or_else(
+    Err(Error::unavailable(
+        BackendKind::Hip,
+        broken.map_or_else(
             || "no libamdhip64.so (ROCm 5 to 8) can be loaded".to_owned(),
             |said| format!("libamdhip64.so cannot be loaded: {said}"),
         ),
-        remedy: "install ROCm's HIP runtime, or name its library in GPU_IPC_HIP_LIBRARY",
-    })
+        "install ROCm's HIP runtime, or name its library in GPU_IPC_HIP_LIBRARY",
+    ))
 }
 
 fn named() -> Option<OsString> {

@@ -203,10 +203,12 @@ impl FromStr for Proof {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Proof> {
-        let invalid = || Error::Invalid {
-            what: "the proof of what HIP can do",
-            got: format!("{text:?}"),
-            must: "what `gpu-ipc doctor` printed: the runtime's version, the kernel's release, a key, names of steps",
+        let invalid = || {
+            Error::invalid(
+                "the proof of what HIP can do",
+                format!("{text:?}"),
+                "what `gpu-ipc doctor` printed: the runtime's version, the kernel's release, a key, names of steps",
+            )
         };
         let mut words = text.split_whitespace();
         let version = words

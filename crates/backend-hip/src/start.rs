@@ -21,11 +21,11 @@ pub(crate) fn start(symbols: &Symbols) -> Result<(Version, usize)> {
     if symbols.device_files.is_none()
         && let Some(why) = without_kfd(Path::new("/dev"))
     {
-        return Err(Error::Unavailable {
-            backend: BackendKind::Hip,
-            why: why.to_owned(),
-            remedy: "run it on Linux with the amdgpu driver",
-        });
+        return Err(Error::unavailable(
+            BackendKind::Hip,
+            why,
+            "run it on Linux with the amdgpu driver",
+        ));
     }
     // Asked first: it answers without a device, and an error should say which runtime gave it.
     let version = version_of(symbols)?;
@@ -43,11 +43,11 @@ pub(crate) fn start(symbols: &Symbols) -> Result<(Version, usize)> {
         return Err(symbols.unavailable("hipGetDeviceCount", NO_DEVICE, &text));
     }
     if version.major() < 5 {
-        return Err(Error::Unavailable {
-            backend: BackendKind::Hip,
-            why: format!("HIP {version} is older than what this backend knows"),
-            remedy: "update ROCm to 5.2 or later",
-        });
+        return Err(Error::unavailable(
+            BackendKind::Hip,
+            format!("HIP {version} is older than what this backend knows"),
+            "update ROCm to 5.2 or later",
+        ));
     }
     Ok((version, count.unsigned_abs() as usize))
 }
@@ -110,11 +110,11 @@ fn start_call<F: Copy>(
     run: impl FnOnce(F) -> Code,
 ) -> Result<()> {
     let Some(function) = symbol.function else {
-        return Err(Error::Unavailable {
-            backend: BackendKind::Hip,
-            why: format!("the library that was loaded has no {}", symbol.name),
-            remedy: "it is not AMD's: see GPU_IPC_HIP_LIBRARY and LD_LIBRARY_PATH, or install ROCm's HIP runtime",
-        });
+        return Err(Error::unavailable(
+            BackendKind::Hip,
+            format!("the library that was loaded has no {}", symbol.name),
+            "it is not AMD's: see GPU_IPC_HIP_LIBRARY and LD_LIBRARY_PATH, or install ROCm's HIP runtime",
+        ));
     };
     match run(function) {
         SUCCESS => Ok(()),

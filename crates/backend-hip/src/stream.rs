@@ -105,12 +105,12 @@ pub(crate) fn require(raw: RawStream, device: DeviceId) -> Result<()> {
     if raw.device == device {
         return Ok(());
     }
-    Err(Error::Mismatch {
-        what: "the stream's device",
-        theirs: device.to_string(),
-        ours: raw.device.to_string(),
-        remedy: "pass a stream of the device that the session or participant was opened on",
-    })
+    Err(Error::mismatch(
+        "the stream's device",
+        device,
+        raw.device,
+        "pass a stream of the device that the session or participant was opened on",
+    ))
 }
 
 /// Runs what a stream reached, if all before it went well; else it is dropped, as

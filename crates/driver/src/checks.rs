@@ -13,11 +13,7 @@ pub fn whole_pages(start: HostPtr, len: usize) -> Result<()> {
         return Ok(());
     }
     let got = format!("{len} bytes at {start:?}");
-    Err(Error::Invalid {
-        what: "the range of words",
-        got,
-        must: "whole pages",
-    })
+    Err(Error::invalid("the range of words", got, "whole pages"))
 }
 
 /// Refuses a batch of no operations, and one of more than [`MAX_BATCH`].
@@ -29,9 +25,9 @@ pub fn batch(ops: &[StreamOp]) -> Result<()> {
     if (1..=MAX_BATCH).contains(&ops.len()) {
         return Ok(());
     }
-    Err(Error::Invalid {
-        what: "the number of operations",
-        got: ops.len().to_string(),
-        must: "1 to 255",
-    })
+    Err(Error::invalid(
+        "the number of operations",
+        ops.len(),
+        "1 to 255",
+    ))
 }

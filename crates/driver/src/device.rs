@@ -90,11 +90,11 @@ unsafe impl<V: Vendor> GpuDevices for Backend<V> {
 
 /// Makes the error of a device that this process does not have.
 pub fn no_device(device: DeviceId, count: usize) -> Error {
-    Error::Invalid {
-        what: "the device",
-        got: format!("{device} of {count}"),
-        must: "one that `device_count` counts",
-    }
+    Error::invalid(
+        "the device",
+        format!("{device} of {count}"),
+        "one that `device_count` counts",
+    )
 }
 
 /// Returns what memory of a device is rounded up to.

@@ -18,11 +18,7 @@ unsafe impl<V: Vendor> GpuHostMemory for Backend<V> {
     fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         self.ordinal(device)?;
         if len == 0 {
-            return Err(Error::Invalid {
-                what: "the length",
-                got: "0".to_owned(),
-                must: "at least 1",
-            });
+            return Err(Error::invalid("the length", "0", "at least 1"));
         }
         let (start, got) = match (memory.pinned, memory.numa_node) {
             (true, None) => {

@@ -52,11 +52,11 @@ impl<T: Copy> LeakTable<T> {
             Some(_) => "which an earlier error leaked",
             None => "which is not such memory",
         };
-        Err(Error::Invalid {
-            what: "the address",
-            got: format!("{start:?}, {state}"),
+        Err(Error::invalid(
+            "the address",
+            format!("{start:?}, {state}"),
             must,
-        })
+        ))
     }
 
     /// Puts back what could not be given back, for good; a younger entry stays.

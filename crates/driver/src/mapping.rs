@@ -62,11 +62,11 @@ impl<'a, 'd, V: Vendor> Building<'a, 'd, V> {
             let got = format!("{} bytes of {}", self.mapped, self.size);
             drop(self);
             drop(pieces);
-            return Err(Error::Invalid {
-                what: "memory to import",
+            return Err(Error::invalid(
+                "memory to import",
                 got,
-                must: "as many pieces as were announced",
-            });
+                "as many pieces as were announced",
+            ));
         }
         let (base, quirks) = (self.base, self.scope.vendor.quirks());
         if let Err(error) = open(self.scope, (base, self.size), ordinal, access, reaching) {

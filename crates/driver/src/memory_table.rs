@@ -182,11 +182,7 @@ impl MemoryTable {
             Way::Return => "what `pool_alloc` gave",
             Way::Never => "the base of what other code allocated",
         };
-        let refused = |got: String| Error::Invalid {
-            what: "the address",
-            got,
-            must,
-        };
+        let refused = |got: String| Error::invalid("the address", got, must);
         let mut entries = self.0.acquire();
         let entry = entries
             .get_mut(&base.0)

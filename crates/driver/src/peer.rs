@@ -16,11 +16,11 @@ const ONE_DEVICE: &str = "memory of a dma-buf is mapped for the device that impo
 
 /// Makes the error of a device that would not reach imported memory of a peer.
 fn unreached(what: &'static str) -> Error {
-    Error::Unsupported {
+    Error::unsupported(
         what,
-        why: ONE_DEVICE.to_owned(),
-        remedy: "share by handle (`Sharing::Handle`), which maps memory for every device, or use one device a process",
-    }
+        ONE_DEVICE,
+        "share by handle (`Sharing::Handle`), which maps memory for every device, or use one device a process",
+    )
 }
 
 // SAFETY: the condition of `GpuPeers`: plain memory is reached at once, virtual memory mapping by
@@ -32,11 +32,11 @@ unsafe impl<V: Vendor> GpuPeers for Backend<V> {
             return Ok(());
         }
         if !can_access(&self.on_device(peer)?, ordinal, peer_ordinal)? {
-            return Err(Error::Unsupported {
-                what: "peer access",
-                why: format!("{device} has no direct way to the memory of {peer}"),
-                remedy: V::WORDS.topology,
-            });
+            return Err(Error::unsupported(
+                "peer access",
+                format!("{device} has no direct way to the memory of {peer}"),
+                V::WORDS.topology,
+            ));
         }
         // Exclusive until all that exists is reachable: what is allocated later finds the pair in
         // the list.

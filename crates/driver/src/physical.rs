@@ -198,9 +198,9 @@ pub(crate) fn check_size(fd: BorrowedFd<'_>, size: usize) -> Result<()> {
 
 /// Makes the error of a descriptor that cannot be mapped.
 pub fn bad_descriptor(got: String) -> Error {
-    Error::Invalid {
-        what: "the file descriptor",
+    Error::invalid(
+        "the file descriptor",
         got,
-        must: "one of device memory of exactly the length asked for",
-    }
+        "one of device memory of exactly the length asked for",
+    )
 }

@@ -20,11 +20,11 @@ unsafe impl<V: Vendor> GpuPointers for Backend<V> {
         let range = driver_range(&self.anywhere()?, ptr)?;
         // What lies behind an allocation of the table is this backend's own.
         if self.driver().memory.find(range.base).is_some() {
-            return Err(Error::Invalid {
-                what: "the address",
-                got: format!("{ptr}, which is behind the memory at {}", range.base),
-                must: "one within an allocation",
-            });
+            return Err(Error::invalid(
+                "the address",
+                format!("{ptr}, which is behind the memory at {}", range.base),
+                "one within an allocation",
+            ));
         }
         Ok(range)
     }
@@ -80,11 +80,11 @@ pub fn driver_range<V: Vendor>(scope: &Scope<'_, V>, ptr: DevicePtr) -> Result<A
             base: DevicePtr(base),
             len: len as u64,
         }),
-        code if NO_SUCH_ADDRESS.contains(&code) => Err(Error::Invalid {
-            what: "the address",
-            got: ptr.to_string(),
-            must: "one in an allocation that the driver knows",
-        }),
+        code if NO_SUCH_ADDRESS.contains(&code) => Err(Error::invalid(
+            "the address",
+            ptr,
+            "one in an allocation that the driver knows",
+        )),
         code => Err(scope.error(symbol.name, code)),
     }
 }
@@ -170,11 +170,7 @@ pub fn refusal<V: Vendor>(vendor: &V, base: DevicePtr, what: &'static str) -> Er
             (why.to_owned(), remedy)
         }
     };
-    Error::Unsupported {
-        what,
-        why: format!("{base}: {why}"),
-        remedy,
-    }
+    Error::unsupported(what, format!("{base}: {why}"), remedy)
 }
 
 /// Says whether an address lies in virtual memory: whether its physical memory has a handle.

@@ -79,11 +79,11 @@ unsafe impl<V: Vendor> GpuRanges for Backend<V> {
                 "{}, where something else lies or no device memory can",
                 at.unwrap_or(base)
             );
-            return Err(Error::Invalid {
-                what: "the wanted address",
+            return Err(Error::invalid(
+                "the wanted address",
                 got,
-                must: "free in this process",
-            });
+                "free in this process",
+            ));
         }
         Ok(AddressRange {
             base,

@@ -81,11 +81,7 @@ unsafe impl<V: Vendor> GpuDescriptors for Backend<V> {
         let piece = round_up(len, self.granularity(device)?)?;
         if piece as u64 != len {
             let must = "a multiple of the device's granularity";
-            return Err(Error::Invalid {
-                what: "the length of a piece",
-                got: len.to_string(),
-                must,
-            });
+            return Err(Error::invalid("the length of a piece", len, must));
         }
         self.import_pieces(device, fds, piece, access)
     }
@@ -173,10 +169,12 @@ impl<V: Vendor> Backend<V> {
         let size = piece
             .checked_mul(count)
             .filter(|&size| (1..=isize::MAX as usize).contains(&size));
-        let size = size.ok_or_else(|| Error::Invalid {
-            what: "memory to import",
-            got: format!("{count} pieces of {piece} bytes"),
-            must: "at least 1, and within the address space",
+        let size = size.ok_or_else(|| {
+            Error::invalid(
+                "memory to import",
+                format!("{count} pieces of {piece} bytes"),
+                "at least 1, and within the address space",
+            )
         })?;
         let scope = self.on_device(device)?;
         let (mut all, mut given) = (Vec::new(), None);
@@ -224,11 +222,11 @@ impl<V: Vendor> Backend<V> {
             return Err(Vendor::unsupported(&**self, DESCRIPTORS, device));
         };
         if access == Access::ReadOnly {
-            return Err(Error::Unsupported {
-                what: "a read-only mapping",
-                why: "a dma-buf is mapped read-write by this driver".to_owned(),
-                remedy: "ask for read-write access: `Caps::read_only` says when",
-            });
+            return Err(Error::unsupported(
+                "a read-only mapping",
+                "a dma-buf is mapped read-write by this driver",
+                "ask for read-write access: `Caps::read_only` says when",
+            ));
         }
         let size = round_up(len, self.granularity(device)?)?;
         check_size(fd, size)?;

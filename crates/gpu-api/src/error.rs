@@ -272,6 +272,16 @@ impl Error {
         Error::Unsupported { what, why, remedy }
     }
 
+    /// Makes the error of a backend that cannot be used here.
+    pub fn unavailable(backend: BackendKind, why: impl ToString, remedy: &'static str) -> Error {
+        let why = why.to_string();
+        Error::Unavailable {
+            backend,
+            why,
+            remedy,
+        }
+    }
+
     /// Makes the error of a limit that is reached.
     pub fn exhausted(what: &'static str, limit: u64, remedy: &'static str) -> Error {
         Error::Exhausted {
