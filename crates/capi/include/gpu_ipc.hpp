@@ -5,6 +5,9 @@
 //
 // Functions throw where those of gpu_ipc.h fail, but for close, release, reset and get, which do not fail. What an owner's
 // or a stream's destructor throws in a callback of the library ends the process by std::terminate.
+//
+// Without exceptions, as with -fno-exceptions: `attempt` and `make` call functions of gpu_ipc.h and return a `result`. What would throw
+// writes its error to standard error and aborts.
 
 #ifndef GPU_IPC_HPP
 #define GPU_IPC_HPP
@@ -15,13 +18,17 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace gpu_ipc {
@@ -50,18 +57,101 @@ private:
     std::shared_ptr<const Texts> texts_;
 };
 
+/// Throws an error, or aborts where the program is compiled without exceptions.
+[[noreturn]] inline void fail(const Error &error) {
+#if defined(__cpp_exceptions) || defined(__EXCEPTIONS)
+    throw Error(error);
+#else
+    std::fprintf(stderr, "gpu_ipc: %s; %s\n", error.what(), error.remedy());
+    std::abort();
+#endif
+}
+
 /// Throws what a call failed with.
 inline void check(int32_t code) {
     if (code != GPU_IPC_OK) {
-        throw Error(code);
+        fail(Error(code));
     }
+}
+
+/// A value, or the error that there is in its place: what C++23 has in std::expected<T, Error>, for C++17.
+template <class T>
+class [[nodiscard]] result {
+public:
+    result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
+    result(Error error) noexcept : held_(std::in_place_index<1>, std::move(error)) {}
+
+    bool has_value() const noexcept { return held_.index() == 0; }
+    explicit operator bool() const noexcept { return has_value(); }
+    /// The value; without one the error is thrown.
+    T &value() & { return has_value() ? **this : (fail(error()), **this); }
+    T &&value() && { return std::move(value()); }
+    /// The value, which must be there.
+    T &operator*() noexcept { return *std::get_if<0>(&held_); }
+    T *operator->() noexcept { return std::get_if<0>(&held_); }
+    /// The error, which must be there.
+    const Error &error() const noexcept { return *std::get_if<1>(&held_); }
+
+private:
+    std::variant<T, Error> held_;
+};
+
+/// Success, or an error.
+template <>
+class [[nodiscard]] result<void> {
+public:
+    result() noexcept = default;
+    result(Error error) : error_(std::move(error)) {}
+
+    bool has_value() const noexcept { return !error_; }
+    explicit operator bool() const noexcept { return has_value(); }
+    /// Throws the error, if there is one.
+    void value() const {
+        if (error_) {
+            fail(*error_);
+        }
+    }
+    /// The error, which must be there.
+    const Error &error() const noexcept { return *error_; }
+
+private:
+    std::optional<Error> error_;
+};
+
+/// What a function makes for a T: the handle of an owner, or the T itself.
+template <class T, class = void>
+struct Made {
+    using type = T;
+};
+template <class T>
+struct Made<T, std::void_t<typename T::handle_type>> {
+    using type = typename T::handle_type *;
+};
+
+/// Calls a function of gpu_ipc.h that returns a code: attempt(gpu_ipc_block_write, block.get(), 0, bytes, len, stream.get()).
+template <class... Parameters, class... Arguments>
+result<void> attempt(int32_t (*function)(Parameters...), Arguments &&...arguments) {
+    const int32_t code = function(std::forward<Arguments>(arguments)...);
+    return code == GPU_IPC_OK ? result<void>() : result<void>(Error(code));
+}
+
+/// Calls a function of gpu_ipc.h whose last parameter takes what it makes: make<Stream>(gpu_ipc_stream_create, device.get()) is an
+/// owner of the handle, and make<Descriptor>(gpu_ipc_share, ...) a structure or a number.
+template <class T, class... Parameters, class... Arguments>
+result<T> make(int32_t (*function)(Parameters...), Arguments &&...arguments) {
+    typename Made<T>::type made{};
+    const int32_t code = function(std::forward<Arguments>(arguments)..., &made);
+    if (code != GPU_IPC_OK) {
+        return Error(code);
+    }
+    return T(std::move(made));
 }
 
 /// Passes a result on, and throws if it is the one that says that the call failed.
 template <class T>
 T unless(T failed, T result) {
     if (result == failed) {
-        throw Error(gpu_ipc_last_error());
+        fail(Error(gpu_ipc_last_error()));
     }
     return result;
 }
@@ -89,6 +179,8 @@ T sized() {
 template <class T, int32_t (*Close)(T *)>
 class Handle {
 public:
+    using handle_type = T;
+
     Handle() noexcept = default;
     explicit Handle(T *handle) noexcept : handle_(handle) {}
     Handle(Handle &&other) noexcept : handle_(other.release()) {}
@@ -207,8 +299,8 @@ public:
     // Streams stand for themselves: share(to, stream).
     After(const Stream &stream) : stream_(stream.get()) {
         if (!stream) {
-            throw Error(GPU_IPC_BAD_HANDLE, "the stream to share after is empty or was moved from",
-                        "name a stream, or say After::done()");
+            fail(Error(GPU_IPC_BAD_HANDLE, "the stream to share after is empty or was moved from",
+                        "name a stream, or say After::done()"));
         }
     }
     /// All work on the block is done.
@@ -229,8 +321,8 @@ public:
     // Streams stand for themselves: claim(descriptor, stream).
     Wait(const Stream &stream) : stream_(stream.get()) {
         if (!stream) {
-            throw Error(GPU_IPC_BAD_HANDLE, "the stream to wait on is empty or was moved from",
-                        "name a stream, or say Wait::here()");
+            fail(Error(GPU_IPC_BAD_HANDLE, "the stream to wait on is empty or was moved from",
+                        "name a stream, or say Wait::here()"));
         }
     }
     /// The calling thread waits.
@@ -256,12 +348,12 @@ struct ShareOptions {
     gpu_ipc_share_options to_c() const {
         auto options = sized<gpu_ipc_share_options>();
         if (user.size() > sizeof options.user) {
-            throw Error(GPU_IPC_INVALID, "the user's bytes are " + std::to_string(user.size()) + ", but must be at most 64",
-                        "send the rest beside the descriptor");
+            fail(Error(GPU_IPC_INVALID, "the user's bytes are " + std::to_string(user.size()) + ", but must be at most 64",
+                        "send the rest beside the descriptor"));
         }
         if (time_to_live && time_to_live->count() == 0) {
-            throw Error(GPU_IPC_INVALID, "the time to live is 0, but must be above 0, or `forever`",
-                        "leave it out for what the session was opened with");
+            fail(Error(GPU_IPC_INVALID, "the time to live is 0, but must be above 0, or `forever`",
+                        "leave it out for what the session was opened with"));
         }
         if (!user.empty()) {
             std::memcpy(options.user, user.data(), user.size());
@@ -735,8 +827,8 @@ std::vector<gpu_ipc_sealed> sealed_of(List list) {
 inline gpu_ipc_key key_of(std::string_view bytes) {
     gpu_ipc_key key{};
     if (bytes.size() != sizeof key.bytes) {
-        throw Error(GPU_IPC_INVALID, "the key of a block is " + std::to_string(bytes.size()) + " bytes long, but must be 16 bytes",
-                    "pass 16 bytes, such as a digest");
+        fail(Error(GPU_IPC_INVALID, "the key of a block is " + std::to_string(bytes.size()) + " bytes long, but must be 16 bytes",
+                    "pass 16 bytes, such as a digest"));
     }
     std::memcpy(key.bytes, bytes.data(), sizeof key.bytes);
     return key;

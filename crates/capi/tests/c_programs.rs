@@ -47,6 +47,10 @@ const CPP: &[&str] = &[
 const PROGRAMS: &[(&str, &str)] = &[
     ("examples/first.c", "1048576 bytes that begin with seven"),
     ("examples/ring.cpp", "300 frames through 4 blocks"),
+    (
+        "examples/events.cpp",
+        "a participant joined, read a block, and left",
+    ),
     ("tests/c/misuse.c", "misuse: every call gave its code"),
     ("tests/c/usual.c", "usual: all went well"),
     ("tests/c/strict.c", "strict: nothing was guessed"),
@@ -486,6 +490,8 @@ fn compile(source: &str, to: &Path) -> Result<PathBuf, Failed> {
     let mut command = Command::new(compiler);
     command
         .args(flags)
+        // The program that calls by results.
+        .args(source.ends_with("events.cpp").then_some("-fno-exceptions"))
         .arg("-I")
         .arg(prefix.join("include"))
         .arg(source)

@@ -151,6 +151,21 @@ void loans_end(const gpu_ipc::Session &session, const gpu_ipc::Participant &cons
     require(loan.wait_released() && loan.outstanding() == 0, "it is held by no participant");
 }
 
+void results_say_what_exceptions_say(const gpu_ipc::Device &device, const gpu_ipc::Session &session) {
+    auto block = gpu_ipc::make<gpu_ipc::Block>(gpu_ipc_alloc, session.get(), uint64_t{4096}, int64_t{0});
+    require(block && block.has_value() && block->size() == 4096 && (*block).get() == block.value().get(), "no block");
+    gpu_ipc::Block taken = std::move(block).value();
+    require(gpu_ipc::attempt(gpu_ipc_block_close, taken.release()).has_value(), "it is not closed");
+    auto none = gpu_ipc::make<gpu_ipc::Block>(gpu_ipc_alloc, session.get(), UINT64_MAX, int64_t{0});
+    require(!none && none.error().code() != GPU_IPC_OK && std::strlen(none.error().what()) > 0, "a block of 16 EiB");
+    refuses(none.error().code(), none.error().what(), [&] { none.value(); });
+    refuses(none.error().code(), none.error().what(), [&] { std::move(none).value(); });
+    auto closed = gpu_ipc::attempt(gpu_ipc_stream_synchronize, nullptr);
+    require(!closed && closed.error().code() == GPU_IPC_BAD_HANDLE, "null is a stream");
+    refuses(GPU_IPC_BAD_HANDLE, closed.error().what(), [&] { closed.value(); });
+    require(gpu_ipc::make<gpu_ipc::Stream>(gpu_ipc_stream_create, device.get()).value().get() != nullptr, "no stream");
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -176,6 +191,7 @@ int main(int argc, char **argv) {
         require(session.participant_name(session.participants(1).at(0)) == "pair", "another name");
         nothing_is_guessed(session, device, consumer);
         loans_end(session, consumer);
+        results_say_what_exceptions_say(device, session);
         consumer.leave();
         session.shutdown();
         session.trim();
