@@ -29,3 +29,11 @@ def test_an_example_runs(command: list[str]) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith(command[0].removesuffix(".py") + ":") and not ran.stderr, ran.stderr
+
+
+def test_the_first_program_runs_on_any_machine() -> None:
+    ran = subprocess.run(
+        [sys.executable, EXAMPLES / "first.py"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.endswith("their sum is 499,500\n") and not ran.stderr, ran.stderr
