@@ -393,6 +393,53 @@ fn the_readme_names_the_features_and_the_toolchain() {
     }
 }
 
+/// The facade's version is that of every manifest which does not inherit it, of the C library and of the documents.
+#[test]
+fn there_is_one_version() {
+    let manifest = read("Cargo.toml");
+    let version = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("version = "))
+        .expect("a version")
+        .trim_matches('"');
+    let line = format!("version = \"{version}\"");
+    for manifest in [
+        "crates/gateway/Cargo.toml",
+        "crates/gateway/plan/Cargo.toml",
+        "crates/python/entry-points/gpu-ipc-vllm/pyproject.toml",
+        "testing/hosts/Cargo.toml",
+    ] {
+        let text = read(manifest);
+        assert!(
+            text.lines().any(|one| one == line),
+            "{manifest} has another version than {version}"
+        );
+    }
+    for lock in ["Cargo.lock", "crates/gateway/Cargo.lock", "fuzz/Cargo.lock"] {
+        let locked = format!("name = \"gpu-ipc-gpu-api\"\n{line}\n");
+        assert!(read(lock).contains(&locked), "{lock} locks another version");
+    }
+    let interface = version.rsplit_once('.').expect("three numbers").0;
+    for (document, names) in [
+        ("CHANGELOG.md", format!("# Changelog\n\n## {version}, ")),
+        ("docs/C.md", format!("libgpu_ipc.so.{interface}")),
+        ("CONTRIBUTING.md", format!("git tag -a v{version} ")),
+    ] {
+        assert!(
+            read(document).contains(&names),
+            "{document} does not say {names:?}"
+        );
+    }
+    let interface: Vec<&str> = interface.split('.').collect();
+    for (name, number) in ["MAJOR", "MINOR"].into_iter().zip(interface) {
+        let defined = format!("#define GPU_IPC_VERSION_{name} {number}\n");
+        assert!(
+            read("crates/capi/include/gpu_ipc.h").contains(&defined),
+            "the C header lacks {defined:?}"
+        );
+    }
+}
+
 /// The map of a block's life names files that are there, and no step leads through more than two
 /// folders.
 #[test]

@@ -283,7 +283,7 @@
 #define GPU_IPC_VERSION_MAJOR 0
 
 // Functions and fields may come.
-#define GPU_IPC_VERSION_MINOR 2
+#define GPU_IPC_VERSION_MINOR 3
 
 // The interface is the same.
 #define GPU_IPC_VERSION_PATCH 0

@@ -6,7 +6,7 @@ pub const GPU_IPC_VERSION: u32 =
 /// Before 1 every minor version is another interface, with another soname.
 pub const GPU_IPC_VERSION_MAJOR: u32 = 0;
 /// Functions and fields may come.
-pub const GPU_IPC_VERSION_MINOR: u32 = 2;
+pub const GPU_IPC_VERSION_MINOR: u32 = 3;
 /// The interface is the same.
 pub const GPU_IPC_VERSION_PATCH: u32 = 0;
 
