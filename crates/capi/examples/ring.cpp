@@ -18,8 +18,8 @@ namespace {
 
 constexpr size_t width = 640, height = 480, blocks = 4;
 
-uint32_t vendor(const std::string &name) {
-    return name == "cuda" ? GPU_IPC_CUDA : name == "hip" ? GPU_IPC_HIP : GPU_IPC_HOST;
+gpu_ipc::Backend vendor(const std::string &name) {
+    return name == "cuda" ? gpu_ipc::Backend::cuda : name == "hip" ? gpu_ipc::Backend::hip : gpu_ipc::Backend::host;
 }
 
 // What travels with each frame, in the bytes of the user's own.
@@ -29,7 +29,7 @@ struct Header {
     uint32_t height;
 };
 
-void view(const std::string &path, uint32_t backend, int from) {
+void view(const std::string &path, gpu_ipc::Backend backend, int from) {
     auto device = gpu_ipc::Device::open(backend);
     auto stream = gpu_ipc::Stream::create(device);
     auto camera = gpu_ipc::Participant::connect(device, path);
@@ -90,7 +90,7 @@ int main(int argc, char **argv) {
     }
     std::string path = argv[1];
     auto frames = static_cast<uint32_t>(argc > 2 ? std::atoi(argv[2]) : 300);
-    uint32_t backend = vendor(argc > 3 ? argv[3] : "host");
+    gpu_ipc::Backend backend = vendor(argc > 3 ? argv[3] : "host");
     int descriptors[2], ready[2];
     if (pipe(descriptors) != 0 || pipe(ready) != 0) {
         return 1;

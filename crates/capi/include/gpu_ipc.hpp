@@ -33,6 +33,29 @@
 
 namespace gpu_ipc {
 
+// Numbers of gpu_ipc.h with types. A later library may give others than are listed.
+
+/// Which vendor's devices: `first` takes the first that there is.
+enum class Backend : uint32_t { first = 0, host = GPU_IPC_HOST, cuda = GPU_IPC_CUDA, hip = GPU_IPC_HIP };
+
+/// What the log tells at least.
+enum class LogLevel : uint32_t { error = GPU_IPC_LOG_ERROR, warn = GPU_IPC_LOG_WARN, info = GPU_IPC_LOG_INFO, debug = GPU_IPC_LOG_DEBUG };
+
+/// Whether the contents of a received block are whole.
+enum class State : uint32_t {
+    pending = GPU_IPC_STATE_PENDING,
+    ready = GPU_IPC_STATE_READY,
+    ready_producer_gone = GPU_IPC_STATE_READY_PRODUCER_GONE,
+    poisoned = GPU_IPC_STATE_POISONED
+};
+
+/// What came of a commit.
+enum class Outcome : uint32_t {
+    committed = GPU_IPC_OUTCOME_COMMITTED,
+    unfinished = GPU_IPC_OUTCOME_UNFINISHED,
+    unknown = GPU_IPC_OUTCOME_UNKNOWN
+};
+
 /// What a call failed with: its code, text and remedy. Copies do not throw.
 class Error : public std::exception {
 public:
@@ -159,8 +182,8 @@ T unless(T failed, T result) {
 /// The version of the library that runs, as GPU_IPC_VERSION, which is that of the header.
 inline uint32_t version() noexcept { return gpu_ipc_version(); }
 
-/// Writes the library's log to a descriptor; GPU_IPC_LOG_...
-inline void log_to(int fd, uint32_t level = GPU_IPC_LOG_WARN) { check(gpu_ipc_log_to(fd, level)); }
+/// Writes the library's log to a descriptor.
+inline void log_to(int fd, LogLevel level = LogLevel::warn) { check(gpu_ipc_log_to(fd, static_cast<uint32_t>(level))); }
 
 /// Calls that are asked not to wait.
 inline constexpr std::chrono::nanoseconds no_wait{0};
@@ -228,10 +251,9 @@ class Device : public Handle<gpu_ipc_device, gpu_ipc_device_close> {
 public:
     using Handle::Handle;
 
-    /// Opens a device: GPU_IPC_CUDA, GPU_IPC_HIP, GPU_IPC_HOST, or 0 for the first that there is.
-    static Device open(uint32_t backend = 0, uint32_t number = 0) {
+    static Device open(Backend backend = Backend::first, uint32_t number = 0) {
         gpu_ipc_device *device;
-        check(gpu_ipc_device_open(backend, number, &device));
+        check(gpu_ipc_device_open(static_cast<uint32_t>(backend), number, &device));
         return Device(device);
     }
 
@@ -582,11 +604,10 @@ public:
         check(gpu_ipc_received_is_read_only(get(), &read_only));
         return read_only;
     }
-    /// GPU_IPC_STATE_...
-    uint32_t state() const {
+    State state() const {
         uint32_t state = 0;
         check(gpu_ipc_received_state(get(), &state));
-        return state;
+        return static_cast<State>(state);
     }
     void used_on(const Stream &stream) const { check(gpu_ipc_received_used_on(get(), stream.get())); }
     /// Queues the wait for the producer's work on a stream, or waits here.
@@ -1009,12 +1030,12 @@ public:
         check(gpu_ipc_object_open_identity(get(), &identity, &reader));
         return Reader(reader);
     }
-    /// The outcome of a commit, GPU_IPC_OUTCOME_..., and the epoch of one that was committed.
-    std::pair<uint32_t, uint64_t> outcome(const gpu_ipc_identity &identity) const {
+    /// The outcome of a commit, and the epoch of one that was committed.
+    std::pair<Outcome, uint64_t> outcome(const gpu_ipc_identity &identity) const {
         uint32_t outcome = 0;
         uint64_t epoch = 0;
         check(gpu_ipc_object_outcome(get(), &identity, &outcome, &epoch));
-        return {outcome, epoch};
+        return {static_cast<Outcome>(outcome), epoch};
     }
     /// Waits for an epoch newer than `seen`; nothing when the time was over first.
     std::optional<uint64_t> watch(const std::string &name, uint64_t seen, std::chrono::nanoseconds timeout) const {

@@ -43,7 +43,7 @@ void consume(const std::string &path, int from, unsigned rounds) {
     cuda(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
     cuda(cudaMalloc(&count, sizeof *count));
     cuda(cudaMemsetAsync(count, 0, sizeof *count, own));
-    auto device = gpu_ipc::Device::open(GPU_IPC_CUDA);
+    auto device = gpu_ipc::Device::open(gpu_ipc::Backend::cuda);
     auto stream = gpu_ipc::Stream::borrow(device, own);
     auto producer = gpu_ipc::Participant::connect(device, path);
     unsigned seen = 0;
@@ -68,7 +68,7 @@ void consume(const std::string &path, int from, unsigned rounds) {
 void produce(const std::string &path, int to, int ready, unsigned rounds) {
     cudaStream_t own;
     cuda(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
-    auto device = gpu_ipc::Device::open(GPU_IPC_CUDA);
+    auto device = gpu_ipc::Device::open(gpu_ipc::Backend::cuda);
     auto stream = gpu_ipc::Stream::borrow(device, own);
     auto session = gpu_ipc::Session::open(device, path);
     if (write(ready, "r", 1) != 1) {

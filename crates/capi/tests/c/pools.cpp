@@ -98,7 +98,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     try {
-        auto device = gpu_ipc::Device::open(GPU_IPC_HOST);
+        auto device = gpu_ipc::Device::open(gpu_ipc::Backend::host);
         auto options = gpu_ipc::sized<gpu_ipc_client_options>();
         options.dir = argv[1];
         auto client = gpu_ipc::Client::connect(device, options);

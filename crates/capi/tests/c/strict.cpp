@@ -58,7 +58,7 @@ void a_callback_that_throws() {
     pid_t child = fork();
     if (child == 0) {
         std::set_terminate([] { _exit(42); });
-        auto device = gpu_ipc::Device::open(GPU_IPC_HOST);
+        auto device = gpu_ipc::Device::open(gpu_ipc::Backend::host);
         auto throws = [](int *) { throw 1; };
         auto stream = gpu_ipc::Stream::borrow(device, nullptr, std::shared_ptr<int>(new int, throws));
         stream.reset();
@@ -129,7 +129,8 @@ void nothing_is_guessed(const gpu_ipc::Session &session, const gpu_ipc::Device &
     to_be_read.read_only = true;
     auto only_read = consumer.claim(block.share(To::one(consumer.id()), After::done(), to_be_read));
     require(only_read.is_read_only(), "it may be written");
-    require(!consumer.claim(block.share(To::one(consumer.id()), After::done())).is_read_only(), "it is only read");
+    auto written = consumer.claim(block.share(To::one(consumer.id()), After::done()));
+    require(!written.is_read_only() && written.state() == gpu_ipc::State::ready, "it is only read, or not whole");
 }
 
 void loans_end(const gpu_ipc::Session &session, const gpu_ipc::Participant &consumer) {
@@ -177,8 +178,9 @@ int main(int argc, char **argv) {
         a_callback_that_throws();
         require(gpu_ipc::version() == GPU_IPC_VERSION, "the header is of another library");
         gpu_ipc::log_to(-1);
+        refuses(GPU_IPC_INVALID, "level", [] { gpu_ipc::log_to(-1, static_cast<gpu_ipc::LogLevel>(9)); });
         accessors_throw();
-        auto device = gpu_ipc::Device::open(GPU_IPC_HOST);
+        auto device = gpu_ipc::Device::open(gpu_ipc::Backend::host);
         auto session = gpu_ipc::Session::open(device, std::string(argv[1]));
         int ends[2];
         require(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0, "no pair");
