@@ -21,7 +21,7 @@ use crate::producer::fences::fence::Fences;
 use crate::producer::grants::lapse::NextLapse;
 use crate::producer::grants::ticket::Tickets;
 use crate::producer::notice::SessionNotice;
-use crate::producer::roster::peer::Peer;
+use crate::producer::roster::peer::{Leaving, Peer};
 use crate::producer::roster::table::Roster;
 use crate::producer::wakeups::Wakeups;
 use crate::shard::SHARDS;
@@ -49,8 +49,8 @@ pub(crate) struct Facts {
 
 impl Facts {
     /// Returns how long after the proof of a participant's death its blocks are kept from reuse.
-    pub fn quarantine_of(&self, peer: &Peer) -> Duration {
-        let needed = || self.gpu.backend().quarantine(peer.is_shown());
+    pub fn quarantine_of(&self, peer: &Peer, leaving: &Leaving) -> Duration {
+        let needed = || leaving.quarantine(self.gpu.backend().quarantine(peer.is_shown()));
         self.quarantine.unwrap_or_else(needed)
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct Leaving {
     pub said_goodbye: bool,
     /// When its connection was seen to have ended.
     pub hung_up: Option<Instant>,
+    /// The process has exited, and a child that it forked still had the connection.
+    pub is_outlived: bool,
     /// When its death was proven, or the driver's last sign of life went. The quarantine follows.
     pub proven: Option<Instant>,
 }
@@ -45,7 +47,22 @@ const EXIT_FOLLOWS: Duration = Duration::from_millis(100);
 /// contexts down in between, which took NVIDIA's more than 100 ms on a GPU with other users.
 const EXIT_LASTS: Duration = Duration::from_secs(30);
 
+/// The least quarantine where a forked child had the connection last. The child's end is told by the
+/// hang-up alone, which comes before the driver stops the GPU's work: on two busy H200 a write came
+/// more than 100 ms after it, and the driver took up to 450 ms to take a context down.
+const OUTLIVED: Duration = Duration::from_secs(2);
+
 impl Leaving {
+    /// Returns how long after the proof what it held is kept from reuse, where `needed` is what the
+    /// device's driver needs after the end of all processes.
+    pub fn quarantine(&self, needed: Duration) -> Duration {
+        if self.is_outlived {
+            needed.max(OUTLIVED)
+        } else {
+            needed
+        }
+    }
+
     /// Returns how the participant went, and `None` while that may still become known.
     /// `is_exiting` asks whether the kernel is ending the process.
     pub fn departure(
@@ -311,6 +328,16 @@ impl Peer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_forked_child_kept_the_connection_of_rests_for_longer() {
+        let needed = Duration::from_millis(100);
+        let mut leaving = Leaving::default();
+        assert_eq!(leaving.quarantine(needed), needed);
+        leaving.is_outlived = true;
+        assert_eq!(leaving.quarantine(needed), OUTLIVED);
+        assert_eq!(leaving.quarantine(2 * OUTLIVED), 2 * OUTLIVED);
+    }
 
     /// The kernel's last step may come seconds after the sockets are closed.
     #[test]

@@ -11,6 +11,7 @@ use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::notice::{Departure, SessionNotice};
 use crate::producer::roster::peer::Peer;
 use crate::producer::service::state::Service;
+use transport::os::socket::has_hung_up;
 use transport::server::Proof;
 use transport::trace_point;
 
@@ -25,6 +26,9 @@ impl Service {
             self.close(&peer);
         }
         let mut leaving = peer.leaving();
+        // A process closes its sockets before its pidfd becomes readable; the event of the hang-up may
+        // be read after that.
+        leaving.is_outlived |= proof.exited && !proof.hung_up && !has_hung_up(&peer.seat.socket);
         if proof.hung_up {
             leaving.hung_up.get_or_insert_with(Instant::now);
         }
@@ -47,7 +51,7 @@ impl Service {
                     // The driver's own sign is the last: the quarantine begins when it is gone.
                     leaving.proven = Some(now);
                 }
-                let quarantine = self.core.facts.quarantine_of(peer);
+                let quarantine = self.core.facts.quarantine_of(peer, &leaving);
                 let over = leaving
                     .proven
                     .is_some_and(|proven| now.duration_since(proven) >= quarantine);

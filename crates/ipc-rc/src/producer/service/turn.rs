@@ -147,7 +147,7 @@ impl Service {
                     |proven| {
                         Some(
                             core.facts
-                                .quarantine_of(peer)
+                                .quarantine_of(peer, &leaving)
                                 .saturating_sub(proven.elapsed()),
                         )
                     },
