@@ -97,7 +97,7 @@ fn want() -> impl Strategy<Value = Want> {
     prop_oneof![
         5 => (0..2u32).prop_map(Want::Lease),
         5 => (2..LEASES).prop_map(Want::Lease),
-        2 => (0..2u32).prop_map(Want::Ticket),
+        6 => (0..2u32).prop_map(Want::Ticket),
         2 => Just(Want::Broadcast),
         1 => (0..=FILES).prop_map(Want::File),
         1 => Just(Want::Forward),
@@ -1001,7 +1001,7 @@ fn times(fate: Fate) -> usize {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 20 } else { 320 },
+        cases: if cfg!(miri) { 20 } else { 1_600 },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
