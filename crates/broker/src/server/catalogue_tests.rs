@@ -672,6 +672,26 @@ proptest! {
     }
 }
 
+/// The first writer asks for an object.
+fn create(draw: u8) -> Step {
+    Step::Create {
+        who: 1,
+        name: 0,
+        draw,
+        expect: None,
+        replace: false,
+        take: false,
+    }
+}
+
+/// It asks for an object, fills it and asks for the commit.
+fn asked_for(world: &mut World, draw: u8) {
+    world.step(&create(draw));
+    world.work(7);
+    world.step(&Step::Release { draw });
+    world.step(&Step::Commit { who: 1, draw });
+}
+
 /// The negative control: the model finds a broker that publishes without reading the slots.
 #[test]
 #[should_panic(expected = "though its leases were held")]
@@ -680,14 +700,7 @@ fn the_control_a_broker_that_reads_no_slots_is_found() {
         reads_slots: false,
         ..limits()
     });
-    world.step(&Step::Create {
-        who: 1,
-        name: 0,
-        draw: 0,
-        expect: None,
-        replace: false,
-        take: false,
-    });
+    world.step(&create(0));
     world.work(7);
     world.step(&Step::Commit { who: 1, draw: 0 });
     world.work(7);
@@ -697,17 +710,7 @@ fn the_control_a_broker_that_reads_no_slots_is_found() {
 fn what_the_keeper_does_not_take_goes_with_its_dead_writer() {
     for keeper in [0, 1] {
         let mut world = World::new();
-        world.step(&Step::Create {
-            who: 1,
-            name: 0,
-            draw: 0,
-            expect: None,
-            replace: false,
-            take: false,
-        });
-        world.work(7);
-        world.step(&Step::Release { draw: 0 });
-        world.step(&Step::Commit { who: 1, draw: 0 });
+        asked_for(&mut world, 0);
         world.step(&Step::Die { who: 1 });
         assert_eq!(world.catalogue.rows(asker(1)).len(), 1, "it is on its way");
         world.work(keeper);
@@ -721,14 +724,7 @@ fn what_the_keeper_does_not_take_goes_with_its_dead_writer() {
 #[test]
 fn a_create_that_comes_again_after_a_refused_commit_is_declined() {
     let mut world = World::new();
-    let create = Step::Create {
-        who: 1,
-        name: 0,
-        draw: 0,
-        expect: None,
-        replace: false,
-        take: false,
-    };
+    let create = create(0);
     world.step(&create);
     world.work(7);
     world.step(&Step::Release { draw: 0 });
@@ -800,14 +796,7 @@ fn memory_that_epochs_share_counts_once_and_outlasts_the_epoch_it_came_from() {
         "also when the old epochs go first"
     );
     world.step(&Step::Open { who: 2, name: 0 });
-    world.step(&Step::Create {
-        who: 1,
-        name: 0,
-        draw: 3,
-        expect: None,
-        replace: false,
-        take: false,
-    });
+    world.step(&create(3));
     assert!(
         !world
             .catalogue
@@ -822,17 +811,7 @@ fn memory_that_epochs_share_counts_once_and_outlasts_the_epoch_it_came_from() {
 fn names_belong_to_the_user_who_committed_them_first() {
     let mut world = World::new();
     let identity = Identity([1; 16]);
-    world.step(&Step::Create {
-        who: 1,
-        name: 0,
-        draw: 0,
-        expect: None,
-        replace: false,
-        take: false,
-    });
-    world.work(7);
-    world.step(&Step::Release { draw: 0 });
-    world.step(&Step::Commit { who: 1, draw: 0 });
+    asked_for(&mut world, 0);
     world.work(7);
     assert_eq!(
         world.catalogue.outcome(identity),
@@ -1055,14 +1034,6 @@ fn what_cannot_fit_the_device_leaves_the_epoch_that_it_was_to_replace() {
 #[test]
 fn an_unfinished_object_is_given_up_by_its_owner_and_by_the_operator_alone() {
     let mut world = World::new();
-    let create = |draw| Step::Create {
-        who: 1,
-        name: 0,
-        draw,
-        expect: None,
-        replace: false,
-        take: false,
-    };
     let of = |uid| Asker {
         participant: Participant(9),
         uid,

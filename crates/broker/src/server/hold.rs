@@ -33,6 +33,8 @@ pub(super) struct Holder {
     pub by: Option<Participant>,
     /// Of a hold that a former broker gave: processes that have not exited.
     pub alive: usize,
+    /// It died while the keeper was taking a record.
+    pub dead: bool,
     /// For people.
     pub who: Process,
     pub since: Instant,
@@ -53,8 +55,6 @@ pub(super) enum Hold<F> {
         asker: Asker,
         request: u64,
         holder: Holder,
-        /// It died meanwhile.
-        died: bool,
         /// It gave up waiting.
         given_up: bool,
     },
@@ -101,6 +101,7 @@ impl<F: Clone> Pool<F> {
                     token,
                     by: None,
                     alive: processes,
+                    dead: false,
                     who,
                     since,
                 };

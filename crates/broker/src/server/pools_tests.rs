@@ -15,7 +15,7 @@ use super::catalogue::Catalogue;
 use super::catalogue::draft::Site;
 use super::limits::Limits;
 use super::listing::Process;
-use super::record::{Kept, Record};
+use super::record::{Kept, Phase, Record};
 use crate::object::identity::{Epoch, Identity};
 use crate::object::layout::Layout;
 use crate::object::manifest::{Manifest, Readers};
@@ -112,6 +112,8 @@ struct Held {
     gave_up: bool,
     /// It was told that this was noted.
     noted: bool,
+    /// The keeper refused the record of the end: the next broker takes the pool for held.
+    unkept: bool,
 }
 
 struct World {
@@ -259,6 +261,7 @@ impl World {
             generation,
             gave_up: false,
             noted: false,
+            unkept: false,
         };
         let Some(last) = self.held.insert(identity, held) else {
             return;
@@ -277,7 +280,8 @@ impl World {
             let is_right = match previous {
                 Previous::Never => false,
                 Previous::Closed => last.gave_up,
-                Previous::Died => !last.noted,
+                // A removal that the keeper did not take brings a pool back as it was kept.
+                Previous::Died => !last.noted || last.unkept || self.removed.contains(&identity),
             };
             assert!(is_right, "{previous} after {last:?}");
         }
@@ -318,6 +322,10 @@ impl World {
                 record,
                 processes,
             } => {
+                if fail.is_some() && record.phase == Phase::Closed {
+                    let held = self.held.get_mut(&record.pool).into_iter();
+                    held.for_each(|held| held.unkept = true);
+                }
                 let file = Fd::Record(record.clone());
                 let kept =
                     fail.map_or_else(|| Ok(self.store(seq, file, processes, usize::MAX)), Err);
@@ -328,9 +336,10 @@ impl World {
                 objects,
                 bequest,
             } => {
-                let forgotten =
-                    fail.map_or_else(|| Ok(self.forget(&objects, bequest, usize::MAX)), Err);
-                self.catalogue.forgotten(token, forgotten)
+                if fail.is_none() {
+                    self.forget(&objects, bequest, usize::MAX);
+                }
+                self.catalogue.forgotten(token, fail.map_or(Ok(()), Err))
             }
             other => panic!("no job: {other:?}"),
         };
@@ -706,6 +715,22 @@ fn a_child_of_a_dead_holder_keeps_the_hold() {
         world.step(&Step::Die { seat: 0 });
         assert!(!is_given(&mut world, 1, World::later()), "{broker_dies}");
         world.step(&Step::ChildrenDie);
+        assert!(is_given(&mut world, 1, World::later()), "{broker_dies}");
+    }
+}
+
+/// Its close is on its way to the keeper when both die.
+#[test]
+fn a_holder_that_dies_in_a_close_that_the_keeper_did_not_take_ends_its_hold() {
+    for broker_dies in [false, true] {
+        let mut world = held();
+        if broker_dies {
+            world.step(&Step::Kill { done: 0 });
+        }
+        world.step(&Step::Release { seat: 0 });
+        world.step(&Step::Die { seat: 0 });
+        world.step(&Step::Keeper);
+        world.step(&Step::Keeper);
         assert!(is_given(&mut world, 1, World::later()), "{broker_dies}");
     }
 }

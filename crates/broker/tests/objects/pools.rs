@@ -120,6 +120,17 @@ fn taker(dir: &Dir) -> Agent {
     agent
 }
 
+/// Has a holder do what it says nothing of.
+#[track_caller]
+fn does(holder: &mut Agent, told: Told, step: &str) {
+    assert_eq!(holder.ask(&Command::Pool(told)), Said::Ready, "{step}");
+}
+
+#[track_caller]
+fn follows(pool: &Pool, hold: (u64, Previous), step: &str) {
+    assert_eq!((pool.generation(), pool.previous()), hold, "{step}");
+}
+
 /// Adopts as soon as the last holder's death is proven, and looks at every byte that is sealed.
 #[track_caller]
 fn adopted(client: &Client) -> Pool {
@@ -171,18 +182,15 @@ fn a_successor_finds_what_was_sealed_and_nothing_else() {
     let (dir, _keeper, client) = serving();
     let mut first = taker(&dir);
     for (block, byte) in [(0, 1), (1, 2), (2, 3)] {
-        assert_eq!(
-            first.ask(&Command::Pool(Told::Put(block, byte))),
-            Said::Ready
-        );
+        does(&mut first, Told::Put(block, byte), "");
     }
     // Block 1 is filled again, and block 5 for the first time: the holder dies in both.
-    assert_eq!(first.ask(&Command::Pool(Told::Half(1, 4))), Said::Ready);
-    assert_eq!(first.ask(&Command::Pool(Told::Half(5, 5))), Said::Ready);
+    does(&mut first, Told::Half(1, 4), "");
+    does(&mut first, Told::Half(5, 5), "");
     first.kill();
     let pool = adopted(&client);
     assert_eq!(sealed(&pool), [0, 2]);
-    assert_eq!((pool.generation(), pool.previous()), (2, Previous::Died));
+    follows(&pool, (2, Previous::Died), "");
     // It goes on with every block.
     let stream = Stream::create(client.gpu()).expect("a stream");
     for block in 0..BLOCKS {
@@ -191,13 +199,13 @@ fn a_successor_finds_what_was_sealed_and_nothing_else() {
     pool.close(&[&stream]).expect("closed");
     let pool = adopted(&client);
     assert_eq!(sealed(&pool).len(), BLOCKS as usize);
-    assert_eq!((pool.generation(), pool.previous()), (3, Previous::Closed));
+    follows(&pool, (3, Previous::Closed), "");
 }
 
 fn a_seal_waits_for_its_stream() {
     let (_dir, _keeper, client) = serving();
     let pool = create(&client).expect("a pool");
-    assert_eq!((pool.generation(), pool.previous()), (1, Previous::Never));
+    follows(&pool, (1, Previous::Never), "");
     let stream = Stream::create(client.gpu()).expect("a stream");
     let (open, gate) = std::sync::mpsc::channel::<()>();
     pool.invalidate(3).expect("a block");
@@ -248,9 +256,9 @@ fn a_pool_has_one_holder_and_the_refusal_names_both() {
     let of = row.pool.as_ref().expect("a pool");
     assert_eq!((row.state.as_str(), of.generation), ("pool", 1));
     assert_eq!(of.holder.as_ref().map(|of| of.pid), Some(holder.pid()));
-    assert_eq!(holder.ask(&Command::Pool(Told::Close)), Said::Ready);
+    does(&mut holder, Told::Close, "");
     let pool = client.adopt("kv", false).expect("closed before");
-    assert_eq!((pool.generation(), pool.previous()), (2, Previous::Closed));
+    follows(&pool, (2, Previous::Closed), "");
 }
 
 fn a_close_waits_for_the_streams() {
@@ -301,11 +309,11 @@ fn a_hold_outlives_the_broker_and_ends_with_its_process() {
     for _ in 0..2 {
         kill_broker(&dir, &client);
         assert!(refusal(&client).contains(&format!("held by process {}", holder.pid())));
-        assert_eq!(holder.ask(&Command::Pool(Told::Put(4, 4))), Said::Ready);
+        does(&mut holder, Told::Put(4, 4), "");
     }
     holder.kill();
     let pool = adopted(&client);
-    assert_eq!((pool.generation(), pool.previous()), (2, Previous::Died));
+    follows(&pool, (2, Previous::Died), "");
     assert_eq!(sealed(&pool), [4]);
     // A broker that finds the processes dead knows at once.
     drop(pool);
@@ -333,16 +341,16 @@ fn a_hold_is_closed_at_the_next_broker() {
     let (dir, _keeper, client) = serving();
     let mut holder = taker(&dir);
     kill_broker(&dir, &client);
-    assert_eq!(holder.ask(&Command::Pool(Told::Close)), Said::Ready);
+    does(&mut holder, Told::Close, "");
     kill_broker(&dir, &client);
     let pool = client.adopt("kv", false).expect("closed before");
-    assert_eq!((pool.generation(), pool.previous()), (2, Previous::Closed));
+    follows(&pool, (2, Previous::Closed), "");
 }
 
 fn a_hold_outlives_keeper_then_broker() {
     let (dir, mut keeper, client) = serving();
     let mut holder = taker(&dir);
-    assert_eq!(holder.ask(&Command::Pool(Told::Put(1, 1))), Said::Ready);
+    does(&mut holder, Told::Put(1, 1), "");
     keeper.kill();
     until("the broker knows", || {
         client.list().expect("it lives on").keeper == "absent"
@@ -393,7 +401,7 @@ fn a_child_forked_later_keeps_the_hold_past_a_broker() {
     let child = Pid::from_raw(i32::try_from(child).expect("a pid")).expect("a pid");
     kill_process(child, Signal::KILL).expect("it lives");
     let pool = adopted(&client);
-    assert_eq!((pool.generation(), pool.previous()), (2, Previous::Died));
+    follows(&pool, (2, Previous::Died), "");
 }
 
 fn a_descriptor_that_is_no_pipe_begins_no_hold() {
@@ -428,31 +436,15 @@ fn a_broker_at_every_step() {
         until("the pool is taken", || {
             holder.ask(&Command::Pool(Told::Take)) == Said::Epoch(1)
         });
-        assert_eq!(
-            holder.ask(&Command::Pool(Told::Put(0, 3))),
-            Said::Ready,
-            "{step}"
-        );
-        assert_eq!(
-            holder.ask(&Command::Pool(Told::Half(1, 4))),
-            Said::Ready,
-            "{step}"
-        );
+        does(&mut holder, Told::Put(0, 3), step);
+        does(&mut holder, Told::Half(1, 4), step);
         holder.kill();
         let pool = adopted(&client);
-        assert_eq!(
-            (pool.generation(), pool.previous()),
-            (2, Previous::Died),
-            "{step}"
-        );
+        follows(&pool, (2, Previous::Died), step);
         assert_eq!(sealed(&pool), [0], "{step}");
         pool.close(&[]).expect("closed");
         let pool = adopted(&client);
-        assert_eq!(
-            (pool.generation(), pool.previous()),
-            (3, Previous::Closed),
-            "{step}"
-        );
+        follows(&pool, (3, Previous::Closed), step);
         assert!(tombstone(&dir, step).exists(), "no broker came to {step}");
     }
 }
@@ -474,11 +466,7 @@ fn a_holder_at_every_step() {
         holder.wait();
         assert_eq!(holder.answer(), None, "{step}: it died there");
         let pool = adopted(&client);
-        assert_eq!(
-            (pool.generation(), pool.previous()),
-            (3, Previous::Died),
-            "{step}"
-        );
+        follows(&pool, (3, Previous::Died), step);
         assert!(tombstone(&dir, step).exists(), "no holder came to {step}");
     }
 }

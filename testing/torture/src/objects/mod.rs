@@ -1,7 +1,7 @@
 //! Torture of objects and of pools: who writes and reads them, their broker and its keeper, killed
 //! and stopped at random.
 //!
-//! 1. `supervisor` starts them, torments them, and counts what they found (`report`).
+//! 1. `supervisor` starts them (`member`), torments them, and counts what they found (`report`).
 //! 2. `writer` puts object after object; some ask for the commit before they have written, which a
 //!    broker must not hear. `reader` opens, advances, sleeps and wakes, and compares every byte.
 //! 3. Of pools: `holder` adopts, compares, fills and seals; `onlooker` reads beside it; `ledger`
@@ -17,6 +17,7 @@ mod contents;
 mod holder;
 mod journal;
 mod ledger;
+mod member;
 mod onlooker;
 mod reader;
 mod report;

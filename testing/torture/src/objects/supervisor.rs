@@ -1,8 +1,6 @@
 //! The supervisor: starts the other processes, kills them, stops them, and waits for the end.
 
-use std::ffi::OsStr;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use gpu_ipc::Gpu;
@@ -13,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::contents::NAMES;
 use super::journal::{self, Journal};
 use super::ledger::POOLS;
+use super::member::Member;
 use super::report::Report;
 use super::seat::Role;
 use super::tally::{Count, Tally};
@@ -20,7 +19,6 @@ use crate::directory::Dir;
 use crate::options::{Control, PATIENCE, TortureOptions};
 use gpu_ipc_cli::output;
 use gpu_ipc_cli::owner::Owner;
-use harness::program::start_unwatched;
 use harness::rng::{Dice, chosen_seed};
 
 /// How many processes of each role there are at a time, writing ones first.
@@ -120,27 +118,6 @@ fn words(control: Option<Control>, limit: u64) -> Vec<String> {
     words
 }
 
-/// A process that writes or reads.
-struct Member {
-    child: std::process::Child,
-    role: Role,
-    serial: u64,
-    slot: usize,
-    /// When it goes on.
-    stopped: Option<Instant>,
-    /// It was killed by us.
-    killed: bool,
-    /// The last beat that was seen, and when.
-    seen: (u64, Instant),
-}
-
-impl Member {
-    fn signal(&self, signal: Signal) {
-        // One that has just ended needs none.
-        let _ = kill_process(Pid::from_child(&self.child), signal);
-    }
-}
-
 struct Torment<'a> {
     gpu: &'a Gpu,
     dir: &'a Path,
@@ -195,46 +172,13 @@ impl Torment<'_> {
         let slot = (0..super::tally::MOST_MEMBERS)
             .find(|slot| !taken(slot))
             .ok_or("too many processes")?;
-        let program =
-            std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
-        let mut command = Command::new(program);
-        let role_name = format!("{role:?}").to_lowercase();
-        let device = self.gpu.uuid().to_string();
-        command.args([
-            "object",
-            "--role",
-            &role_name,
-            "--backend",
-            self.gpu.kind().name(),
-            "--device",
-            &device,
-        ]);
-        for (name, number) in [
-            ("--serial", self.serial),
-            ("--seed", self.seed),
-            ("--slot", slot as u64),
-        ] {
-            command.args([name, &number.to_string()]);
-        }
-        command
-            .arg("--dir")
-            .arg::<&OsStr>(self.dir.as_ref())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        if self.control == Some(Control::EarlySeal) {
-            command.args(["--control", "early-seal"]);
-        }
-        let child = start_unwatched(&mut command)?;
-        let seen = (self.tally.beats(slot), Instant::now());
-        self.members.push(Member {
-            child,
+        let member = Member::start(
+            (self.gpu, self.dir, self.control),
             role,
-            serial: self.serial,
-            slot,
-            stopped: None,
-            killed: false,
-            seen,
-        });
+            (self.serial, self.seed, slot),
+            self.tally.beats(slot),
+        )?;
+        self.members.push(member);
         Ok(())
     }
 

@@ -215,10 +215,10 @@ impl<F: Clone> Catalogue<F> {
                 token,
                 by: Some(asker.participant),
                 alive: 0,
+                dead: false,
                 who,
                 since: Instant::now(),
             },
-            died: false,
             given_up: false,
         };
         self.pools.holds_now(asker.participant, found.identity);
@@ -355,14 +355,13 @@ impl<F: Clone> Catalogue<F> {
                     asker,
                     request,
                     holder,
-                    died,
                     given_up,
                 },
                 Ok(_),
             ) => {
                 row.generation = record.generation;
                 row.hold = Hold::Held(holder.clone());
-                if died {
+                if holder.dead {
                     row.end_by_death();
                     self.pools.holds_no_more(asker.participant, identity);
                 } else if given_up {
@@ -377,6 +376,12 @@ impl<F: Clone> Catalogue<F> {
                 if let KeepError::Refused(why) = error {
                     let answer = Answer::Declined(RefusalCode::Keeper, why);
                     actions.push(Action::Answer(asker.participant, request, answer));
+                }
+            }
+            (Hold::Closing { holder, .. }, Err(KeepError::Absent)) if holder.dead => {
+                row.end_by_death();
+                if let Some(by) = holder.by {
+                    self.pools.holds_no_more(by, identity);
                 }
             }
             (Hold::Closing { holder, .. }, Err(KeepError::Absent)) => {
@@ -474,12 +479,11 @@ impl<F: Clone> Catalogue<F> {
                 continue;
             };
             match &mut row.hold {
-                Hold::Taking { died, .. } => {
-                    *died = true;
+                // What becomes of the record decides.
+                Hold::Taking { holder, .. } | Hold::Closing { holder, .. } => {
+                    holder.dead = true;
                     continue;
                 }
-                // The record says that it was closed in order, or will.
-                Hold::Closing { .. } => continue,
                 Hold::Held(_) => row.end_by_death(),
                 Hold::First { .. } | Hold::Free { .. } => {}
             }
@@ -490,12 +494,13 @@ impl<F: Clone> Catalogue<F> {
     /// Notes that a process has exited of a hold that a former broker gave.
     pub fn process_exited(&mut self, identity: Identity, token: Identity) {
         if let Some(row) = self.pools.get_mut(identity)
-            && let Hold::Held(holder) = &mut row.hold
+            && let Hold::Held(holder) | Hold::Closing { holder, .. } = &mut row.hold
             && holder.token == token
             && holder.by.is_none()
         {
             holder.alive = holder.alive.saturating_sub(1);
-            if holder.alive == 0 {
+            holder.dead = holder.alive == 0;
+            if holder.dead && matches!(row.hold, Hold::Held(_)) {
                 row.end_by_death();
             }
         }
