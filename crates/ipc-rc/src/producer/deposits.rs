@@ -2,8 +2,12 @@
 //!
 //! | state | means | ends |
 //! |---|---|---|
-//! | kept | only the session has it | given; taken by the session; its depositor ends it, says goodbye or is proven dead |
-//! | given | a participant was sent it, and sends it again for a repeat of that fetch | the fetch ends: gone, or kept again; its fetcher is gone: kept again; as above |
+//! | kept | only the session has it | given; taken by the session; its depositor ends it, says goodbye or is proven dead: gone |
+//! | given | a participant was sent it, and is sent it again for a repeat of that fetch | the fetch ends: gone, or kept again; its fetcher is gone: kept again; its depositor ends it or is gone: left |
+//! | left | the same, and no depositor is left | the fetch ends or its fetcher is gone: gone |
+//!
+//! A name is taken until its row is gone, so that a repeat of a fetch is never given another's
+//! descriptor.
 //!
 //! A deposit and a fetch are named by their participant and the number of its question, so that
 //! ending one cannot touch a later one of the same name.
@@ -35,6 +39,8 @@ struct Deposit<F> {
     /// `None` for one of the session itself.
     by: Option<Asked>,
     given: Option<Asked>,
+    /// Its depositor ended it, or is gone, while a fetch had it.
+    is_left: bool,
 }
 
 /// The table, of descriptors or of what a model has in their place.
@@ -65,6 +71,7 @@ impl<F> Table<F> {
             file: Arc::new(file),
             by,
             given: None,
+            is_left: false,
         };
         self.0.insert(id, deposit);
         Ok(())
@@ -88,11 +95,15 @@ impl<F> Table<F> {
     /// Ends a deposit or a fetch. What did not arrive `returns`. What is let go of is returned.
     pub fn end(&mut self, id: DepositId, asked: Asked, returns: bool) -> Option<Arc<F>> {
         let deposit = self.0.get_mut(&id)?;
-        if deposit.given == Some(asked) && returns {
-            deposit.given = None;
+        if deposit.given == Some(asked) {
+            if returns && !deposit.is_left {
+                deposit.given = None;
+                return None;
+            }
+        } else if deposit.by != Some(asked) {
             return None;
-        }
-        if deposit.given != Some(asked) && deposit.by != Some(asked) {
+        } else if deposit.given.is_some() {
+            deposit.is_left = true;
             return None;
         }
         self.0.remove(&id).map(|deposit| deposit.file)
@@ -107,10 +118,11 @@ impl<F> Table<F> {
     /// Ends the deposits and the fetches of a participant that is gone.
     pub fn forget(&mut self, participant: ParticipantId) {
         let is_its = |asked: Option<Asked>| asked.is_some_and(|(by, _)| by == participant);
-        self.0.retain(|_, deposit| !is_its(deposit.by));
-        for deposit in self.0.values_mut() {
+        self.0.retain(|_, deposit| {
             deposit.given = deposit.given.filter(|_| !is_its(deposit.given));
-        }
+            deposit.is_left |= is_its(deposit.by);
+            deposit.given.is_some() || !deposit.is_left
+        });
     }
 
     /// Counts the descriptors of a participant that are not fetched.
@@ -247,6 +259,25 @@ mod tests {
             "a late end of the first"
         );
         assert_eq!(table.len(), 1);
+    }
+
+    /// Else a repeat of the fetch would be given what is deposited next.
+    #[test]
+    fn a_name_is_taken_until_the_fetch_that_has_its_descriptor_ends() {
+        for is_gone in [false, true] {
+            let mut table = table();
+            assert_eq!(table.give(ID, (B, 1)).as_deref(), Ok(&7));
+            if is_gone {
+                table.forget(A);
+            } else {
+                assert_eq!(table.end(ID, (A, 5), false), None);
+            }
+            let (code, _) = table.keep(ID, Some((A, 6)), 8).expect_err("taken");
+            assert_eq!(code, RefusalCode::Deposit);
+            assert_eq!(table.give(ID, (B, 1)).as_deref(), Ok(&7), "a repeat");
+            assert_eq!(table.end(ID, (B, 1), true).as_deref(), Some(&7));
+            table.keep(ID, Some((A, 6)), 8).expect("free again");
+        }
     }
 
     #[test]
