@@ -54,13 +54,14 @@ def a_pool(name: str, blocks: int = BLOCKS) -> Iterator[gpu_ipc.Pool]:
 
 
 def adopted(name: str) -> gpu_ipc.Pool:
-    """Adopt as soon as the last holder's death is proven."""
+    """Adopt as soon as the last holder's death is proven, and its GPU work can have ended."""
     end = time.monotonic() + PATIENCE
     while True:
         try:
             return broker.adopt(name)
         except gpu_ipc.Refused as error:
-            assert "is held by" in str(error) and time.monotonic() < end, error
+            assert "is held by" in str(error) or "its GPU work may go on" in str(error), error
+            assert time.monotonic() < end, error
             time.sleep(0.001)
 
 
