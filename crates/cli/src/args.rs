@@ -143,6 +143,7 @@ Examples:
   gpu-ipc keep -- gpu-ipc broker
   gpu-ipc keep --dir /run/objects -- gpu-ipc broker --device cuda:0 --limit 40GiB
   gpu-ipc keep --dir /run/objects                  keep alone: another process starts `gpu-ipc broker --keeper`
+  gpu-ipc keep -- gpu-ipc gateway --listen tcp/10.0.0.1:7447 --insecure
 
 No object is lost when either the broker or the keeper is killed: docs/OBJECTS.md. A keeper that systemd started tells
 it when both are ready, how both stand, and that it lives.

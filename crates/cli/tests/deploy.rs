@@ -20,6 +20,8 @@ const UNIT: &str = include_str!("../deploy/gpu-ipc-broker.service");
 const OPTIONS: &str = include_str!("../deploy/broker.toml");
 const OPTIONS_PATH: &str = "/etc/gpu-ipc/broker.toml";
 const PODS: &str = include_str!("../deploy/kubernetes.yaml");
+const GATEWAYS_POD: &str = include_str!("../deploy/kubernetes-gateway.yaml");
+const GATEWAYS_UNIT: &str = include_str!("../deploy/gpu-ipc-gateway.service");
 const IMAGE: &str = include_str!("../deploy/Containerfile");
 const PROGRAM: &str = env!("CARGO_BIN_EXE_gpu-ipc");
 
@@ -67,22 +69,29 @@ fn has_systemd() -> bool {
 fn systemd_takes_the_unit() {
     let dir = tempfile::tempdir().expect("a directory");
     // What it says of this unit; others of the machine are none of ours.
-    let verify = |unit: &str| -> String {
-        let path = dir.path().join("gpu-ipc-broker.service");
+    let verify_as = |name: &str, unit: &str| -> String {
+        let path = dir.path().join(name);
         fs::write(&path, unit).expect("written");
         let mut command = Command::new("systemd-analyze");
         let verified = output(command.args(["verify", "--man=no"]).arg(&path));
         let said = String::from_utf8(verified.stderr).expect("text");
-        said.lines()
-            .filter(|line| line.contains("gpu-ipc-broker.service"))
-            .collect()
+        said.lines().filter(|line| line.contains(name)).collect()
     };
+    let verify = |unit: &str| verify_as("gpu-ipc-broker.service", unit);
     // It looks whether the program is there.
     let unit = UNIT.replace("/usr/bin/gpu-ipc", PROGRAM);
     assert_eq!(verify(&unit), "");
     let wrong = verify(&unit.replace("KillMode=process", "KillMode=keeper"));
     assert!(
         wrong.contains("kill mode"),
+        "a wrong unit is taken: {wrong:?}"
+    );
+    let verify = |unit: &str| verify_as("gpu-ipc-gateway.service", unit);
+    let gateway = GATEWAYS_UNIT.replace("/usr/bin/gpu-ipc-gateway", PROGRAM);
+    assert_eq!(verify(&gateway), "");
+    let wrong = verify(&gateway.replace("Restart=always", "Restart=ever"));
+    assert!(
+        wrong.contains("restart specifier"),
         "a wrong unit is taken: {wrong:?}"
     );
 }
@@ -413,8 +422,16 @@ fn the_image_is_what_the_pods_run() {
         "--locked --profile dist -p gpu-ipc-cli"
     );
     assert_eq!(
-        line("COPY --from=build "),
-        "/src/target/dist/gpu-ipc /usr/bin/gpu-ipc"
+        line("RUN cd crates/gateway "),
+        "&& cargo build --locked --release"
+    );
+    assert_eq!(
+        line("COPY --from=build /src/target/"),
+        "dist/gpu-ipc /usr/bin/gpu-ipc"
+    );
+    assert_eq!(
+        line("COPY --from=build /src/crates/"),
+        "gateway/target/release/gpu-ipc-gateway /usr/bin/gpu-ipc-gateway"
     );
     assert_eq!(line("ENTRYPOINT "), r#"["gpu-ipc"]"#);
     let manifest = include_str!("../../../Cargo.toml");
@@ -425,6 +442,7 @@ fn the_image_is_what_the_pods_run() {
         2,
         "the keeper and the broker"
     );
+    assert_eq!(GATEWAYS_POD.matches("image: gpu-ipc\n").count(), 1);
 }
 
 /// Returns the value of a setting, as systemd would run it on this machine, with `dir` for the

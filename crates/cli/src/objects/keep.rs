@@ -1,4 +1,5 @@
-//! `gpu-ipc keep`: holds the descriptors of a broker, and starts it again when it dies.
+//! `gpu-ipc keep`: holds the descriptors of a broker, and starts it again when it dies. Starts a
+//! gateway again too, which has no descriptors: `supervise`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +7,7 @@ use std::process::Command;
 use clap::Args as Arguments;
 use gpu_ipc::broker::keeper::process::{End, Keeper};
 
-use super::{BrokerDir, manager, reload};
+use super::{BrokerDir, manager, reload, supervise};
 use crate::device::explain;
 use crate::log::LogOptions;
 use crate::{Outcome, output};
@@ -27,7 +28,8 @@ pub struct KeepOptions {
     /// Its log.
     #[command(flatten)]
     pub log: LogOptions,
-    /// The broker's command, which serves the keeper's directory; without one it keeps alone
+    /// The command of a broker, which serves the keeper's directory, or of a gateway; without one it
+    /// keeps alone
     #[arg(last = true, num_args = 1..)]
     pub command: Vec<String>,
 }
@@ -39,7 +41,11 @@ pub fn run(options: &KeepOptions) -> Outcome {
         Ok(prepared) => prepared,
         Err(why) => return output::fail(&why, false, Outcome::Usage),
     };
-    match keep(options, &dir) {
+    let kept = match supervise::is_gateway(&options.command) {
+        true => keep_gateway(options),
+        false => keep(options, &dir),
+    };
+    match kept {
         Ok(outcome) => outcome,
         Err(why) => output::fail(&why, false, Outcome::Finding),
     }
@@ -75,6 +81,21 @@ fn common_dir(options: &KeepOptions) -> Result<PathBuf, String> {
 
 fn absolute(dir: &Path) -> PathBuf {
     std::path::absolute(dir).unwrap_or_else(|_| dir.into())
+}
+
+fn keep_gateway(options: &KeepOptions) -> Result<Outcome, String> {
+    if options.take_over || options.most.is_some() {
+        return Err("--take-over and --most are about a broker's descriptors, and a gateway has none: leave them out".into());
+    }
+    supervise::run(|| {
+        let mut command = Command::new(&options.command[0]);
+        command.args(&options.command[1..]);
+        // Else it finds the broker by itself.
+        if let Some(dir) = &options.place.dir {
+            command.env("NVIDIA_DRA_LOCAL_IPC_DIR", absolute(dir));
+        }
+        command
+    })
 }
 
 fn keep(options: &KeepOptions, dir: &Path) -> Result<Outcome, String> {

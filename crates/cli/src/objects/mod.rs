@@ -1,13 +1,14 @@
 //! Objects: memory that outlives the process that filled it.
 //!
-//! 1. `keep` and `serve`: the two processes that keep it; `manager`: what the first tells systemd.
+//! 1. `keep` and `serve`: the two processes that keep it; `manager`: what the first tells systemd;
+//!    `supervise`: the same for a gateway.
 //!    `rules`: what the second allows, also by its `options_file`. `ready` waits for both, `stop`
 //!    ends both, `reload` has the second read its options again.
 //! 2. `put`, from `input`; `get`, into `files`: `origin` is what the first notes for the second,
 //!    `dtype` what both call a type.
 //! 3. `list`, `remove`: what else people do with it.
 
-// Tests: `crates/cli/tests/objects.rs`, `crates/cli/tests/start.rs`, `crates/cli/tests/deploy.rs`, `crates/cli/tests/log.rs`, `crates/cli/tests/reload.rs`.
+// Tests: `crates/cli/tests/objects.rs`, `crates/cli/tests/start.rs`, `crates/cli/tests/deploy.rs`, `crates/cli/tests/log.rs`, `crates/cli/tests/reload.rs`, `crates/cli/tests/supervise.rs`.
 
 mod dtype;
 mod files;
@@ -25,6 +26,7 @@ pub mod remove;
 pub mod rules;
 pub mod serve;
 pub mod stop;
+mod supervise;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -581,6 +581,39 @@ mod tests {
     }
 
     #[test]
+    fn the_unit_and_the_pod_give_what_a_gateway_takes() {
+        let unit = include_str!("../../../cli/deploy/gpu-ipc-gateway.service");
+        let unit = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
+        let pod = include_str!("../../../cli/deploy/kubernetes-gateway.yaml");
+        let pod = pod
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("args: [")?.strip_suffix(']'));
+        let pod = pod.map(|words| words.replace(", ", " ").replace('"', ""));
+        for line in [unit.map(str::to_owned), pod] {
+            let line = line.expect("a command").replace("$(ADDRESS)", "10.0.0.2");
+            let run = line.rsplit(" -- ").next().expect("a command").split(' ');
+            let Command::Run(options) = Args::try_parse_from(run).expect("taken").command else {
+                panic!("{line}")
+            };
+            let [certificate, key, authority] = &options.net.tls.expect("certificates")[..] else {
+                panic!("{line}")
+            };
+            let host = options.place.host.expect("a name");
+            let dir = certificate.parent().expect("a folder");
+            assert_eq!(
+                (certificate, key, authority),
+                (
+                    &dir.join(format!("{host}.pem")),
+                    &dir.join(format!("{host}.key")),
+                    &dir.join("authority.pem")
+                ),
+                "as `certs` names them"
+            );
+            assert!(options.place.device.is_some() && options.net.peers.len() == 1);
+        }
+    }
+
+    #[test]
     fn a_ring_that_no_reader_takes_is_refused() {
         let rings = |given: &[&str]| {
             let all = ["gpu-ipc-gateway", "run", "--listen", "tcp/127.0.0.1:1"]

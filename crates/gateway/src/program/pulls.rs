@@ -161,18 +161,24 @@ fn start() -> std::io::Result<Child> {
     command.spawn()
 }
 
-/// Names the gateway's process to its child.
+/// Names the process that this one ends with: a gateway to the child that pulls, and a keeper to its
+/// gateway.
 const PARENT: &str = "GPU_IPC_GATEWAY_PARENT";
 
-/// Ends with the gateway, also when that is killed. What dies before this is asked is found by its
-/// number.
-fn end_with_the_gateway() {
+/// Ends with the process that [`PARENT`] names, also when that is killed. What dies before this is
+/// asked is found by its number.
+pub fn end_with_the_parent() {
     use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
+    let Some(parent) = std::env::var(PARENT)
+        .ok()
+        .and_then(|pid| pid.parse::<i32>().ok())
+    else {
+        return;
+    };
     let told = set_parent_process_death_signal(Some(Signal::KILL));
-    let parent = std::env::var(PARENT).ok().and_then(|pid| pid.parse().ok());
-    let is_there = getppid().map(|pid| pid.as_raw_nonzero().get()) == parent;
-    if told.is_err() || (parent.is_some() && !is_there) {
+    let is_there = getppid().is_some_and(|pid| pid.as_raw_nonzero().get() == parent);
+    if told.is_err() || !is_there {
         std::process::exit(1);
     }
 }
@@ -193,7 +199,7 @@ struct Means {
 ///
 /// What keeps it from pulling.
 pub fn run(options: &RunOptions) -> Result<()> {
-    end_with_the_gateway();
+    end_with_the_parent();
     let mut net = options.net.clone();
     // Its own gateway knows the others.
     net.peers.insert(0, options.listen);

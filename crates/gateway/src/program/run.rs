@@ -29,6 +29,7 @@ const WRITE: Duration = Duration::from_millis(500);
 ///
 /// What keeps it from serving.
 pub fn run(options: &RunOptions) -> Result<()> {
+    pulls::end_with_the_parent();
     let _log = options.log.start().map_err(|why| Error::Unavailable {
         what: "the log".into(),
         why,

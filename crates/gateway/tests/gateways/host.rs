@@ -108,6 +108,11 @@ impl Service {
         found.expect("it was watched for")
     }
 
+    /// Names its process.
+    pub fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
     /// Says how much memory it had at most.
     pub fn peak_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.pid()));
@@ -179,6 +184,19 @@ impl Host {
         let gateway = Service::start(command.args(["--transport", "tcp"]));
         watch("a gateway pulls", || self.dir.path().join("pulls").exists());
         gateway
+    }
+
+    /// Starts a gateway as a keeper does, which is a shell.
+    pub fn kept(&self) -> Service {
+        let run = self.command("run");
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", r#"GPU_IPC_GATEWAY_PARENT=$$ "$@" & wait"#, "sh"])
+            .arg(run.get_program())
+            .args(run.get_args())
+            .args(["--listen", &self.address, "--insecure"])
+            .args(["--transport", "tcp"]);
+        Service::start(&mut command)
     }
 
     /// Starts a gateway that is killed or stopped at a step.

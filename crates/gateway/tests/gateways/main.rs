@@ -6,6 +6,7 @@
 mod carriers;
 mod fan_out;
 mod host;
+mod kept;
 mod pulls;
 mod registration;
 mod rings;
@@ -18,7 +19,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 29] = [
+const CASES: [Case; 30] = [
     (
         "a_carrier_that_is_killed_is_started_again_and_costs_its_leases_alone",
         carriers::a_carrier_that_is_killed_is_started_again_and_costs_its_leases_alone,
@@ -82,6 +83,10 @@ const CASES: [Case; 29] = [
     (
         "a_lease_is_renewed_while_the_object_is_made",
         registration::a_lease_is_renewed_while_the_object_is_made,
+    ),
+    (
+        "a_gateway_ends_with_its_keeper",
+        kept::a_gateway_ends_with_its_keeper,
     ),
     (
         "eight_pulls_cost_the_origin_two_reads",
