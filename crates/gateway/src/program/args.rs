@@ -583,7 +583,9 @@ mod tests {
     #[test]
     fn the_unit_and_the_pod_give_what_a_gateway_takes() {
         let unit = include_str!("../../../cli/deploy/gpu-ipc-gateway.service");
-        let unit = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
+        let unit = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("ExecStart="));
         let pod = include_str!("../../../cli/deploy/kubernetes-gateway.yaml");
         let pod = pod
             .lines()

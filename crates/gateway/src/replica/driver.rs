@@ -370,7 +370,13 @@ impl<'a> Driver<'a> {
     ) -> Event {
         let (granted, wanted) = match (answer, question) {
             (Answer::Granted(granted), Question::Ask(Ask { wanted, .. })) => (*granted, wanted),
-            (Answer::Declined { why, again: Again::Busy }, _) => {
+            (
+                Answer::Declined {
+                    why,
+                    again: Again::Busy,
+                },
+                _,
+            ) => {
                 self.attempt.kind = Kind::Busy;
                 return Event::Busy(number, why, Duration::ZERO);
             }
