@@ -24,7 +24,7 @@ const SLOW_US: u64 = 300;
 /// How long a child lives, at most.
 const CHILD_MS: u64 = 300;
 /// How long after a death its writes come, at most: as a GPU's unfinished work does.
-const LATEST_MS: u64 = 40;
+const LATEST_MS: u64 = 20;
 /// What is written behind a death.
 const SCRIBBLE: u8 = 0x66;
 /// Between two attempts to adopt.
