@@ -34,7 +34,8 @@ impl BackendKind {
                 in_host_memory: true,
                 may_share_context: false,
                 needs_proof: false,
-                unseen_ms: 100,
+                // The late writes of tests are another process's, which waits for a turn.
+                unseen_ms: 400,
                 arrays: Arrays {
                     dlpack_device: 1,
                     default_stream: None,

@@ -132,12 +132,17 @@ static void the_next_holder_finds_what_was_sealed(void)
     fails(GPU_IPC_BAD_HANDLE, gpu_ipc_pool_invalidate(pool, 0), "a pool was closed");
     check(gpu_ipc_pool_end(NULL, NULL, 0), "end");
 
-    check(gpu_ipc_pool_adopt(client, "kv", true, &pool), "adopt");
+    // Another thread of this process may have taken the addresses meanwhile.
+    bool is_elsewhere = gpu_ipc_pool_adopt(client, "kv", true, &pool) != GPU_IPC_OK;
+    if (is_elsewhere) {
+        require(strstr(gpu_ipc_last_error_text(), "must be free in this process") != NULL, gpu_ipc_last_error_text());
+        check(gpu_ipc_pool_adopt(client, "kv", false, &pool), "adopt");
+    }
     again = info_of(pool);
     require(again.generation == 2 && again.previous == GPU_IPC_PREVIOUS_CLOSED, "another hold before");
     require(memcmp(&again.identity, &info.identity, sizeof again.identity) == 0, "another identity");
     check(gpu_ipc_pool_get_part(pool, "kv", &by_name), "part");
-    require(by_name.ptr == part.ptr, "other addresses");
+    require(is_elsewhere || by_name.ptr == part.ptr, "other addresses");
     require(listed(pool) == (1 | 2 | 8 | 16 | 64 | 128), "other blocks are whole");
     check(gpu_ipc_pool_read(pool, "state", 0, found, sizeof found), "read");
     require(memcmp(table, found, sizeof found) == 0, "other contents");

@@ -80,7 +80,7 @@ void pools(const gpu_ipc::Client &client, const gpu_ipc::Stream &stream) {
 
     pool.end(stream);
     require(!pool, "a handle of a pool that has ended");
-    pool = client.adopt("cpp", true);
+    pool = client.adopt("cpp");
     require(pool.info().generation == 2 && pool.info().previous == GPU_IPC_PREVIOUS_CLOSED, "another hold before");
     require(pool.sealed().size() == 2, "other blocks are whole");
     pool.read("kv", bytes.data(), bytes.size(), 2 * block_bytes);
