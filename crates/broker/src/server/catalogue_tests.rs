@@ -128,7 +128,7 @@ fn name_of(name: u8) -> String {
 }
 
 /// A device that is never full.
-const SITE: Site = Site {
+pub(super) const SITE: Site = Site {
     granularity: 64,
     bytes: u64::MAX,
 };
@@ -148,7 +148,8 @@ fn of_user(uid: u32) -> Asker {
     }
 }
 
-fn asker(who: u64) -> Asker {
+/// A user's process.
+pub(super) fn asker(who: u64) -> Asker {
     Asker {
         participant: Participant(who),
         uid: 1,
@@ -163,7 +164,8 @@ fn limits() -> Limits {
     }
 }
 
-fn draft(identity: Identity, name: &str) -> Manifest {
+/// An object of one part that is not committed.
+pub(super) fn draft(identity: Identity, name: &str) -> Manifest {
     Manifest {
         identity,
         name: name.into(),

@@ -5,21 +5,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use gpu_api::{BackendKind, DeviceUuid};
+use gpu_api::BackendKind;
 use proptest::prelude::*;
 use transport::shared::slot::Generation;
 
-use super::action::{Action, Answer, Asker, KeepError, Participant};
+use super::action::{Action, Answer, KeepError, Participant};
 use super::bequest::{Bequest, Inherited, Label, Reading, sort};
 use super::catalogue::Catalogue;
-use super::catalogue::draft::Site;
+use super::catalogue_tests::{SITE, asker, draft};
 use super::limits::Limits;
 use super::listing::Process;
 use super::record::{Kept, Phase, Record};
 use crate::object::identity::{Epoch, Identity};
-use crate::object::layout::Layout;
-use crate::object::manifest::{Manifest, Readers};
-use crate::object::part::PartSpec;
+use crate::object::manifest::Manifest;
 use crate::pool::Previous;
 use crate::wire::{LeaseSlot, RefusalCode, Wanted};
 
@@ -28,10 +26,6 @@ const NAME: &str = "kv";
 const SEATS: usize = 3;
 /// How long a pool may be free.
 const TTL: Duration = Duration::from_secs(3_600);
-const SITE: Site = Site {
-    granularity: 64,
-    bytes: u64::MAX,
-};
 
 /// A descriptor.
 #[derive(Clone, PartialEq, Debug)]
@@ -144,15 +138,7 @@ fn limits() -> Limits {
     }
 }
 
-fn asker(pid: u64) -> Asker {
-    Asker {
-        participant: Participant(pid),
-        uid: 1,
-        shared_context: false,
-    }
-}
-
-fn nobody() -> Process {
+fn unnamed() -> Process {
     Process {
         pid: 0,
         command: String::new(),
@@ -161,20 +147,9 @@ fn nobody() -> Process {
 }
 
 fn manifest(identity: Identity) -> Manifest {
-    let part = PartSpec::bytes("p", 9).expect("a part");
-    let layout = Layout::pack([part], b"").expect("a layout");
-    Manifest {
-        identity,
-        name: NAME.into(),
-        epoch: Epoch(0),
-        home: None,
-        backend: BackendKind::Host,
-        device: DeviceUuid([0; 16]),
-        owner: 0,
-        readers: Readers::Owner,
-        granularity: 0,
-        layout: layout.with_journal(8_192).expect("a journal"),
-    }
+    let draft = draft(identity, NAME);
+    let layout = draft.layout.with_journal(8_192).expect("a journal");
+    Manifest { layout, ..draft }
 }
 
 impl World {
@@ -447,7 +422,7 @@ impl World {
                         file,
                         processes: regions,
                     };
-                    records.push((kept, nobody()));
+                    records.push((kept, unnamed()));
                 }
                 other => panic!("{other:?}"),
             }
@@ -497,9 +472,9 @@ impl World {
         self.asked.insert(request, (pid, token));
         let processes = Ok(vec![Fd::Pid(pid), Fd::Line(pid)]);
         let question = (NAME, token);
-        let actions = self
-            .catalogue
-            .adopt(asker(pid), request, question, processes, nobody(), now);
+        let actions =
+            self.catalogue
+                .adopt(asker(pid), request, question, processes, unnamed(), now);
         self.act(actions);
     }
 
@@ -757,7 +732,7 @@ fn a_holder_with_too_many_descendants_is_refused() {
     let now = World::later();
     let actions = world
         .catalogue
-        .adopt(asker(2), 1, question, many, nobody(), now);
+        .adopt(asker(2), 1, question, many, unnamed(), now);
     let [Action::Answer(_, 1, Answer::Declined(RefusalCode::Limit, why))] = &actions[..] else {
         panic!("{actions:?}");
     };

@@ -9,21 +9,14 @@ use super::ledger::{BLOCK_BYTES, PART, POOLS, is_whole, name_of, offset_of};
 use super::seat::{Seat, forgive};
 use super::tally::Count;
 use gpu_ipc_cli::device::explain;
-use gpu_ipc_cli::owner::connect;
 use harness::rng::Dice;
 
 /// Between two attempts to read, and the longest wait for a next holder.
 const PAUSE: Duration = Duration::from_millis(3);
 
-/// Reads until everybody is to end.
+/// Reads until the torture ends.
 pub fn run(seat: &Seat) -> Result<(), String> {
-    let mut dice = Dice::new(seat.seed, seat.serial);
-    let client = connect(&seat.gpu, &seat.broker, "torture reader")?;
-    while !seat.tally.ends() {
-        seat.tally.beat(seat.slot);
-        read(seat, &client, &mut dice)?;
-    }
-    Ok(())
+    seat.read_on(read)
 }
 
 fn read(seat: &Seat, client: &Client, dice: &mut Dice) -> Result<(), String> {

@@ -5,19 +5,12 @@ use gpu_ipc::broker::{Client, ObjectError, Reader};
 use super::contents::{NAMES, PART_BYTES, PARTS, STILL, name_of, part_of, stamp_of, still_of};
 use super::seat::{Seat, forgive};
 use super::tally::Count;
-use gpu_ipc_cli::owner::connect;
 use gpu_ipc_cli::pattern;
 use harness::rng::Dice;
 
-/// Reads until everybody is to end.
+/// Reads until the torture ends.
 pub fn run(seat: &Seat) -> Result<(), String> {
-    let mut dice = Dice::new(seat.seed, seat.serial);
-    let client = connect(&seat.gpu, &seat.broker, "torture reader")?;
-    while !seat.tally.ends() {
-        seat.tally.beat(seat.slot);
-        read(seat, &client, &mut dice)?;
-    }
-    Ok(())
+    seat.read_on(read)
 }
 
 fn read(seat: &Seat, client: &Client, dice: &mut Dice) -> Result<(), String> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args as Group, ValueEnum};
-use gpu_ipc::broker::ObjectError;
+use gpu_ipc::broker::{Client, ObjectError};
 use gpu_ipc::host::HostBackend;
 use gpu_ipc::{Gone, Gpu};
 
@@ -15,6 +15,8 @@ use crate::options::Control;
 use crate::seat::Device;
 use crate::told::Told;
 use gpu_ipc_cli::device::explain;
+use gpu_ipc_cli::owner::connect;
+use harness::rng::Dice;
 
 /// What a process of a run does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -81,6 +83,20 @@ impl Seat {
             seed: told.seed,
             control: options.control,
         })
+    }
+
+    /// Connects as a reader, and reads until the torture ends.
+    pub fn read_on(
+        &self,
+        read: impl Fn(&Seat, &Client, &mut Dice) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let mut dice = Dice::new(self.seed, self.serial);
+        let client = connect(&self.gpu, &self.broker, "torture reader")?;
+        while !self.tally.ends() {
+            self.tally.beat(self.slot);
+            read(self, &client, &mut dice)?;
+        }
+        Ok(())
     }
 
     /// Counts a finding, and says what it is.
